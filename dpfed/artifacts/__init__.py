@@ -1,1 +1,1 @@
-"""What lies in a run's directory, and what is read from it: provenance, figures, spending, exports."""
+"""A run's directory and the data read from it: provenance, figures, spending, exports."""

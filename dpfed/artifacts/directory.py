@@ -1,4 +1,4 @@
-"""A run is a directory with a fixed layout; this is the one place that knows its file names."""
+"""The directory of a run; only this module knows the names of its files."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.protocol.journal import Journal
 from dpfed.report.audit import is_audit
 
-_CHOSEN = ("model.start_digest", "bounding.options.basis_digest")  # by a run, where its configuration leaves them open
+_CHOSEN = ("model.start_digest", "bounding.options.basis_digest")  # keys that a run sets if its configuration does not
 
 
 class RunDirectory:
     """Paths and files of one run.
 
     Attributes:
-        path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
-            ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
-            ``for_the_board.html``, ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made
-            of the records than the model, ``budget.json`` where a lifetime budget holds the plan, and ``privacy_audit.json``
-            where its claim was attacked; while it is unfinished also ``commits/``, ``releases/``, ``features/`` (of frozen
-            towers) and ``secret.key``, which must stay inside the trust boundary and are deleted at the end. A federation's run
-            also holds ``terms.json``, ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is
-            simulated, ``simulation.json`` and ``sites/``.
+        path: Directory of the run. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
+            ``privacy_card.md`` (``no_privacy_card.md`` if the method's claim does not hold), ``report.html``,
+            ``for_the_board.html``, ``provenance.json``, ``checkpoints/`` and ``model/``. It may hold ``disclosures.json`` (if
+            the records were used for more than the model), ``budget.json`` (if a lifetime budget has reserved the plan), and
+            ``privacy_audit.json`` (if an audit attacked the claim). An unfinished run also has ``commits/``, ``releases/``,
+            ``features/`` (of frozen towers) and ``secret.key``, which must stay inside the trust boundary and are deleted at
+            the end. A federation's run also has ``terms.json`` and ``federation.jsonl``, ``arrivals.json`` while a process
+            works on it, and, if it is simulated, ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
@@ -92,14 +92,14 @@ class RunDirectory:
         """Makes the directory with its configuration and its secret key, all at once or not at all.
 
         Args:
-            path: of the directory.
-            config: resolved.
-            randomness: whose key is kept while the run continues.
-            files: further text files, by name.
-            comments: lines that explain the configuration.
+            path: Path of the directory.
+            config: Resolved configuration.
+            randomness: Randomness whose key the directory keeps while the run continues.
+            files: Further text files, by name.
+            comments: Lines that explain the configuration.
 
         Raises:
-            UserError: if the directory is in use.
+            UserError: If the directory is in use, or cannot be made.
         """
         path = path_of(path, "the folder of a run")
         cls.refuse_if_in_use(path)
@@ -117,13 +117,13 @@ class RunDirectory:
 
     @staticmethod
     def unused(path: str | Path) -> bool:
-        """Whether a run can be created there: there is nothing, or an empty directory.
+        """Returns whether a run can be created at a path: nothing is there, or an empty directory.
 
         Raises:
-            UserError: if nobody can tell, as for a name that is too long or a folder that this user may not read.
+            UserError: If the path cannot be checked, such as a name that is too long or a folder that this user may not read.
         """
         path = path_of(path, "the folder of a run")
-        if "\0" in str(path):  # the system refuses such a name
+        if "\0" in str(path):  # the system rejects null bytes
             raise _cannot_make(path, ValueError("a path holds no null byte"))
         try:
             return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
@@ -132,7 +132,7 @@ class RunDirectory:
 
     @classmethod
     def refuse_if_in_use(cls, path: str | Path) -> None:
-        """Raises a `UserError` if the directory holds anything."""
+        """Raises a `UserError` if the directory is not empty."""
         if not cls.unused(path):
             raise UserError(
                 f"{path} is in use: `dpfed resume {path}` resumes that run; another run needs its own folder. [run-in-use]",
@@ -141,19 +141,19 @@ class RunDirectory:
 
     @classmethod
     def refuse_unusable(cls, path: str | Path) -> None:
-        """Refuses a place where no run can be made, by making a folder beside it and taking it away again.
+        """Rejects a path where no run can be made, by making a folder beside it and removing it again.
 
         Raises:
-            UserError: if the directory is in use, or cannot be made.
+            UserError: If the directory is in use, or cannot be made.
         """
         cls.refuse_if_in_use(path)
         path = Path(path).resolve()
         draft = draft_of(path)
-        # `Path.exists` refuses long names.
+        # `Path.exists` raises for long names.
         missing = [folder for folder in (draft, *draft.parents) if not os.path.exists(folder)]
         made = []
         try:
-            if os.path.ismount(path):  # an empty one, which the run cannot replace
+            if os.path.ismount(path):  # an empty mount point, which the run cannot replace
                 raise OSError(errno.EBUSY, "it is a mount point, give a folder in it")
             for folder in reversed(missing):
                 folder.mkdir()
@@ -162,7 +162,7 @@ class RunDirectory:
             raise _cannot_make(path, error) from None
         finally:
             for folder in reversed(made):
-                with contextlib.suppress(OSError):  # somebody else put something there meanwhile
+                with contextlib.suppress(OSError):  # another process has written to the folder since
                     folder.rmdir()
 
     @classmethod
@@ -170,7 +170,7 @@ class RunDirectory:
         """Opens an existing run.
 
         Raises:
-            UserError: if there is none, or something in it is neither a file nor a folder where one belongs.
+            UserError: If there is no run, or an entry in it is of the wrong kind.
         """
         run = cls(path)
         run.refuse_odd_entries()
@@ -180,15 +180,15 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether training and evaluation are done."""
+        """Returns whether training and evaluation are done."""
         return self.results.is_file()
 
     @property
     def epsilon(self) -> float | None:
-        """What the run has spent so far; ``None``: nothing yet, or no epsilon bounds it. The card says what it holds for.
+        """Epsilon spent so far; ``None``: nothing yet, or no epsilon bounds it. The card states the guarantee's scope.
 
         Raises:
-            UserError: for a damaged file.
+            UserError: If a file is damaged.
         """
         if self.finished:
             spent: float | None = self._results()["privacy"]["epsilon"]
@@ -197,8 +197,8 @@ class RunDirectory:
         return spent if spent is not None and math.isfinite(spent) else None
 
     def __repr__(self) -> str:
-        """Epsilon, the figures that matter most, and the folder; a damaged run has only its folder."""
-        from dpfed.report.results import most_telling, results_of, shown  # with scipy, which takes a second
+        """Shows epsilon, the most important figures, and the folder; of a damaged run only the folder."""
+        from dpfed.report.results import most_telling, results_of, shown  # imports scipy, which takes a second
 
         name = type(self).__name__
         try:
@@ -224,21 +224,21 @@ class RunDirectory:
 
     @property
     def has_key(self) -> bool:
-        """Whether the secret key is there, without which an unfinished run cannot continue."""
+        """Returns whether the secret key exists, without which an unfinished run cannot continue."""
         return self._key.is_file()
 
     @property
     def identity(self) -> str:
-        """What tells this run from any other, such as one at the same path of another machine; empty: no run is there."""
+        """Unique identity of the run, also among runs at the same path of other machines; empty: there is no run."""
         return self._lock.read_text(encoding="utf-8") if self._lock.is_file() else ""
 
     def refuse_odd_entries(self) -> None:
-        """Refuses pipes, links that lead nowhere, and folders in the place of files.
+        """Rejects pipes, broken links, and folders in the place of files.
 
         Reading them would fail late, or never end.
 
         Raises:
-            UserError: naming the first.
+            UserError: If there is an entry of this kind; the message names the first.
         """
         known = {self.checkpoints, self.releases, self.commits, self.model, self.gallery}
         for entry in (entry for folder in (self.path, *known) if folder.is_dir() for entry in folder.iterdir()):
@@ -249,16 +249,16 @@ class RunDirectory:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Which run this is and what it was made with, see `dpfed.artifacts.provenance`."""
+        """Identity and origin of the run, see `dpfed.artifacts.provenance`."""
         facts: dict[str, Any] | None = _json_of(self._provenance)
         if facts is None:
             raise UserError(f"{self._provenance} is missing: every run writes it when it begins; restore it. [provenance-gone]")
         if wrong := wrong_provenance(facts):
-            raise UserError(f"{self._provenance} is damaged: '{wrong}' is not what a run writes; restore it. [provenance-odd]")
+            raise UserError(f"{self._provenance} is damaged: '{wrong}' is missing or malformed; restore it. [provenance-odd]")
         return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:
-        """Adds what the run continues with, if that is not what it was made with last."""
+        """Adds the environment in which the run continues, if it differs from the last one."""
         facts = self.provenance
         if facts["environments"][-1] != environment:
             facts["environments"].append(environment)
@@ -266,7 +266,7 @@ class RunDirectory:
 
     @property
     def disclosures(self) -> set[str]:
-        """What was made of the run's private records beside training, which the card must say."""
+        """Names of further uses of the run's private records, beyond training, which the card must list."""
         names = _json_of(self._disclosures) or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{self._disclosures} is damaged: expected a list of names; restore it. [run-disclosures-damaged]")
@@ -274,10 +274,10 @@ class RunDirectory:
 
     @property
     def privacy_audit(self) -> dict[str, Any] | None:
-        """What attacks on the claim showed, see `dpfed.audit.publishing`; ``None``: nobody attacked it.
+        """Results of the audit of the claim, see `dpfed.audit.publishing`; ``None``: it was not audited.
 
         Raises:
-            UserError: if the file is damaged.
+            UserError: If the file is damaged.
         """
         facts = _json_of(self._privacy_audit)
         if facts is not None and not is_audit(facts):
@@ -285,10 +285,10 @@ class RunDirectory:
         return facts
 
     def disclose(self, what: str) -> None:
-        """Writes down, before anything is shown, that more will be known of the private records than epsilon covers.
+        """Records a disclosure of the private records that epsilon does not cover, before anything is shown.
 
         Raises:
-            UserError: if it cannot be written: then nothing may be shown.
+            UserError: If it cannot be recorded; then nothing may be shown.
         """
         known = self.disclosures
         if what in known:
@@ -302,22 +302,22 @@ class RunDirectory:
             ) from error
 
     def config(self) -> Config:
-        """The resolved configuration."""
+        """Reads the resolved configuration."""
         return read_back(read_toml(self._config, "run's configuration"), str(self._config))
 
     def refuse_another(self, config: Config) -> None:
-        """Refuses a configuration that is not the run's.
+        """Rejects a configuration that is not the run's.
 
         Args:
-            config: its defaults resolved; the run has chosen what it leaves open, and starting weights that are gone have no
-                digest.
+            config: Configuration with its defaults resolved. Keys that it leaves open have the run's choice, and starting
+                weights that no longer exist have no digest.
 
         Raises:
-            UserError: naming the first key that differs.
+            UserError: If a key differs; the message names the first.
         """
         own = self.config()
         given, there = leaves(config.model_dump()), leaves(own.model_dump())
-        idle = config.without_effect().keys() & own.without_effect()  # what is written there does not matter
+        idle = config.without_effect().keys() & own.without_effect()  # keys without effect may differ
         for key in given | there:  # a method's options may be on one side only
             value, kept = given.get(key), there.get(key)
             left_open = value == "auto" or (key in _CHOSEN and value is None)
@@ -329,19 +329,19 @@ class RunDirectory:
                 )
 
     def refuse_other_terms(self, terms: str) -> None:
-        """Refuses terms of a federation that are not the run's.
+        """Rejects terms of a federation that are not the run's.
 
         Raises:
-            UserError: if they differ, or the run is not a federation's.
+            UserError: If the terms differ, or the run is not a federation's.
         """
         if not self.terms.is_file() or self.terms.read_text(encoding="utf-8") != terms:
             raise UserError(f"{self.path} holds a run with other terms, or none: choose another folder. [resume-terms-other]")
 
     def randomness(self) -> Randomness:
-        """The run's secret randomness.
+        """Reads the run's secret randomness.
 
         Raises:
-            UserError: if the key is gone, which is so after the run has finished.
+            UserError: If the key is damaged, or missing, as it is after the run has finished.
         """
         try:
             master = read_bytes(self._key)
@@ -352,26 +352,26 @@ class RunDirectory:
         return Randomness(master)
 
     def delete_secrets(self) -> None:
-        """Deletes the secret key and what else only a resume needs. Whoever holds the key can remove the noise."""
+        """Deletes the secret key, with which the noise could be removed, and other files that only a resumed run needs."""
         for folder in (self.releases, self.commits, self.features):
             shutil.rmtree(folder, ignore_errors=True)
         self.forget_times()
         self._key.unlink(missing_ok=True)
 
     def forget_times(self) -> None:
-        """Deletes what says how long the sites of a federation took: it is for who watches a running process."""
+        """Deletes the arrival times of a federation's sites, which are only for watching a running process."""
         for file in (self.arrival_log, self.arrival_log.with_name(f".{self.arrival_log.name}{DRAFT}")):
-            with contextlib.suppress(OSError):  # a folder that cannot be written any more, which ends the run otherwise
+            with contextlib.suppress(OSError):  # the folder is no longer writable; the run fails elsewhere
                 file.unlink(missing_ok=True)
 
     def locked(self, wait: float = 0.0) -> AbstractContextManager[None]:
         """Holds the run for this process.
 
         Args:
-            wait: seconds to wait for a process that holds it and may be about to end.
+            wait: Time to wait for another process that holds the run and may be about to end, seconds.
 
         Raises:
-            UserError: if another process holds it.
+            UserError: If another process holds the run.
         """
         return noted_lock(self._lock, f"{self.path} is in use by another process that is training it right now.", wait)
 
@@ -380,10 +380,10 @@ class RunDirectory:
         append_line(file, line)
 
     def metric_lines(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl; a last line that a crash cut short is left out.
+        """Reads all lines of metrics.jsonl; a last line that a crash cut short is left out.
 
         Raises:
-            UserError: for a file that is damaged otherwise.
+            UserError: If the file is damaged in any other way.
         """
         try:
             lines = read_lines(self.metrics).entries if self.metrics.exists() else []
@@ -398,26 +398,26 @@ class RunDirectory:
             ) from error
 
     def federation_steps(self) -> list[dict[str, Any]]:
-        """Of a federation, the journal's last line about each step, in order of the steps; else nothing.
+        """Reads a federation's journal: its last line about each step, in order of the steps; empty without a federation.
 
         Raises:
-            UserError: for a damaged journal.
+            UserError: If the journal is damaged.
         """
         lines = Journal(self.journal).lines if self.journal.exists() else []
         return [line for _, line in sorted({line["step"]: line for line in lines}.items())]
 
     def rewind_metrics(self, step: int) -> None:
-        """Forgets metrics beyond a step, which a resumed run will write again."""
+        """Removes metrics beyond a step, which a resumed run will write again."""
         kept = [line for line in self.metric_lines() if line["step"] <= step]
         self.write(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, file: Path, text: str) -> None:
-        """Replaces one of the run's text files, whole or not at all."""
+        """Replaces one of the run's text files atomically."""
         write_atomically(file, text)
 
 
 def _is_metric(line: dict[str, Any]) -> bool:
-    """Whether a line of metrics.jsonl has what is read of it."""
+    """Returns whether a line of metrics.jsonl is valid, as far as it is read."""
     step, spent = line.get("step"), line.get("epsilon", 0)
     numbers = isinstance(step, int) and not isinstance(step, bool) and (spent is None or isinstance(spent, int | float))
     drawn = (line[name] for name in ("learning_rate", "noisy_gradient_norm") if line.get(name) is not None)
@@ -430,7 +430,7 @@ def _is_metric(line: dict[str, Any]) -> bool:
 
 
 def _json_of(file: Path) -> Any:
-    """What a JSON file of the run holds; ``None``: it is not there."""
+    """Reads a JSON file of the run; ``None``: it does not exist."""
     try:
         return json.loads(read_text(file)) if file.is_file() else None
     except (OSError, ValueError) as error:
@@ -438,7 +438,7 @@ def _json_of(file: Path) -> Any:
 
 
 def _instead(path: Path) -> str:
-    """What lies in the place of a run, and what to do."""
+    """Describes what is at the path instead of a run, and what to do."""
     if any((folder / "site.toml").is_file() for folder in (path, path / "site")):
         return f"it is a site of a federation, and `dpfed watch {path}` shows what that has spent"
     if path.is_file():

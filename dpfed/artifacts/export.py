@@ -1,4 +1,4 @@
-"""A run's model, taken out of the run."""
+"""Export of a run's model to a folder of its own."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from dpfed.paths import path_of
 
 
 def about_images(folder: str | Path) -> str:
-    """What an exported model's library does otherwise with images; empty where it does the same."""
+    """Describes how the exported model's library treats images differently; empty if it treats them as in training."""
     description = describe(RunDirectory.open(folder).model)
     if not str(description["model"].get("image", "")).startswith("timm/") or description.get("resize") != "pad":
         return ""
-    return f"{BLACK_BORDERS} config.json says under dpfed what reproduces them; the page of --hub has it as code."
+    return f"{BLACK_BORDERS} The section dpfed of config.json says how to reproduce them; the page of --hub has the code."
 
 
 def export_model(
     folder: str | Path, dest: str | Path, hub: bool = False, license: str | None = None, format: str | None = None
 ) -> list[Path]:
-    """Copies the model of a finished run; the copy has the time of copying.
+    """Copies the model of a finished run; the copied files get the time of copying.
 
     Args:
-        folder: a run directory.
-        dest: a folder to make.
-        hub: with a page for the Hugging Face hub, ``README.md`` (`dpfed.artifacts.model_card`).
-        license: of the weights, for that page.
-        format: another library's format (`dpfed.artifacts.formats`); ``None``: dpfed's own, with all that `dpfed.load` reads.
+        folder: Directory of the run.
+        dest: Folder to make.
+        hub: Whether to add a page for the Hugging Face hub, ``README.md`` (`dpfed.artifacts.model_card`).
+        license: License of the weights, for that page.
+        format: Name of another library's format (`dpfed.artifacts.formats`); ``None``: dpfed's own, with everything that
+            `dpfed.load` reads.
 
     Returns:
-        The files that were written.
+        Paths of the written files.
 
     Raises:
-        UserError: if the run is not finished, or `dest` exists; or if options do not fit together.
+        UserError: If the run is not finished, `dest` exists or cannot be written, or the options do not fit together.
     """
     run, dest = RunDirectory.open(folder), path_of(dest, "the destination")
     if not run.finished:
@@ -63,7 +64,7 @@ def export_model(
             if page is not None:
                 (draft / "README.md").write_text(page, encoding="utf-8")
             for path in (draft, *draft.rglob("*")):
-                os.utime(path)  # when training ended tells how long its steps took, which no epsilon covers
+                os.utime(path)  # the end of training reveals how long its steps took, which no epsilon covers
     except OSError as error:
         raise UserError(f"cannot write {dest}: {error.strerror or error}. [export-unwritable]") from error
     return sorted(dest.iterdir())

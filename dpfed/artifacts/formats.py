@@ -1,4 +1,4 @@
-"""Writes a run's model in the files of another library, with a text that shows how to load it."""
+"""Export of a run's model to the files of another library, with a text that shows how to load it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TRANSFORMERS = {
 
 
 def formats_of(model: ModelConfig) -> list[str]:
-    """The formats that can hold a model."""
+    """Returns the names of the formats that can hold a model."""
     in_timm = model.timm is not None and "/" not in model.timm
     found = {"timm": in_timm, "open_clip": model.kind == "open_clip", "transformers": in_timm or bool(model.pretrained_text)}
     ours = model.timm is None and not model.is_own and bool(model.pretrained_text)  # needs files beside its weights
@@ -50,12 +50,12 @@ def write_format(name: str, source: Path, dest: Path) -> None:
     """Writes a model in one format.
 
     Args:
-        name: ``"timm"``, ``"open_clip"``, ``"transformers"``, ``"onnx"`` or ``"state-dict"``.
-        source: the folder of a model.
-        dest: an empty folder.
+        name: Name of the format: ``"timm"``, ``"open_clip"``, ``"transformers"``, ``"onnx"`` or ``"state-dict"``.
+        source: Folder of a model.
+        dest: An empty folder.
 
     Raises:
-        UserError: if the name is unknown, or the format cannot hold this model; the message names formats that can.
+        UserError: If the name is unknown, or the format cannot hold this model; the message names formats that can.
     """
     description = describe(source)
     model = ModelConfig.model_validate(description["model"])

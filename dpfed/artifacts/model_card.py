@@ -1,4 +1,4 @@
-"""The page of a model on the Hugging Face hub: ``README.md`` with its metadata, and the privacy card inside."""
+"""The page of a model on the Hugging Face hub: ``README.md`` with metadata and the privacy card."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOADING = {
         'import open_clip\n\nmodel, _, preprocess = open_clip.create_model_and_transforms("hf-hub:OWNER/NAME")\n'
         'tokenizer = open_clip.get_tokenizer("hf-hub:OWNER/NAME")'
     ),
-    # The steps that timm's own transform has in another order, or with another colour of borders.
+    # timm's own transform has these steps in another order, or with another border colour.
     "timm": (
         "import timm\nfrom timm.data.transforms import CenterCropOrPad, ResizeKeepRatio\n"
         "from torchvision import transforms as T\n\n"
@@ -34,17 +34,17 @@ _LOADING = {
 
 
 def model_card(run: RunDirectory, license: str | None) -> str:
-    """The text of ``README.md``.
+    """Returns the text of ``README.md``.
 
-    Figures of evaluation are exact functions of held-out records, and no epsilon covers them. So they are on the page only
-    where everybody may see the records.
+    Evaluation metrics are exact functions of held-out records, and no epsilon covers them. So the page has them only if the
+    records are public.
 
     Args:
-        run: finished.
-        license: of the weights, as the hub calls it; ``None``: the page names none.
+        run: A finished run.
+        license: License of the weights, by its name on the hub; ``None``: the page names no license.
 
     Raises:
-        UserError: for a license that is none, or without huggingface_hub.
+        UserError: If the license has no valid name, or huggingface_hub is not installed.
     """
     if license is not None and not _LICENSE.fullmatch(license):
         raise UserError(f"--license {license!r}: expected a name that the hub knows, such as apache-2.0. [export-license-odd]")
@@ -55,7 +55,7 @@ def model_card(run: RunDirectory, license: str | None) -> str:
     results, description = results_in(run.results), describe(run.model)
     privacy, name = results["privacy"], str(results["name"])
     facts = run.provenance
-    public = facts["data"]["keyed"] is False  # a keyed fingerprint is that of private records
+    public = facts["data"]["keyed"] is False  # private records have a keyed fingerprint
     reads_text = description["model"]["kind"] != "image"
     task = "zero-shot-image-classification" if reads_text else "image-feature-extraction"
     model, library = description["model"], "dpfed"
@@ -89,7 +89,7 @@ def model_card(run: RunDirectory, license: str | None) -> str:
         privacy=_privacy(privacy),
     )
     page = run.no_card if run.no_card.exists() else run.card
-    deeper = re.sub(r"^(#+ )", r"#\1", page.read_text(encoding="utf-8"), flags=re.MULTILINE)  # headings of a part
+    deeper = re.sub(r"^(#+ )", r"#\1", page.read_text(encoding="utf-8"), flags=re.MULTILINE)  # headings one level deeper
     code = loading_code(library, description)
     return (
         f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{_lead(privacy)}\n\n```python\n{code}\n```\n\n"
@@ -98,7 +98,7 @@ def model_card(run: RunDirectory, license: str | None) -> str:
 
 
 def loading_code(library: str, description: dict[str, Any]) -> str:
-    """Python that loads the model and prepares images as in training."""
+    """Returns Python code that loads the model and prepares images as in training."""
     if library != "timm":
         return _LOADING[library]
     size = description["image_size"]
@@ -128,7 +128,7 @@ def _privacy(privacy: dict[str, Any]) -> dict[str, Any]:
 
 def _lead(privacy: dict[str, Any]) -> str:
     if not privacy["guarantee"]:
-        return "**Trained without a guarantee of privacy.** What follows says why."
+        return "**Trained without a guarantee of privacy.** The text below explains why."
     return (
         "Pretrained with dpfed under differential privacy. The privacy card below says what is guaranteed, to whom, and what "
         "is not."

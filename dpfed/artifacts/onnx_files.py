@@ -1,4 +1,4 @@
-"""Writes a run's model as ONNX: the image tower, and the text tower where the model has one."""
+"""Export of a run's model as ONNX: the image tower, and the text tower where the model has one."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def write_onnx(source: Path, dest: Path, description: dict[str, Any]) -> str:
     ``(n, D)``. n is any number.
 
     Args:
-        source: the folder of a model.
-        dest: an empty folder.
-        description: of the model (`dpfed.models.description.describe`).
+        source: Folder of a model.
+        dest: An empty folder.
+        description: Description of the model (`dpfed.models.description.describe`).
 
     Returns:
-        Python that loads the files.
+        Python code that loads the files.
 
     Raises:
-        UserError: if the packages are missing, or PyTorch cannot export the model.
+        UserError: If the packages are missing, or PyTorch cannot export the model.
     """
     try:
         import onnx  # noqa: F401
@@ -90,14 +90,14 @@ def _export(tower: _Tower, example: Tensor, file: Path, given: str, made: list[s
             )
             assert program is not None
             program.save(file, external_data=weights > _LARGEST)
-    except Exception as error:  # whatever a model of a user's own can do to PyTorch's exporter
+    except Exception as error:  # a user's own model can cause any error in PyTorch's exporter
         raise UserError(
             f"PyTorch cannot export this model to ONNX ({words(error)}). Take --format state-dict. [export-onnx-model]"
         ) from error
 
 
 def _image_code(options: ModelConfig, description: dict[str, Any]) -> str:
-    """Python that turns PIL images into features."""
+    """Returns Python code that turns PIL images into features."""
     session = f'image = onnxruntime.InferenceSession("DEST/{IMAGE_FILE}")'
     run = 'image_features, image_embeddings = image.run(None, {"pixels": pixels})'
     if options.is_own:
@@ -109,7 +109,7 @@ def _image_code(options: ModelConfig, description: dict[str, Any]) -> str:
 
 
 def _text_code(options: ModelConfig, tokenizer: Tokenizer, source: Path, dest: Path) -> str:
-    """Python that turns captions into embeddings; copies what the tokenizer needs."""
+    """Returns Python code that turns captions into embeddings, and copies the files that the tokenizer needs."""
     run = f'text = onnxruntime.InferenceSession("DEST/{TEXT_FILE}")\n(text_embeddings,) = text.run(None, {{"tokens": tokens}})'
     if options.kind == "open_clip" and options.tokenizer != "words":
         ignored = shutil.ignore_patterns(CLIP_WEIGHTS, DESCRIPTION, HEADS.file)

@@ -1,9 +1,9 @@
-"""What a run was made with: which run it is, when it began, of which code, on what hardware, from which records.
+"""The provenance of a run: its id, first day, code, hardware and records.
 
-Nothing here depends on what a private step drew. A run's duration does, so neither it nor an end is written (docs/guarantee.md,
-Limits); the day of the beginning is known before the first step.
+Nothing here depends on the records that a private step drew. A run's duration does, so neither it nor the end of the run is
+recorded (docs/guarantee.md, Limits); the first day is known before the first step.
 
-Also here: what a run can disclose of its private records beside the model: names, as ``disclosures.json`` of a run has them.
+This module also names the disclosures of private records beyond the model, as listed in a run's ``disclosures.json``.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
     from dpfed.data.record_set import RecordSet
 
 _PACKAGES = ("torch", "numpy", "dp-accounting")
-_SETTINGS = {"shapes": ("records", "half"), "procedural": ("records",)}  # of generated records
+_SETTINGS = {"shapes": ("records", "half"), "procedural": ("records",)}  # recorded settings of generated records
 ID_CHARACTERS = 16
 LEDGER, MODEL = (
     "Hash of the ledger",
     "SHA-256 of the model's weights",
 )  # rows of the card, which `dpfed.artifacts.verification` reads
-UNKNOWN: dict[str, Any] = {"run": None, "data": None, "public": None, "generated": False, "guarantee": None}  # weights
+# What is known of the training of weights whose file does not record it.
+UNKNOWN: dict[str, Any] = {"run": None, "data": None, "public": None, "generated": False, "guarantee": None}
 NO_DURATION = "not written: how long a step takes depends on its records, and no epsilon covers that"
 
 
@@ -51,16 +52,16 @@ def began(
     key: bytes = b"",
     settings: Mapping[str, str] | None = None,
 ) -> str:
-    """What a run writes of itself when it begins: the text of its ``provenance.json``.
+    """Returns the text of ``provenance.json`` for a run that begins today.
 
     Args:
-        store: the records.
-        config: says what they are.
-        public: the public records that join every group, if any do.
-        start: what is known of the starting weights (`dpfed.runs.starts.origin_of`), if there are any.
-        own: the user's own parts in words, by their keys in the configuration.
-        key: of the run, with which the contents of a data set are hashed; see `contents_of`.
-        settings: what these parts say of themselves; who resumes the run must have the same.
+        store: Records of the run.
+        config: Configuration of the data.
+        public: Public records that join every group, if any.
+        start: Origin of the starting weights (`dpfed.runs.starts.origin_of`), if there are any.
+        own: Descriptions of the user's own parts, by their keys in the configuration.
+        key: Key of the run, with which the contents of a data set are hashed; see `contents_of`.
+        settings: Settings of the user's own parts; a resumed run must have the same.
     """
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     facts = {"began": today, "data": data_facts(store, config, key), "environments": [environment()]}
@@ -76,7 +77,7 @@ def began(
 
 
 def environment() -> dict[str, Any]:
-    """Code, hardware and versions of this process."""
+    """Returns the code, hardware and versions of this process."""
     versions = {"dpfed": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -87,9 +88,9 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the dpfed checkout that runs, with ``-dirty`` where it was changed since; ``None``: no checkout."""
+    """Returns the commit of the running dpfed checkout, with ``-dirty`` if it was changed since; ``None``: no checkout."""
     root = Path(__file__).resolve().parents[2]
-    # An installed package may lie inside somebody else's repository, whose commit would say nothing of dpfed.
+    # An installed package may be inside another repository, whose commit would not identify dpfed's code.
     if not (root / ".git").exists() or not (root / "pyproject.toml").is_file() or shutil.which("git") is None:
         return None
     head = _git(root, "rev-parse", "HEAD")
@@ -98,7 +99,7 @@ def commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    # GIT_DIR and the like, as inside a hook, would name another repository.
+    # GIT_DIR and similar variables, as inside a hook, would name another repository.
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=root, env=own, timeout=10)
@@ -108,7 +109,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def hardware() -> str:
-    """Processor, its cores that torch uses, and the GPU."""
+    """Describes the processor, the number of cores that torch uses, and the GPU."""
     import torch
 
     model = platform.processor() or platform.machine()
@@ -123,33 +124,33 @@ def hardware() -> str:
 
 
 def data_facts(store: RecordSet, config: DataConfig, key: bytes = b"") -> dict[str, Any]:
-    """Which records: name, fingerprint, and, of generated ones, their settings."""
+    """Returns the name and fingerprint of the records, and the settings of generated ones."""
     names = _SETTINGS.get(config.source)
     settings = names and {name: getattr(config, name) for name in names}
     keyed = store.contents_key is not None
-    # A plain hash of records that somebody has declared private since would be an exact function of them.
+    # If the records were declared private after the import, a plain hash would be an exact function of private records.
     fingerprint = store.contents if keyed or store.public else None
     facts = {"name": store.name, "fingerprint": fingerprint, "keyed": keyed, "generated": settings}
     return facts if fingerprint is not None or not key else {**facts, "contents": contents_of(store, key)}
 
 
 def contents_of(store: RecordSet, key: bytes) -> str:
-    """A hash of a data set's contents that is keyed with a run's secret: a resumed run compares it.
+    """Returns a hash of a data set's contents, keyed with a run's secret: a resumed run compares it.
 
     Args:
-        store: the records.
-        key: of the run, which deletes it at its end; without it, the hash is a random number.
+        store: Records of the run.
+        key: Key of the run, which deletes it at its end; without the key, the hash looks like a random number.
     """
     return hashlib.blake2b(store.contents.encode(), key=key, digest_size=16).hexdigest()
 
 
 def rows(identity: str, facts: dict[str, Any], federation: bool = False) -> Iterator[tuple[str, str]]:
-    """Names and values for the privacy card.
+    """Yields names and values for the privacy card.
 
     Args:
-        identity: what tells the run from any other.
-        facts: what the run has written of itself.
-        federation: whether the training records are those of several sites.
+        identity: Unique identity of the run.
+        facts: Contents of the run's ``provenance.json``.
+        federation: Whether the training records are those of several sites.
     """
     yield "Run id", identity[:ID_CHARACTERS]
     yield "Began on", f"{facts['began']} (UTC)"
@@ -190,17 +191,17 @@ def _fingerprint(data: dict[str, Any]) -> str:
 
 
 def with_origin(facts: CardFacts, start: dict[str, Any] | None) -> CardFacts:
-    """The facts of a run's card, with what its starting weights have seen.
+    """Adds the training data of a run's starting weights to the facts of its card.
 
     Args:
-        facts: of the run.
-        start: see `dpfed.runs.starts.origin_of`.
+        facts: Facts of the run's card.
+        start: Origin of the starting weights (`dpfed.runs.starts.origin_of`); ``None``: there are none.
     """
     if start is None:
         return facts
     runs = start["trained"] or [UNKNOWN]
     kept = facts.not_protected
-    if all(run["generated"] for run in runs):  # they hold no person's data
+    if all(run["generated"] for run in runs):  # generated records hold no person's data
         kept = tuple(item for item in kept if item != STARTING_WEIGHTS)
     marks = tuple(
         started_privately(run["run"], run["data"], round_up(run["epsilon"]), round_up(run["delta"]))
@@ -277,7 +278,7 @@ class _Provenance(_Facts):
 
 
 def wrong_provenance(facts: object) -> str | None:
-    """Where something is missing or of another kind, such as ``data.fingerprint``; ``None``: nowhere."""
+    """Returns the first key that is missing or malformed, such as ``data.fingerprint``; ``None``: all keys are valid."""
     try:
         _Provenance.model_validate(facts)
     except ValidationError as error:
@@ -286,14 +287,14 @@ def wrong_provenance(facts: object) -> str | None:
 
 
 LABELLED_FIGURES = "labelled-figures"
-"""Figures were computed from the labels of private training records: k-NN, linear probe."""
+"""Disclosure: metrics were computed from the labels of private training records (k-NN, linear probe)."""
 AUDITED = "audited"
-"""The run was attacked with its own records."""
+"""Disclosure: an audit attacked the run with its own records."""
 
 _TASKS = ("knn", "linear")
 _FIGURES = ("knn", "linear_probe")
 
 
 def uses_labelled_bank(tasks: Iterable[str] = (), figures: Iterable[str] = ()) -> bool:
-    """Whether tasks, or figures by their names, are functions of labelled training records."""
+    """Returns whether any of these tasks, or figures by name, is a function of labelled training records."""
     return any(task in _TASKS for task in tasks) or any(name.startswith(_FIGURES) for name in figures)

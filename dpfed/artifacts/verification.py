@@ -1,12 +1,11 @@
-"""Whether a card, a run's ledger, its plan and its model belong together: for whoever receives a model.
+"""Checks that a card, a run's ledger, its plan and its model belong together, for the recipient of a model.
 
-Nothing here is secret or signed: somebody who can write all of these files can make others that fit. What is found is a card
-that was edited, a ledger that lost a line, and papers or weights of another run.
+Nothing here is secret or signed: a person who can write all of these files can make others that fit. The checks detect a card
+that was edited, a ledger that lost a line, and a card, report or weights of another run.
 
-Also here: what a run spent: its ledger, held against everything else in the run's folder that knows of steps.
-
-Every line of a ledger follows from the line before, so a changed line is noticed, and one that is gone from the middle. The
-last lines can be taken away without a trace in the file itself. Checkpoints, kept releases and results.json tell of them.
+This module also compares a run's ledger with every other file in the run's folder that records steps. Each line of a ledger
+follows from the line before, so a line that was changed, or removed from the middle, is detected. Removing the last lines
+leaves no trace in the ledger itself; checkpoints, kept releases and results.json reveal it.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from dpfed.report.card import card_digest, table_rows
 
 
 def ledger_of(run: RunDirectory) -> Ledger:
-    """The ledger of a run, of which no line is missing as far as the run's other files tell.
+    """Reads the ledger of a run, and checks against the run's other files that no line is missing.
 
     Raises:
-        UserError: if it is missing, damaged, or shorter than it was.
+        UserError: If the ledger is missing, damaged, or shorter than it was.
     """
     ledger = Ledger.open(run.ledger)
     results = _readable_results(run)
     said = results.get("privacy", {}).get("steps_charged", 0)
-    if type(said) is not int:  # such as NaN, beside which no ledger is too short
+    if type(said) is not int:  # such as NaN, compared with which no ledger is too short
         raise UserError(f"{run.results}: privacy.steps_charged must be an integer, got {said!r}. Restore it. [results-steps]")
     witnesses = {
         "results.json says {}": said,
@@ -49,7 +48,7 @@ def ledger_of(run: RunDirectory) -> Ledger:
         "a commit is of step {}": max((int(path.stem) for path in run.commits.glob("*.state")), default=0),
     }
     for witness, steps in witnesses.items():
-        if steps > ledger.charged:  # the next release is kept before it is charged: its step, from 0, is the number of lines
+        if steps > ledger.charged:  # a release is kept before its charge: its step, from 0, may equal the charged steps
             raise _lost(run, f"charged steps in it: {ledger.charged:,}, and {witness.format(f'{steps:,}')}")
     if results.get("run", {}).get("ledger") and ledger.artifacts is None:
         raise _lost(run, "results.json names its hash, and the line that names the card is gone")
@@ -57,7 +56,7 @@ def ledger_of(run: RunDirectory) -> Ledger:
 
 
 def _readable_results(run: RunDirectory) -> dict[str, Any]:
-    """What results.json holds, as far as it can be read: who needs more of it says what is wrong with it."""
+    """Returns the readable parts of results.json; functions that need more of the file report its damage."""
     try:
         results = json.loads(read_text(run.results))
     except (OSError, ValueError):
@@ -75,8 +74,8 @@ class Check:
     """One comparison.
 
     Attributes:
-        what: holds, if nothing is wrong.
-        wrong: what is wrong instead, for people; empty: nothing.
+        what: Statement that holds if the check passes.
+        wrong: Explanation of the failure, for people; empty: the check passes.
     """
 
     what: str
@@ -87,15 +86,15 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
     """Compares a privacy card with the run that it claims to belong to.
 
     Args:
-        card: a file, of the run or a copy.
-        folder: the run's directory, with its ledger, config.toml, results.json and model.
+        card: File of the card: the run's own, or a copy.
+        folder: Directory of the run, with its ledger, config.toml, results.json and model.
 
     Returns:
-        All comparisons, whatever they found.
+        All comparisons, passed or failed.
 
     Raises:
-        UserError: if the card or the ledger cannot be read, or the ledger names no card yet. A damaged ledger is refused with
-            the number of its line, a shortened one with what tells of the lines that are gone.
+        UserError: If the card or the ledger cannot be read, or the ledger names no card yet. For a damaged ledger the message
+            has the number of the line; for a shortened one it has the evidence of the lost lines.
     """
     path, other = local_path(card, "the card"), local_path(folder, "the run")
     if path.is_dir() and other.is_file():
@@ -105,14 +104,14 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
         )
     run = RunDirectory.open(folder)
     try:
-        text = read_bytes(path).decode()  # with its line ends: every byte counts
+        text = read_bytes(path).decode()  # with its line ends: the digest covers every byte
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}. [run-card-unreadable]") from error
     ledger, stated = ledger_of(run), table_rows(text)
     if ledger.artifacts is None:
         raise UserError(f"{run.ledger} names no card: the run is not finished. [run-card-unnamed]")
     return [
-        Check("every line of the ledger follows from the line before"),  # or `Ledger.open` had refused it
+        Check("every line of the ledger follows from the line before"),  # otherwise `Ledger.open` would have raised
         _same("the card is the one that the ledger names", "its hash is", card_digest(text), ledger.artifacts.card),
         _same("the card states the ledger's hash", "it says", stated.get(LEDGER), ledger.head),
         Check(

@@ -1,4 +1,4 @@
-"""Reads a finished or stopped run from its directory, as its report sees it."""
+"""Reads the data of a finished or stopped run's report from its directory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _Kind = type | tuple[type, ...]
 
 
 def read_view(folder: str | Path) -> RunView:
-    """Reads results.json, metrics.jsonl, config.toml, privacy_card.md and, if they are there, ledger.jsonl and gallery/.
+    """Reads results.json, metrics.jsonl, config.toml, privacy_card.md and, if they exist, ledger.jsonl and gallery/.
 
     Raises:
-        UserError: for a missing or damaged file; the message names it.
+        UserError: If a file is missing or damaged; the message names it.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -70,10 +70,10 @@ def _text(path: Path) -> str:
 
 
 def results_in(path: Path) -> dict[str, Any]:
-    """What a results.json holds.
+    """Reads and checks a results.json.
 
     Raises:
-        UserError: if it is missing or damaged.
+        UserError: If the file is missing or damaged.
     """
     results = _object(_text(path), str(path))
     privacy, evaluations = results.get("privacy"), results.get("evaluations")

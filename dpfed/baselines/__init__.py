@@ -1,1 +1,1 @@
-"""Methods and layers for comparison with published work. Nothing else imports them: they are found by name."""
+"""Methods and layers for comparison with published work. No other package imports them: they are found by name."""

@@ -1,12 +1,13 @@
 """BatchNorm under group clipping: statistics of one group and of M public anchor images.
 
 BatchNorm mixes images, so the records that it mixes must be clipped as one: here its statistics come from the records of ONE
-group and from M public anchor images (`AnchoredEncoder`). A record then touches the clipped gradient of its own group and of no
-other, and the sensitivity of the sum stays 2C (docs/methods.md). Nothing is averaged over steps; at inference the
-statistics come from the anchors alone, so an image is embedded by itself.
+group and from M public anchor images (`AnchoredEncoder`). A record then affects the clipped gradient of its own group only, and
+the sensitivity of the sum stays 2C (docs/methods.md). Nothing is averaged over steps; at inference the statistics come from the
+anchors alone, so the embedding of an image depends on no other image.
 
 The idea of public images in the batch is Davody et al.'s (2020). Their own version is not sound: they take statistics over the
-whole private batch but clip per example, and one example more changes the statistics, and so the clipped gradient, of all.
+whole private batch but clip per example, and one additional example changes the statistics, and so the clipped gradient, of
+all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
-_SEED = 2**32 - 1  # of generated anchors: other shapes than any data set of shapes holds
+_SEED = 2**32 - 1  # seed of generated anchors, whose shapes occur in no data set of shapes
 
 
 class AnchoredBatchNorm(nn.Module):
@@ -32,11 +33,11 @@ class AnchoredBatchNorm(nn.Module):
     alone. It works inside an `AnchoredEncoder`, which appends the anchors.
 
     Args:
-        channels: channels of the input.
-        eps: added to the variance.
+        channels: Number of channels of the input.
+        eps: Term added to the variance.
 
     Attributes:
-        anchors: how many of the last rows are anchors; set by the `AnchoredEncoder`, 0 outside of one.
+        anchors: Number of anchors, which are the last rows; the `AnchoredEncoder` sets it, it is 0 outside of one.
     """
 
     mixes_one_group = True
@@ -47,24 +48,24 @@ class AnchoredBatchNorm(nn.Module):
         self.eps, self.anchors = eps, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(n + M, channels, H, W)`` -> the same shape, normalised per channel."""
+        """Normalises ``(n + M, channels, H, W)`` per channel."""
         if self.training:
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         anchors = x[len(x) - self.anchors :].to(self.weight.dtype)
-        # Detached, as running statistics are: torch has no derivative in them.
+        # Detached, like running statistics: torch has no derivative with respect to them.
         variance, mean = torch.var_mean(anchors.detach(), (0, 2, 3), correction=0)
         return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
 
 
 class AnchoredEncoder(nn.Module):
-    """Runs an encoder on images together with M public anchors, for the sake of its `AnchoredBatchNorm` layers.
+    """Runs an encoder on images together with M public anchors, which its `AnchoredBatchNorm` layers need.
 
     In training mode all images of a call are normalised together, so a call must hold the views of one group and no others. The
     anchors are a buffer: they are saved with the weights, and a loaded model gives the same features.
 
     Args:
-        encoder: normalised images ``(n, 3, H, W)`` -> features ``(n, F)``, with an attribute ``features_dim``.
-        anchors: uint8 ``(M, 3, H, W)``, M >= 2; anyone may see them.
+        encoder: Encoder of normalised images ``(n, 3, H, W)`` to features ``(n, F)``, with an attribute ``features_dim``.
+        anchors: Public images ``(M, 3, H, W)`` uint8, M >= 2.
     """
 
     anchors: Tensor
@@ -79,25 +80,25 @@ class AnchoredEncoder(nn.Module):
                 layer.anchors = len(anchors)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalised images ``(n, 3, H, W)`` -> ``(n, features_dim)``."""
+        """Encodes normalised images ``(n, 3, H, W)`` as features ``(n, features_dim)``."""
         anchors = self.anchors.to(images.dtype) / 127.5 - 1  # as the default `Preprocessing`, which all our encoders expect
         return self.encoder(torch.cat([images, anchors]))[: len(images)]
 
 
 def anchor_images(path: str | None, count: int, size: int) -> Tensor:
-    """Anchors from a public record store, or generated shapes.
+    """Returns anchors from a public record store, or generated shapes.
 
     Args:
-        path: of a record store that says it is public, of which training records are taken, the same ones every time;
-            ``None``: shapes are generated.
-        count: M.
-        size: side, pixels.
+        path: Path of a record store that is marked as public; the same training records are taken every time. ``None``:
+            shapes are generated.
+        count: M, the number of anchors.
+        size: Side of an image, pixels.
 
     Returns:
-        uint8 ``(M, 3, size, size)``.
+        Images ``(M, 3, size, size)`` uint8.
 
     Raises:
-        UserError: if the store cannot be opened, is not public, or holds too few training records.
+        UserError: If the store cannot be opened, is not public, or holds too few training records.
     """
     if path is not None:
         return _from_store(RecordStore.open(Path(path).expanduser()), count, size)

@@ -1,4 +1,4 @@
-"""How the engines of the methods for comparison are made."""
+"""Construction of the engines of the methods for comparison."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How one record's influence on a step is bounded."""
+"""Bounds on one record's influence on a step: methods, engines, layer rules and kernels."""

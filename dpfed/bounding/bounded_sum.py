@@ -1,4 +1,4 @@
-"""A sum that knows how far one record can move it."""
+"""Sums of clipped gradients together with their sensitivity."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ class BoundedSum:
     """Sum of clipped gradients over one or more owners' groups.
 
     Attributes:
-        values: ``(P,)`` flat over the trainable parameters; with `dpfed.privacy.group_statistics`, these come behind. int64
-            before the noise: steps of the plan's grid (`dpfed.privacy.sum_grid`). float32 with noise, and without privacy.
-        sensitivity: largest L2 change when one record is added or removed.
-        groups: public number of groups summed over, empty ones included.
-        noise_std: standard deviation of the Gaussian noise that the owners added to it already; 0: none.
-        unit: what 1 stands for.
+        values: Flat vector ``(P,)`` over the trainable parameters, followed by the entries of
+            `dpfed.privacy.group_statistics`, where they are released. int64 before the noise: steps of the plan's grid
+            (`dpfed.privacy.sum_grid`). float32 with noise, and without privacy.
+        sensitivity: Largest L2 change when one record is added or removed.
+        groups: Public number of groups summed over, empty ones included.
+        noise_std: Standard deviation of the Gaussian noise that the owners have already added; 0: none.
+        unit: Size of one step: the sum that is represented is `values` times `unit`.
     """
 
     values: Tensor
@@ -49,5 +50,5 @@ class BoundedSum:
         )
 
     def numbers(self) -> Tensor:
-        """``(P,)`` float64: what the values stand for."""
+        """Returns the sum as float64 numbers ``(P,)``: the values times the unit."""
         return self.values.double() * self.unit

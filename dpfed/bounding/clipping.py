@@ -1,4 +1,4 @@
-"""How a gradient is clipped, and how clipped gradients are added up: the factors, and the room for rounding."""
+"""Clip factors of gradients with a margin for rounding, and limits on how many clipped gradients are added up."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# How much shorter a gradient is clipped than C, relative, by the type of its norm. A norm errs by up to 3.1e-5 of itself
-# (`dpfed.bounding.foreach`). Its factor, and the product with the gradient, are rounded to float32. A norm in float32 alone
-# (mps has nothing better) errs by up to a part in a thousand.
+# Relative margin by which a gradient is clipped below C, by the dtype of its norm. A norm has a relative error of up to 3.1e-5
+# (`dpfed.bounding.foreach`). Its factor, and the product with the gradient, are rounded to float32. A norm that is summed in
+# float32 alone (mps has no float64) has a relative error of up to 1e-3.
 _SLACK = {torch.float64: 5e-5, torch.float32: 5e-3}
-# Squares of float32 numbers below 1e-22 vanish, so no gradient is taken for shorter than this. No C is smaller.
+# Squares of float32 numbers below 1e-22 underflow, so norms are clamped to at least this. C is never smaller.
 _SHORTEST = 1e-9
-_LEAST_FACTOR = 1e-30  # smaller ones lose digits in float32, down to all of them
-# Groups of a pass at most, and of a GPU's: so many clipped gradients of 2^24 steps at most have a sum that fits into int32.
+_LEAST_FACTOR = 1e-30  # smaller factors lose digits in float32, eventually all of them
+# Largest number of groups in a pass, without and with the kernels for GPUs: the sum of that many clipped gradients, each at
+# most 2^24 grid steps long, fits into int32.
 GROUPS_OF_A_PASS, PLACES_OF_A_PASS = 16, 64
-BLOCK = 8  # groups that a GPU's kernel reads in a row
+BLOCK = 8  # groups that a GPU kernel adds up as one block
 
 
 @dataclass(frozen=True)
 class Clip:
-    """How a gradient g is scaled so that its norm is at most C: by min(most, C / (norm of g + stability)).
+    """Rule that scales a gradient g to a norm of at most C: its factor is min(most, C / (norm of g + stability)).
 
     Args:
-        bound: C; infinity where nothing is clipped.
-        most: the largest factor. 1: g is clipped to C. C / c: g is clipped to c, and what comes out is in units of c / C.
+        bound: C; infinity: nothing is clipped.
+        most: Largest factor. 1: g is clipped to C. C / c: g is clipped to c, and the result is in units of c / C.
             Infinity: every gradient is normalised.
-        stability: added to the norm, so that a gradient close to zero is not blown up.
+        stability: Term added to the norm, so that a gradient close to zero is not amplified without limit.
 
-    Each may be a scalar tensor, which a device reads when it computes.
+    Each value may be a scalar tensor, which the device reads when it computes the factors.
     """
 
     bound: float | Tensor
@@ -38,22 +39,22 @@ class Clip:
 
     @classmethod
     def of(cls, clip_norm: float | Clip) -> Clip:
-        """What a clip norm alone means."""
+        """Returns the rule for a plain clip norm C; a `Clip` is returned unchanged."""
         return clip_norm if isinstance(clip_norm, Clip) else cls(clip_norm)
 
 
 def clip_factors(norms: Tensor, clip_norm: float | Clip) -> Tensor:
-    """What each gradient is multiplied by so that its norm is at most C.
+    """Returns the factor of each gradient that limits its norm to C.
 
     A gradient that is not finite, or so long that its factor has no digits in float32, gets factor 0: the group contributes
     nothing. Stopping the run instead would be an event that depends on a private record.
 
     Args:
-        norms: ``(G,)`` L2 norms, summed in float64; in float32 where the device has no better.
-        clip_norm: C, to which longer ones are clipped; or another `Clip`.
+        norms: L2 norms ``(G,)``, summed in float64; in float32 on devices without float64.
+        clip_norm: C, to which longer gradients are clipped; or another `Clip`.
 
     Returns:
-        ``(G,)`` factors, of which none is negative.
+        Factors ``(G,)``, none of them negative.
     """
     clip = Clip.of(clip_norm)
     inverse = (norms + clip.stability).clamp(min=_SHORTEST).reciprocal()

@@ -1,4 +1,4 @@
-"""The engine of private moments: what each record adds to the two sums (`dpfed.bounding.methods.moments` has the proof)."""
+"""The engine of private moments: each record's contribution to the two sums (proof: `dpfed.bounding.methods.moments`)."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ from dpfed.models.basis import Basis, Side
 from dpfed.models.moments import MomentHeads, bridges
 from dpfed.privacy.plan import PrivacyPlan
 
-_SHORTEST = 1e-4  # shorter vectors are not brought to unit length: rounding would decide where they point
-_SHORTENED = 1 - 2.0**-18  # by more than rounding to 2^-25 and in float64 may have made a vector of up to 65,536 numbers longer
+_SHORTEST = 1e-4  # shorter vectors are not normalised to unit length: rounding would decide their direction
+# Shortens a vector by more than rounding to 2^-25 and in float64 may have lengthened it, for up to 65,536 entries.
+_SHORTENED = 1 - 2.0**-18
 _EXACT = 52  # binary digits that float64 adds up without rounding, less one
-_PRODUCT = _EXACT // 2  # of each of two unit vectors, whose product is exact then
-_UNIT = 25  # of a unit vector, whose squares' sum is exact then
+_PRODUCT = _EXACT // 2  # binary digits of each of two unit vectors, so that their product is exact
+_UNIT = 25  # binary digits of a unit vector, so that the sum of its squares is exact
 
 
 @dataclass(frozen=True)
 class _Vectors:
-    """A tower's vectors of some records, as whole numbers in float64. All products and sums of them are exact.
+    """A tower's vectors of some records, as integers in float64. All products and sums of them are exact.
 
     Attributes:
-        views: ``(n, V, k)`` each view or caption, at most 2^g / sqrt(V) long.
-        means: ``(n, k)`` the average of a record's, at most 2^g long.
+        views: Vectors of each view or caption, ``(n, V, k)``, at most 2^g / sqrt(V) long.
+        means: Averages of each record's vectors, ``(n, k)``, at most 2^g long.
     """
 
     views: Tensor
     means: Tensor
 
     def auto(self) -> Tensor:
-        """``(k, k)`` the sum of the products of all views with themselves."""
+        """Returns the sum of the outer products of all views with themselves, ``(k, k)``."""
         flat = self.views.flatten(0, 1)
         return flat.T @ flat
 
 
 @dataclass(frozen=True)
 class _Map:
-    """What a tower's features of unit length take: less a public centre, times a public matrix, both of whole numbers.
+    """Map of a tower's features of unit length: a public centre is subtracted, then a public matrix applied, in integers.
 
     Attributes:
-        matrix: ``(k, F)`` float64, by which no vector gets longer than `fine` times its length.
-        origin: ``(F,)`` float64; ``None``: 0.
-        steps: of a feature of unit length. A feature less the centre is at most 2^26 of them long.
-        fine: of the matrix. A product, and all sums in it, are exact.
+        matrix: Matrix ``(k, F)`` float64, which makes no vector longer than `fine` times its length.
+        origin: Centre ``(F,)`` float64, in steps; ``None``: 0.
+        steps: Number of steps in a unit of length of the features. A feature minus the centre is at most 2^26 steps long.
+        fine: Number of steps in a unit of the matrix. A product with it, and all sums in the product, are exact.
     """
 
     matrix: Tensor
@@ -57,16 +58,16 @@ class _Map:
 
 
 class MomentsEngine(Engine):
-    """Adds up records' parts: of the means in step 0, of the moments in step 1.
+    """Engine that adds up the records' contributions: to the means in step 0, to the moments in step 1.
 
-    Its views are features of frozen towers: ``{"image": (n, V, F)[, "text": (n, W, F_t)]}``.
+    The views of a batch are features of frozen towers: ``{"image": (n, V, F)[, "text": (n, W, F_t)]}``.
 
     Args:
-        model: with `MomentHeads`.
-        plan: what is promised.
+        model: Model with `MomentHeads`.
+        plan: Plan of the private run.
 
     Raises:
-        ValueError: if heads and plan differ in what a step may take.
+        ValueError: If heads and plan divide 1 / sigma^2 differently between the two steps.
     """
 
     name = "moments"
@@ -83,10 +84,10 @@ class MomentsEngine(Engine):
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
-        """See `Engine.add_clipped`: adds every group's part; a group is a record, or a unit whose records are averaged.
+        """Adds every group's part, see `Engine.add_clipped`; a group is a record, or a unit whose records are averaged.
 
         Raises:
-            ValueError: if the sum's grid is not that of the heads.
+            ValueError: If the sum's grid, or the number of views of an image, differs from that of the heads.
         """
         bound = Clip.of(clip_norm).bound
         sizes = torch.tensor(batch.sizes, device=into.device)
@@ -96,7 +97,7 @@ class MomentsEngine(Engine):
         views = max(view.shape[1] for view in batch.views.values())
         if self._layout.towers == 1 and views != self._layout.views:
             raise ValueError(f"an image has {self._layout.views} views in the heads' layout, and {views} here")
-        exact = max(1, (1 << _EXACT - 2 * self._layout.bits) // views)  # records whose products have an exact sum
+        exact = max(1, (1 << _EXACT - 2 * self._layout.bits) // views)  # number of records whose products have an exact sum
         for some in torch.arange(len(shares), device=into.device).split(exact):
             sides = {side: self._unit(self._maps[side], batch.views[side][some]) for side in self._maps}
             added = self._layout.whole(batch.step, *self._sums(batch.step, sides, shares[some]))
@@ -104,7 +105,11 @@ class MomentsEngine(Engine):
         return torch.zeros(0, dtype=self._exact, device=into.device)
 
     def _sums(self, step: int, sides: dict[Side, Tensor], shares: Tensor) -> tuple[Tensor, ...]:
-        """Of some records: the sums of their means; or of the products of image and text, and of each tower's with itself."""
+        """Returns sums over some records: of their means in step 0, of products of their vectors in step 1.
+
+        The products of step 1 are those of image with text (of two different views, without text), then those of each tower's
+        vectors with themselves.
+        """
         if step == 0:
             return (torch.stack([self._vectors(unit, shares, shares).means.sum(0) for unit in sides.values()]),)
         centred = (self._centred(side, unit) for side, unit in sides.items())
@@ -112,11 +117,11 @@ class MomentsEngine(Engine):
         autos = torch.stack([vectors.auto() for vectors in (first, *others)])
         if others:
             return first.means.T @ others[0].means, autos
-        every = first.views.sum(1)  # of two different views: of all, less those of each view with itself
+        every = first.views.sum(1)  # products of two different views: all products, less those of each view with itself
         return every.T @ every - autos[0], autos
 
     def _vectors(self, unit: Tensor, of_means: Tensor, of_views: Tensor) -> _Vectors:
-        """Unit vectors ``(n, V, k)`` as whole numbers, each record's times a number ``(n, 1)``."""
+        """Converts unit vectors ``(n, V, k)`` to integers; each record's means and views are scaled by numbers ``(n, 1)``."""
         steps, views = 2.0**self._layout.bits * _SHORTENED, unit.shape[1]
         total = (unit * 2.0**_UNIT).round().sum(1)
         means = (total * (of_means * (steps / (views * 2.0**_UNIT)))).trunc()
@@ -125,11 +130,11 @@ class MomentsEngine(Engine):
         return _Vectors((unit * (of_views * (steps / math.sqrt(views)))[:, None]).trunc(), means)
 
     def _unit(self, tower: _Map, features: Tensor) -> Tensor:
-        """Features in a basis, of unit length, ``(n, V, k)`` float64; 0 for those that are not finite or zero.
+        """Returns features in the basis, of unit length, ``(n, V, k)`` float64; 0 for those that are zero or not finite.
 
-        Every sum is one of whole numbers, so that a record's vector has the same bits, whoever is computed beside it.
+        All sums are sums of integers, so a record's vector has the same bits whichever records are computed beside it.
         """
-        raw = features.double()  # squares of what was a float32 are finite now
+        raw = features.double()  # in float64, squares of float32 numbers are finite
         raw = torch.where(raw.isfinite().all(-1, keepdim=True), raw, 0.0)
         largest = raw.abs().amax(-1, keepdim=True)
         raw = raw / torch.where(largest > 0, largest, 1.0)
@@ -141,7 +146,7 @@ class MomentsEngine(Engine):
         return _of_length_one((projected * (2.0**_UNIT / (tower.steps * tower.fine))).round(), _SHORTEST * 2.0**_UNIT)
 
     def _centred(self, side: Side, unit: Tensor) -> Tensor:
-        """``(n, V, k)``: without the released centre, and of unit length again; 0 stays 0."""
+        """Subtracts the released centre and normalises to unit length again, ``(n, V, k)``; 0 stays 0."""
         centre = self._heads.centre(side).to(unit)
         steps = 2.0 ** math.floor(_PRODUCT - math.log2(1 + centre.norm().item()))
         moved = (unit * steps).round() - (centre * steps).round()
@@ -149,20 +154,20 @@ class MomentsEngine(Engine):
 
 
 def _of_length_one(whole: Tensor, least: float) -> Tensor:
-    """Vectors of whole numbers, divided by their lengths, or by the least one; squares add up to less than 2^53."""
+    """Divides integer vectors by their lengths, or by `least` if they are shorter; squares must add up to less than 2^53."""
     return whole / whole.square().sum(-1, keepdim=True).sqrt().clamp(min=least)
 
 
 def _map_of(bridge: nn.Module, basis: Basis) -> _Map:
-    """What a tower's features take before they have unit length.
+    """Builds the map of a tower's features to vectors, which are normalised afterwards.
 
     Raises:
-        ValueError: for a basis with a centre behind a linear map: it is one of the tower's own features.
+        ValueError: If the basis has a centre and a linear map precedes it: the centre is one of the tower's own features.
     """
     matrix, origin, steps, fine = basis.rows.double(), None, 2.0**_PRODUCT, 2.0**_PRODUCT
     if isinstance(bridge, nn.Linear):
         if basis.centre is not None:
-            raise ValueError("a basis with a centre takes features of towers, and here a linear map lies between them")
+            raise ValueError("a basis with a centre applies to a tower's own features, but a linear map precedes it")
         matrix = matrix @ bridge.weight.double()
     if basis.centre is not None:
         centre = basis.centre.double()

@@ -1,8 +1,9 @@
-"""Products on a CPU whose bits depend on where a record stands in a pass, computed so that they do not.
+"""Products on a CPU that give a record the same bits at every position in a pass.
 
-Seen with torch 2.15 and MKL: `torch.bmm` gives the same matrix other bits at another index of the batch, unless each product
-begins at a multiple of 64 bytes. A product with fewer than 12 columns gives the same row other bits at another place. Attention
-whose heads are no multiples of 16 wide does so, too. Wider and aligned products, which are the rule, are left as they are.
+Seen with torch 2.15 and MKL: `torch.bmm` gives the same matrix different bits at another index of the batch, unless each
+product begins at a multiple of 64 bytes. A product with fewer than 12 columns gives the same row different bits at another
+position. So does attention, unless the width of its heads is a multiple of 16. Such products are padded here. Wider and aligned
+products, which are the rule, are left unchanged.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_LINE = 64  # bytes of a line of the cache, where new memory of a CPU begins
-_NEW = 256  # bytes, at multiples of which new memory of a GPU begins
-_WIDE = 16  # columns of a product, and numbers of a head
+_LINE = 64  # bytes of a cache line, to which new memory of a CPU is aligned
+_NEW = 256  # bytes to which new memory of a GPU is aligned
+_WIDE = 16  # least number of columns of a product; heads are padded to a multiple of it
 
 
 def aligned(rows: Tensor) -> Tensor:
-    """The same numbers, contiguous, where new memory begins: some products of a few rows go by the rest of their address."""
+    """Returns the rows contiguous and aligned as new memory is: the bits of some small products depend on the alignment."""
     rows = rows.contiguous()
     return rows.clone() if rows.data_ptr() % (_LINE if rows.device.type == "cpu" else _NEW) else rows
 
 
 class Watched(TorchDispatchMode):
-    """Notes what matters of a pass that is computed as torch does it.
+    """Mode that inspects a pass and leaves its computation unchanged.
 
     Args:
-        tokens: of the texts in it; ``None``: it reads none.
+        tokens: Tokens of the texts in the pass; ``None``: the pass reads no texts.
 
     Attributes:
-        by_place: whether it has a product whose bits depend on places.
-        vocabulary: how many tokens the table has that the texts' vectors come from; 3 where none gets the tokens themselves.
+        by_place: Whether the pass has a product whose bits depend on the position of a record.
+        vocabulary: Number of tokens in the embedding table of the texts; 3 if no table is indexed by the tokens themselves.
     """
 
     def __init__(self, tokens: Tensor | None = None) -> None:
@@ -56,7 +57,7 @@ class Watched(TorchDispatchMode):
 
 @contextlib.contextmanager
 def same_at_all_places() -> Iterator[None]:
-    """A block whose products on a CPU give a record's numbers the same bits at all places."""
+    """Opens a block in which products on a CPU give a record the same bits at every position."""
     with _Heads(), _Products():
         yield
 
@@ -95,7 +96,7 @@ _RULES: dict[Any, Callable[..., Callable[[], Tensor] | None]] = {
 
 
 class _Products(TorchDispatchMode):
-    """Matrices of a batch whose product begins at multiples of 64 bytes, and products of 16 columns or more."""
+    """Mode that starts each product of a batch at a multiple of 64 bytes, and pads products to 16 columns or more."""
 
     def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Called in place of every operation while the mode is on."""
@@ -105,7 +106,7 @@ class _Products(TorchDispatchMode):
 
 
 class _Heads(TorchFunctionMode):
-    """Heads of attention are filled up with zeros to a multiple of 16."""
+    """Mode that pads the heads of attention with zeros to a multiple of 16."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Called in place of every function while the mode is on."""

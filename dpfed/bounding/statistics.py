@@ -1,4 +1,4 @@
-"""The groups' figures as numbers that are added up beside their gradients (`dpfed.privacy.group_statistics`)."""
+"""Statistics of the groups as integers that are added up beside their gradients (`dpfed.privacy.group_statistics`)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from torch import Tensor
 
 from dpfed.privacy.group_statistics import BELOW, LOSS, GroupStatistics
 
-# Over so much of a norm's logarithm a figure goes from one side of a threshold to the other: from 5 % below it to 5 % above.
+# Width, in the logarithm of the norm, of the ramp between the two sides of a threshold: from 5 % below it to 5 % above.
 _WIDTH = 0.1
 
 
 def sum_of_statistics(
     statistics: GroupStatistics, norms: Tensor, losses: Tensor, threshold: float, clip_norm: float, unit: float, public: int = 0
 ) -> Tensor:
-    """What some groups add to the sum beside their gradients: whole numbers, each of one group alone.
+    """Returns the sum of some groups' statistics: of integers, each a function of one group alone.
 
-    A figure that is not a number counts as one end of its range: whatever the groups are, each moves the sum within its box.
+    A NaN counts as one end of its range: whatever the groups are, each moves the sum within its box.
 
     Args:
-        statistics: which figures.
-        norms: ``(G,)`` of the groups' gradients, before clipping.
-        losses: ``(2, G)`` the groups' losses and numbers of records, in any order.
-        threshold: that follows a quantile of the norms.
+        statistics: Statistics to compute.
+        norms: Norms ``(G,)`` of the groups' gradients before clipping.
+        losses: Losses and numbers of records of the groups, ``(2, G)``, in any order.
+        threshold: Adaptive threshold, which follows a quantile of the norms.
         clip_norm: C.
-        unit: what a step of the sum's grid stands for.
-        public: so many of a group's records are public, and have no loss of their own.
+        unit: Size of one step of the sum's grid.
+        public: Number of public records in each group; they have no loss of their own.
 
     Returns:
-        ``(m,)`` int64 on the CPU, one number for each of `GroupStatistics.names`.
+        Sums ``(m,)`` int64 on the CPU, one for each of `GroupStatistics.names`.
     """
-    # One after the other, in Python: a vectorised logarithm may give other bits at another place.
+    # One by one, in Python: a vectorised logarithm may give different bits at another position.
     every_loss = [loss / (records - public) / statistics.progress.loss_range - 0.5 for loss, records in losses.T.tolist()]
     figures = {LOSS: every_loss, BELOW: _sides(norms, threshold)}
     range_in_steps = statistics.unit / unit
@@ -45,7 +45,7 @@ def _within(figure: float) -> float:
 
 
 def _sides(norms: Tensor, threshold: float) -> list[float]:
-    """1/2 for norms well below a threshold, -1/2 for those well above it, and on a line between."""
+    """Returns a linear function of each norm's logarithm: 1/2 at 5 % below a threshold, -1/2 at 5 % above it."""
     return [_side(norm / threshold) for norm in norms.tolist()]
 
 

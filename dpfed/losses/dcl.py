@@ -16,10 +16,10 @@ class DCL(PairLoss):
     than the negatives are. DCL's does not. Its value may be negative.
 
     Args:
-        temperature: divides the cosine similarities, above 0. It is the loss's own: the model's is not read.
+        temperature: Divisor of the cosine similarities, above 0. It belongs to the loss; the model's temperature is not read.
 
     Raises:
-        UserError: if the temperature is not positive and finite.
+        UserError: If the temperature is not positive and finite.
     """
 
     def __init__(self, temperature: float = 0.1) -> None:
@@ -28,14 +28,16 @@ class DCL(PairLoss):
         self._scale = 1 / temperature
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:
-        """Each record's views attract each other, and both views of all other records repel them; both directions are added up.
+        """Computes the loss of two views, as the sum of both directions.
+
+        A record's views attract each other; both views of all other records repel them.
 
         Args:
-            first: ``(S, D)`` of any length: the loss normalises them.
-            second: ``(S, D)``.
+            first: One view of each record, ``(S, D)``, of any length: the loss normalises embeddings.
+            second: Another view of each record, ``(S, D)``.
 
         Returns:
-            A scalar; exactly 0 for a group of one, which has no negatives.
+            A scalar, the mean over the S records; exactly 0 for a group of one, which has no negatives.
         """
         if len(first) < 2:
             return 0.0 * (first.sum() + second.sum())
@@ -44,7 +46,7 @@ class DCL(PairLoss):
         across = one @ other.T * self._scale
 
         def repelled(within: Tensor, between: Tensor) -> Tensor:
-            """``(S,)``: the logarithm of the sum over both views of all other records."""
+            """Computes the logarithm of the sum over both views of all other records, ``(S,)``."""
             logits = torch.cat([within.masked_fill(own, -torch.inf), between.masked_fill(own, -torch.inf)], dim=1)
             return logits.logsumexp(dim=1)
 

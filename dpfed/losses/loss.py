@@ -1,4 +1,4 @@
-"""Dpfed's own losses as objects that can be called: the same that configurations name."""
+"""The base class of losses, and the losses that configurations name, as callable objects."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ class Loss:
     """A loss of one group.
 
     Attributes:
-        objective: what the section ``[objective]`` of a configuration says of it; empty: it is not one of those.
-        temperature: that the model gets; ``None``: it keeps its own.
+        objective: Section ``[objective]`` of a configuration with this loss; empty: no configuration can name the loss.
+        temperature: Temperature to set in the model; ``None``: the model keeps its own.
     """
 
     objective: Mapping[str, Any] = {}
     temperature: float | None = None
 
     def __call__(self, image: Tensor, text: Tensor | None = None) -> Tensor:
-        """The mean over the records of a group.
+        """Computes the loss of one group.
 
         Args:
-            image: ``(S, V, D)`` embeddings of the records' views.
-            text: ``(S, W, D)``, of models that read text.
+            image: Embeddings of the records' image views, ``(S, V, D)``.
+            text: Embeddings of the records' texts, ``(S, W, D)``, for models that read text.
 
         Returns:
-            A scalar.
+            A scalar, the mean over the S records.
         """
         raise NotImplementedError
 
     def prepare(self, model: nn.Module, group_size: int) -> None:
-        """Gives a model what the loss reads of it.
+        """Sets the attributes of a model on which the loss depends.
 
         Args:
-            model: a `SimCLR` or `TwoTower`.
-            group_size: S.
+            model: A `SimCLR` or `TwoTower`.
+            group_size: S, the expected number of records in a group.
         """
 
 
 class _Named(Loss):
-    """One of those that configurations name."""
+    """Base class of the losses that configurations name."""
 
     name: str
 
@@ -67,7 +67,7 @@ class _Named(Loss):
         return self._of({"image": image} if text is None else {"image": image, "text": text})
 
     def _of(self, embeddings: dict[str, Tensor], **label: Tensor) -> Tensor:
-        """The mean over the records of a group, from their embeddings and classes."""
+        """Computes the loss of one group, the mean over its records, from their embeddings and classes."""
         objective, image = OBJECTIVES[self.name], embeddings["image"]
         if objective.unit_length:
             embeddings = {name: nn.functional.normalize(z, dim=-1) for name, z in embeddings.items()}
@@ -91,7 +91,7 @@ class InfoNCE(_Named):
     """Softmax contrast inside one group (DP-GCL, equation 12).
 
     Args:
-        temperature: divides the cosine similarities; default: the model's.
+        temperature: Divisor of the cosine similarities; default: the model's.
     """
 
     name = "infonce"
@@ -101,11 +101,11 @@ class InfoNCE(_Named):
 
 
 class SigLIP(_Named):
-    """Each pair of a group is one binary decision (Zhai et al. 2023).
+    """Sigmoid contrast inside one group: each pair is one binary decision (Zhai et al. 2023).
 
     Args:
-        temperature: divides the cosine similarities; default: the model's.
-        bias: added to every logit; default: -ln(S - 1).
+        temperature: Divisor of the cosine similarities; default: the model's.
+        bias: Term added to every logit; default: -ln(S - 1).
     """
 
     name = "siglip"
@@ -118,7 +118,7 @@ class BarlowTwins(_Named):
     """The correlations of two views' dimensions (Zbontar et al. 2021).
 
     Args:
-        redundancy: weight of the correlations of different dimensions; default: that of the configuration.
+        redundancy: Weight of the correlations of different dimensions; default: 5e-3, as in configurations.
     """
 
     name = "barlow_twins"
@@ -135,8 +135,8 @@ class SupCon(_Named):
     records of a class: groups of 16 suit 10 classes, not 1,000.
 
     Args:
-        temperature: divides the cosine similarities; default: the model's.
-        label: name of the label that holds the class; default: the only label.
+        temperature: Divisor of the cosine similarities; default: the model's.
+        label: Name of the label that holds the class; default: the only label.
     """
 
     name = "supcon"
@@ -145,15 +145,15 @@ class SupCon(_Named):
         super().__init__(temperature, label=label)
 
     def __call__(self, image: Tensor, text: Tensor | None = None, *, label: Tensor | None = None) -> Tensor:
-        """The mean over the records of a group.
+        """Computes the loss of one group, the mean over its records.
 
         Args:
-            image: ``(S, V, D)`` embeddings of the records' views.
-            text: ignored.
-            label: ``(S,)`` int64, equal where two records share a class.
+            image: Embeddings of the records' views, ``(S, V, D)``.
+            text: Ignored.
+            label: Classes ``(S,)`` int64, equal where two records share a class.
 
         Raises:
-            UserError: if `label` is missing.
+            UserError: If `label` is missing.
         """
         if label is None:
             raise UserError("SupCon needs label=, which tells it which records share a class. [loss-labels-missing]")

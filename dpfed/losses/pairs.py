@@ -16,30 +16,31 @@ class PairLoss(Loss):
     """A loss of two views; with more views, the mean over all pairs of them.
 
     Args:
-        options: of the loss, by the names that its class takes them under. The configuration of a run keeps them, so another
-            temperature is another run.
+        options: Options of the loss, under the names of its class's arguments. A run's configuration stores them, so another
+            temperature makes another run.
     """
 
     def __init__(self, **options: float | bool) -> None:
         self._options = options
-        if type(self).__module__.startswith("dpfed.losses."):  # others have the names that their users give them
+        if type(self).__module__.startswith("dpfed.losses."):  # the names of other losses are chosen by their users
             self.objective = {"name": f"dpfed.losses:{type(self).__name__}", "options": options}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{key}={value}' for key, value in self._options.items())})"
 
     def __call__(self, image: Tensor, text: Tensor | None = None) -> Tensor:
-        """The mean over the records of a group.
+        """Computes the loss of one group.
 
         Args:
-            image: ``(S, V, D)`` embeddings of the records' views.
-            text: ``(S, W, D)``, of models that read text: each image view is then compared with each text view.
+            image: Embeddings of the records' image views, ``(S, V, D)``.
+            text: Embeddings of the records' texts, ``(S, W, D)``, for models that read text: each image view is then compared
+                with each text.
 
         Returns:
-            A scalar.
+            A scalar, the mean over the S records.
 
         Raises:
-            UserError: for images alone with one view each.
+            UserError: If there are no texts, and only one view of each image.
         """
         if text is not None:
             chosen = [(first, second) for first in image.unbind(1) for second in text.unbind(1)]
@@ -53,11 +54,11 @@ class PairLoss(Loss):
         return torch.stack([self.of(first, second) for first, second in chosen]).mean()
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:
-        """The loss of two views.
+        """Computes the loss of two views.
 
         Args:
-            first: ``(S, D)``, one view of each record.
-            second: ``(S, D)``, another one.
+            first: One view of each record, ``(S, D)``.
+            second: Another view of each record, ``(S, D)``.
 
         Returns:
             A scalar, the mean over the S records.
@@ -66,15 +67,15 @@ class PairLoss(Loss):
 
 
 def refuse_options(name: str, *, zero: bool, **given: float) -> None:
-    """Refuses options that are negative or not finite.
+    """Rejects options that are negative or not finite.
 
     Args:
-        name: of the loss.
-        zero: whether they may be 0.
-        given: the options.
+        name: Name of the loss.
+        zero: Whether the options may be 0.
+        given: Options by name.
 
     Raises:
-        UserError: naming the option.
+        UserError: If an option is not a number in this range; the message names the option.
     """
     for key, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < inf and (zero or value > 0)):

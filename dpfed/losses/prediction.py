@@ -1,6 +1,6 @@
-"""Prediction of one view from the other without negatives (SimSiam: Chen & He 2021).
+"""Prediction of one view from the other without negatives, in a form for groups.
 
-"Exploring Simple Siamese Representation Learning", in a form for groups.
+The loss follows SimSiam (Chen & He 2021, "Exploring Simple Siamese Representation Learning").
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class PredictionHead(nn.Module):
     """A projection, and a prediction from it, for the loss `Prediction`.
 
     Args:
-        embedding: D, dimensions of the projection.
-        hidden: width of the hidden layers.
+        embedding: D, the number of dimensions of the projection.
+        hidden: Width of the hidden layers.
     """
 
     def __init__(self, embedding: int = 128, hidden: int = 512) -> None:
@@ -27,24 +27,24 @@ class PredictionHead(nn.Module):
         self.predict = nn.Sequential(nn.Linear(embedding, hidden), nn.ReLU(), nn.Linear(hidden, embedding))
 
     def forward(self, features: Tensor) -> Tensor:
-        """``(n, F)`` -> ``(n, 2 D)``: the projection, and behind it the prediction."""
+        """Maps features ``(n, F)`` to the projection, followed by the prediction, ``(n, 2 D)``."""
         projection = self.project(features)
         return torch.cat([projection, self.predict(projection)], dim=1)
 
 
 class Prediction(PairLoss):
-    """The prediction from each view meets the projection of the other, which gets no gradient.
+    """Cosine distance of the prediction from each view and the projection of the other view, which gets no gradient.
 
     BYOL and SimSiam rely on BatchNorm against collapse; its statistics are those of a batch, which no private gradient may
-    read. Here projections and predictions are centred on the mean of their group, which has the same purpose: embeddings that
-    are all alike have a cosine of 0 then, and not of 1. Under noise it showed no measurable gain
-    (docs/results.md): prefer a loss with negatives.
+    read. Here projections and predictions are centred on the mean of their group, for the same purpose: embeddings that are all
+    equal then have a cosine of 0, not of 1. Under noise, this loss showed no measurable gain (docs/results.md): prefer a loss
+    with negatives.
 
     With `dpfed.BYOL` instead of `SimCLR`, the projection comes from a target network. Its weights are a moving average
     of released weights, which costs no privacy.
 
     Args:
-        centre: whether the mean over the group's records is subtracted.
+        centre: Whether the mean over the group's records is subtracted.
 
     Example:
         ``dpfed.SimCLR(encoder, head=PredictionHead(128))`` with ``loss=Prediction()``.
@@ -55,17 +55,17 @@ class Prediction(PairLoss):
         self._centre = centre
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:
-        """The negative mean of both cosines: -1 where each prediction is right.
+        """Computes the negative mean of both cosines: -1 if every prediction is exact.
 
         Args:
-            first: ``(S, 2 D)``: the projection, and behind it the prediction.
-            second: ``(S, 2 D)``.
+            first: Projections, followed by predictions, of one view of each record, ``(S, 2 D)``.
+            second: Projections, followed by predictions, of another view of each record, ``(S, 2 D)``.
 
         Returns:
-            A scalar in [-1, 1].
+            A scalar in [-1, 1], the mean over the S records.
 
         Raises:
-            UserError: for an odd number of dimensions.
+            UserError: If the number of dimensions is odd.
         """
         if first.shape[1] % 2:
             raise UserError(

@@ -13,19 +13,20 @@ _EPSILON = 1e-4  # added to variances, as in the paper
 class VICReg(PairLoss):
     """Views of a record agree; over the records of the group, each dimension varies, and no two dimensions vary together.
 
-    The variances and covariances are those of one group's S records, in the place of the paper's batch. They have rank S - 1 at
-    most: with fewer records than dimensions, the covariance term is mostly chance. Groups of 16 and more serve better.
+    The variances and covariances are those of one group's S records, rather than of the paper's batch. A covariance matrix has
+    rank S - 1 at most: with fewer records than dimensions, the covariance term is mostly noise. Groups of 16 or more work
+    better.
 
-    It reads the length of embeddings: a `SimCLR` or `TwoTower` stops normalising them. Another model must give embeddings that
-    are not normalised.
+    The loss reads the length of embeddings: it makes a `SimCLR` or `TwoTower` stop normalising them. Any other model must
+    return embeddings that are not normalised.
 
     Args:
-        invariance: weight of the mean squared distance between two views of a record.
-        variance: weight of the hinge that asks for a standard deviation of 1 in each dimension.
-        covariance: weight of the squared covariances between dimensions.
+        invariance: Weight of the mean squared distance between two views of a record.
+        variance: Weight of the hinge that demands a standard deviation of 1 in each dimension.
+        covariance: Weight of the squared covariances between dimensions.
 
     Raises:
-        UserError: if a weight is negative or not finite.
+        UserError: If a weight is negative or not finite.
     """
 
     def __init__(self, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0) -> None:
@@ -38,11 +39,13 @@ class VICReg(PairLoss):
         model.unit_length = False  # type: ignore[assignment]
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:
-        """The three terms, weighted as in the authors' code: the hinge is the mean of both views, the covariances are added up.
+        """Computes the weighted sum of the three terms.
+
+        As in the authors' code, the hinge is the mean over both views, and the covariance terms of both views are added up.
 
         Args:
-            first: ``(S, D)``, not normalised.
-            second: ``(S, D)``.
+            first: One view of each record, ``(S, D)``, not normalised.
+            second: Another view of each record, ``(S, D)``, not normalised.
 
         Returns:
             A scalar; the invariance term alone for a group of one, which has no variance.

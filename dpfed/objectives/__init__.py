@@ -1,7 +1,7 @@
-"""The loss of one group: a file for each, found by its name. Its keys stand in the section ``[objective]``.
+"""Losses of one group: one file for each loss, found by its name. Their keys are in the section ``[objective]``.
 
-A loss is announced by an entry point of the group ``dpfed.losses`` that leads to an `Objective`: dpfed's own in
-``dpfed/entry_points.txt``, and others by their packages.
+An entry point of the group ``dpfed.losses``, which leads to an `Objective`, announces a loss: ``dpfed/entry_points.txt`` has
+those of dpfed's losses, and other packages have their own.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _OWN = When("objective.name", lambda objective: objective.is_own, "set objective
 
 
 def keys_of_losses() -> dict[str, tuple[str, ...]]:
-    """Every key that a loss has in ``[objective]``, with the names of the losses that have it; the most common ones first.
+    """Returns every key of a loss in ``[objective]`` with the names of the losses that have it; the most common ones first.
 
     Raises:
-        ValueError: if two losses mean different things by a key.
+        ValueError: If two losses declare a key differently.
     """
     found: dict[str, tuple[str, ...]] = {}
     for name, loss in OBJECTIVES.items():
@@ -61,7 +61,7 @@ def keys_of_losses() -> dict[str, tuple[str, ...]]:
 
 
 def _keys_of_losses() -> Any:
-    """The keys of all losses side by side, each described with the names of the losses that have it."""
+    """Builds a section with the keys of all losses; each description begins with the names of the losses that have the key."""
     fields: dict[str, Any] = {}
     for key, losses in keys_of_losses().items():
         field = copy.copy(OBJECTIVES[losses[0]].options.model_fields[key])
@@ -73,7 +73,7 @@ def _keys_of_losses() -> Any:
     return create_model("KeysOfLosses", __base__=Section, name=(str, Field("infonce", description=titles)), **fields)
 
 
-class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are those of the files in this folder
+class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are those of all losses
     """The loss of one group."""
 
     @field_validator("name")
@@ -86,27 +86,27 @@ class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are 
     @model_validator(mode="after")
     def _fits(self) -> ObjectiveConfig:
         try:
-            self.loss_options  # noqa: B018 refuses values that do not go together
+            self.loss_options  # noqa: B018 raises for inconsistent values
         except ValidationError as error:
             raise ValueError(complaint(error)) from None
         return self
 
     @property
     def loss(self) -> Objective:
-        """What `name` names."""
+        """The `Objective` with this name, or that of the user's own loss."""
         return own_objective(self.name) if self.is_own else OBJECTIVES[self.name]
 
     @property
     def is_own(self) -> bool:
-        """Whether the loss is the user's own."""
+        """Returns whether the loss is the user's own."""
         return is_name(self.name)
 
     @property
     def loss_options(self) -> Section:
-        """The keys of the loss, and no other's."""
+        """The values of the loss's own keys."""
         kind = self.loss.options
         return kind(**{key: getattr(self, key) for key in kind.model_fields})
 
     def group_loss(self, public: int = 0, centring: float = 0.0) -> GroupLoss:
-        """The loss of one group, with these options; see `loss_of`."""
+        """Returns the loss of one group, with these options; see `loss_of`."""
         return loss_of(self.loss, self.loss_options, public, centring)

@@ -1,9 +1,9 @@
 """Barlow Twins inside one group (Zbontar et al. 2021, "Barlow Twins: Self-Supervised Learning via Redundancy Reduction").
 
 The cross-correlation between the two views' embeddings, over the records of one group, should be the identity: each dimension
-says the same of both views, and no two dimensions say the same. It couples all records of the group, and of no other, so the
-group stays the unit that is clipped. A correlation over few records is mostly chance (over two it is always 1 or -1): groups
-of 16 and more serve better than the smallest.
+is the same for both views, and different dimensions are uncorrelated. The loss couples all records of a group, and no others,
+so the group remains the unit of clipping. A correlation over few records is mostly noise (over two it is always 1 or -1):
+groups of 16 or more work better than the smallest.
 Shapes: S records in the group (padding included), V image views, W text views, D embedding dimensions.
 """
 
@@ -19,11 +19,11 @@ from dpfed.schema.section import Section
 if TYPE_CHECKING:
     from torch import Tensor
 
-_EPSILON = 1e-5  # added to variances, as in the batch normalisation of the paper: a constant dimension has a finite gradient
+_EPSILON = 1e-5  # added to variances, as in the paper's batch normalisation: a constant dimension then has a finite gradient
 
 
 class Options(Section):
-    """Weights."""
+    """Weight of the loss's second term."""
 
     redundancy: float = Field(5e-3, ge=0, le=1000, description="lambda, weight of the correlations between dimensions")
 
@@ -36,17 +36,18 @@ def group_loss(
     *,
     options: Options,
 ) -> Tensor:
-    """The loss of one group: equation 1, times the number of its records, like a sum over records.
+    """Computes the loss of one group: equation 1 times the number of records, for consistency with sums over records.
 
     Args:
-        embeddings: ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``; not normalised.
-        present: ``(S,)`` bool, False for padding, which takes no part.
-        temperature: ignored, as is `bias`: nothing is contrasted.
-        bias: ignored.
-        options: the weight of the terms off the diagonal.
+        embeddings: Embeddings ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``; not
+            normalised.
+        present: Mask ``(S,)`` bool, False for padding, which is ignored.
+        temperature: Ignored, because nothing is contrasted.
+        bias: Ignored, because nothing is contrasted.
+        options: Weight of the terms off the diagonal.
 
     Returns:
-        Scalar; exactly 0 for a group of one, whose correlation does not exist.
+        A scalar; exactly 0 for a group of one, for which no correlation exists.
     """
     import torch
 
@@ -59,7 +60,7 @@ def group_loss(
 
 
 def _standardised(view: Tensor, present: Tensor) -> Tensor:
-    """Mean 0 and variance 1 in each dimension, over the records that are present; zeros elsewhere."""
+    """Scales each dimension to mean 0 and variance 1 over the records that are present; other rows become zero."""
     import torch
 
     records = present.sum().clamp(min=1)
@@ -70,7 +71,7 @@ def _standardised(view: Tensor, present: Tensor) -> Tensor:
 
 
 def off_diagonal_squares(matrix: Tensor) -> Tensor:
-    """Sum of the squares off the diagonal of a square matrix."""
+    """Returns the sum of the squares off the diagonal of a square matrix."""
     import torch
 
     off = ~torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)

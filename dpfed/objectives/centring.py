@@ -1,4 +1,4 @@
-"""Embeddings without the centre of their kind, private or public, and how centres follow: `dpfed.models.centres` says why.
+"""Embeddings centred by kind, private or public, and the loss that moves the centres (reason: `dpfed.models.centres`).
 
 Shapes: S records in the group, padding included; V views of a modality; D dimensions.
 """
@@ -14,19 +14,20 @@ if TYPE_CHECKING:
 def centred(
     embeddings: dict[str, Tensor], centres: Tensor, own: Tensor, present: Tensor, unit_length: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Takes the centre of its kind away from every embedding.
+    """Subtracts the centre of its kind from every embedding.
 
     Args:
-        embeddings: ``{"image": (S, V, D)[, "text": (S, W, D)]}``.
-        centres: ``(S, 2 * modalities * D)``, the own ones of each modality in the order of `embeddings`, then the public ones.
-        own: ``(S,)`` bool, the records that are not public.
-        present: ``(S,)`` bool, False for padding.
-        unit_length: whether the results are to have length 1.
+        embeddings: Embeddings ``{"image": (S, V, D)[, "text": (S, W, D)]}``.
+        centres: Centres ``(S, 2 * modalities * D)``: those of private records for each modality, in the order of `embeddings`,
+            then those of public records.
+        own: Mask ``(S,)`` bool of the private records.
+        present: Mask ``(S,)`` bool, False for padding.
+        unit_length: Whether to normalise the results to length 1.
 
     Returns:
-        The embeddings, through which gradients reach the model but not the centres; and a scalar whose gradient reaches the
-        centres alone: half the squared distance of the own records' embeddings from their centre, summed over the records, and
-        of the public ones' from theirs, with as much weight.
+        The centred embeddings, whose gradients reach the model but not the centres; and a scalar whose gradient reaches the
+        centres alone: half the squared distance of the private records' embeddings from their centre, summed over the records,
+        plus the same for the public records, with the same total weight.
     """
     import torch
     from torch.nn.functional import normalize

@@ -1,4 +1,4 @@
-"""Tells a loss which records of a group share a class, and nothing else about their labels.
+"""Classes of a group's records for losses: which records share a class, and nothing else about their labels.
 
 The number of a class may depend on other records: if the only record of a class is removed, the classes after it may be
 renumbered. A loss that read these numbers could then change in every group. So a loss gets numbers that depend on its group
@@ -19,14 +19,14 @@ LABEL = "label"
 
 
 def first_of_class(label: Tensor, present: Tensor) -> Tensor:
-    """For each record, the position of the group's first record of the same class; without a class, its own position.
+    """Returns, for each record, the position of the group's first record of its class; without a class, its own position.
 
     Args:
-        label: ``(S, 1, 1)`` int64, numbers of classes, -1 for none.
-        present: ``(S,)`` bool, False for padding.
+        label: Numbers of classes, ``(S, 1, 1)`` int64; -1: none.
+        present: Mask ``(S,)`` bool, False for padding.
 
     Returns:
-        ``(S,)`` int64, equal where two records share a class.
+        Positions ``(S,)`` int64, equal where two records share a class.
     """
     import torch
 
@@ -37,8 +37,8 @@ def first_of_class(label: Tensor, present: Tensor) -> Tensor:
 
 
 def reads_labels(function: Callable[..., Any]) -> bool:
-    """Whether a user-defined loss has a parameter ``label``."""
+    """Returns whether a user-defined loss has a parameter ``label``."""
     try:
         return LABEL in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some callables do not say
+    except (TypeError, ValueError):  # some callables have no signature
         return False

@@ -18,21 +18,21 @@ _ABSENT = -1e9
 
 
 def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Each anchor finds its own first view among the group's: one direction of the contrast.
+    """Computes one direction of the contrast: each anchor against its own first view and the views of the other records.
 
-    The denominator of record i holds its positive and, for every *other* record j of the group, j's first view and its N_a
-    augmented views: (N_a + 1)(S - 1) negatives, the number that the paper states. Its equation 12 as printed would also put
-    i's own augmented views there, and so push a record away from itself; we leave those terms out.
+    The denominator of record i has its positive and, for every *other* record j of the group, j's first view and its N_a
+    augmented views: (N_a + 1)(S - 1) negatives, the number that the paper states. The paper's equation 12 as printed would also
+    include i's own augmented views, and so push a record away from itself; we leave those terms out.
 
     Args:
-        anchors: ``(S, D)`` L2-normalised embeddings.
-        others: ``(S, 1 + N_a, D)`` L2-normalised embeddings; view 0 is the positive of the anchor with the same index.
-        present: ``(S,)`` bool, False for padding, which neither contrasts nor is contrasted with.
-        temperature: scalar.
-        counted: ``(S,)`` bool, the anchors whose terms are added up; ``None``: all that are present.
+        anchors: L2-normalised embeddings ``(S, D)``.
+        others: L2-normalised embeddings ``(S, 1 + N_a, D)``; view 0 is the positive of the anchor with the same index.
+        present: Mask ``(S,)`` bool, False for padding, which is neither an anchor nor a negative.
+        temperature: Divisor of the similarities, a scalar.
+        counted: Mask ``(S,)`` bool of the anchors whose terms are added up; ``None``: all that are present.
 
     Returns:
-        Sum over the records that are present, or counted; exactly 0 for a group of one.
+        The sum over the records that are present, or counted; exactly 0 for a group of one.
     """
     import torch
 
@@ -55,21 +55,21 @@ def group_loss(
     options: ContrastOptions | None = None,
     counted: Tensor | None = None,
 ) -> Tensor:
-    """The loss of one group, in both directions.
+    """Computes the loss of one group, in both directions.
 
     Image records contrast view 0 with view 1 and back; views 2 onwards are the N_a augmentations. Image-text records contrast
     image with text and back (equation 15); views 1 onwards of each modality are its augmentations.
 
     Args:
-        embeddings: ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``.
-        present: ``(S,)`` bool.
-        temperature: scalar.
-        bias: ignored: a softmax does not see what is added to every logit.
-        options: ignored: model and views have them.
-        counted: ``(S,)`` bool, the records whose terms are added up; ``None``: all that are present.
+        embeddings: Embeddings ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``.
+        present: Mask ``(S,)`` bool, False for padding.
+        temperature: Divisor of the similarities, a scalar.
+        bias: Ignored, because a softmax is invariant to it.
+        options: Ignored; they act on the model and the views.
+        counted: Mask ``(S,)`` bool of the records whose terms are added up; ``None``: all that are present.
 
     Returns:
-        Scalar: the sum over both directions and all records that are present, or counted.
+        A scalar, the sum over both directions and all records that are present, or counted.
     """
     import torch
 
@@ -85,7 +85,7 @@ def group_loss(
 
 
 def _range(options: ContrastOptions, records: int) -> float:
-    """Twice the loss of a guess among a record's own view and all negatives, in both directions."""
+    """Returns twice the chance-level loss, in both directions, for a guess among the positive and all negatives."""
     return 4 * math.log(1 + (options.augmentations + 1) * (records - 1))
 
 

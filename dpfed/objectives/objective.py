@@ -1,8 +1,8 @@
-"""What a loss is: one object with its options and what it needs of the model, in a file of its own.
+"""The declaration of a loss: one object with its options and its requirements on the model, in a file of its own.
 
-``objective.name = NAME`` names ``dpfed/objectives/NAME.py``, whose docstring names the paper and whose `OBJECTIVE` is an
-`Objective`. Keys of the configuration, their meaning and their refusal, the model, and the loss follow from that object.
-The configuration reads all of these files, and must not wait for torch: they import it inside their functions.
+``objective.name = NAME`` selects ``dpfed/objectives/NAME.py``, whose docstring cites the paper and whose `OBJECTIVE` is an
+`Objective`. The keys of the configuration, their meaning and checks, the model, and the loss follow from that object.
+Reading a configuration imports all of these files, and must not wait for torch: they import it inside their functions.
 """
 
 from __future__ import annotations
@@ -23,36 +23,37 @@ class GroupLoss(Protocol):
     """The loss of one group."""
 
     def __call__(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None, /) -> Tensor:
-        """The sum over the records of a group that are present.
+        """Computes the sum of the loss over the records of a group that are present.
 
         Args:
-            embeddings: ``{"image": (S, V, D), "text": (S, W, D)}`` of the S records' views, padding included; of losses that
-                read labels also ``"label": (S,)`` (`dpfed.objectives.classes.first_of_class`).
-            present: ``(S,)`` bool, False for padding.
-            temperature: of the model, a scalar.
-            bias: of the model, a scalar, or ``None``.
+            embeddings: Embeddings ``{"image": (S, V, D), "text": (S, W, D)}`` of the S records' views, padding included; for
+                losses that read labels also ``"label": (S,)`` (`dpfed.objectives.classes.first_of_class`).
+            present: Mask ``(S,)`` bool, False for padding.
+            temperature: Temperature of the model, a scalar.
+            bias: Bias of the model, a scalar; ``None`` if it has none.
         """
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of a group.
+    """The declaration of a loss of one group.
 
     Attributes:
-        title: in a few words, for `dpfed config keys`.
-        loss: ``loss(embeddings, present, temperature, bias, options=...)``: see `GroupLoss`; `options` are the loss's own.
-        options: its keys in the section ``[objective]``. Losses may share a key, if it is the same in all of them.
-        unit_length: whether the model gives it embeddings of unit length.
-        bias: where the model's bias starts, by the number of records that are contrasted; it needs a key ``bias``. ``None``:
-            the loss adds no bias to its logits.
-        own_terms: whether it is a sum of terms that each belong to one record, or to a pair; `loss` then takes
-            ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present). What a record
-            adds beside public ones is then these terms, and otherwise a difference of two losses.
-        range: a loss per record that training hardly exceeds, by the options and the number of records that are contrasted:
-            twice that of a guess, as a rule. Progress that is released tells no larger ones apart. ``None``: nobody knows.
-        images_only: whether it compares views of an image, and knows nothing of captions.
-        reads_labels: whether the loss reads which records of the group share a class; its options then have a key ``label``.
-        least: so many records of a group at least have anything to learn from together. Engines leave out groups of one.
+        title: Description in a few words, for `dpfed config keys`.
+        loss: Function ``loss(embeddings, present, temperature, bias, options=...)``, see `GroupLoss`; `options` are the loss's
+            own.
+        options: Section of the loss's keys in ``[objective]``. Losses may share a key if all declare it in the same way.
+        unit_length: Whether the model normalises the embeddings to unit length.
+        bias: Initial value of the model's bias, as a function of the number of contrasted records; it requires a key ``bias``.
+            ``None``: the loss adds no bias to its logits.
+        own_terms: Whether the loss is a sum of terms that each belong to one record, or to a pair. `loss` then takes
+            ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present). Beside public
+            records, a record's contribution is then these terms; otherwise it is a difference of two losses.
+        range: Loss per record that training rarely exceeds, as a function of the options and the number of contrasted
+            records; usually twice the chance-level loss. Released metrics do not distinguish larger losses. ``None``: unknown.
+        images_only: Whether the loss compares views of an image, and cannot use captions.
+        reads_labels: Whether the loss reads which records of the group share a class; its options then have a key ``label``.
+        least: Smallest number of records in a group from which anything can be learnt. Engines leave out groups of one.
     """
 
     title: str
@@ -76,7 +77,7 @@ class Objective:
 class ContrastOptions(Section):
     """Keys of losses that contrast cosine similarities."""
 
-    # Below, the softmax is a maximum; above, all similarities are the same to it: the gradient is lost in the noise.
+    # Below this range, the softmax is a maximum; above it, the softmax is uniform: the gradient is lost in the noise.
     temperature: float = Field(0.1, ge=1e-3, le=100, description="divides the cosine similarities")
     learn_temperature: bool = Field(False, description="train temperature (1/100 and above) and bias with the model")
     augmentations: int = Field(0, ge=0, le=16, description="N_a: further views of every negative (intra-group augmentation)")

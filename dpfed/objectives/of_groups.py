@@ -1,4 +1,4 @@
-"""The loss of a group with its options, and what is left of it where some of the group's records are public."""
+"""The loss of a group with its options, and the contribution of private records to it beside public ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def loss_of(objective: Objective, options: Section, public: int = 0, centring: float = 0.0) -> GroupLoss:
-    """The loss of one group, with its options.
+    """Returns the loss of one group, with its options.
 
     Args:
-        objective: says which.
-        options: of the kind that the objective has.
-        public: so many records at the end of each group are public: the loss is then what the others add to it.
-        centring: how much the centres of a model that has some are drawn to the embeddings; see `centred`.
+        objective: Declaration of the loss.
+        options: Options of the loss, an instance of `objective.options`.
+        public: Number of public records at the end of each group; the loss is then the contribution of the other records.
+        centring: Weight of the term that draws a model's centres, if it has any, to the embeddings; see `centred`.
     """
     loss = functools.partial(objective.loss, options=options)
     return functools.partial(_added, loss, objective, public, centring) if public else loss
@@ -37,9 +37,10 @@ def _added(
     temperature: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    """What the records of a group that stand before its public ones add to its loss; padding comes last.
+    """Computes the contribution of a group's private records, which come before the public ones; padding comes last.
 
-    Their own terms, where the loss has such; otherwise the loss of the group without the loss of the public records alone.
+    The contribution is the records' own terms, if the loss has own terms; otherwise the loss of the group minus the loss of its
+    public records alone.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""A loss of the user's own: any function of the embeddings of one group, which sees the rows of that group and no others."""
+"""A user's own loss: any function of the embeddings of one group, which gets the rows of that group and no others."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ _SHIPPED = ("DCL", "Prediction", "VICReg")
 
 
 def is_shipped(name: str) -> bool:
-    """Whether a name refers to a loss of `dpfed.losses`, which every installation of dpfed has.
+    """Returns whether a name refers to a loss of `dpfed.losses`, which every installation of dpfed has.
 
     Args:
-        name: the loss's name in the configuration.
+        name: Name of the loss in the configuration.
     """
     return name in {f"dpfed.losses:{loss}" for loss in _SHIPPED}
 
 
 def own_objective(name: str) -> Objective:
-    """What is known of a loss of the user's own before it is loaded.
+    """Returns the declaration of a user's own loss that is not loaded yet.
 
     Args:
-        name: in the configuration.
+        name: Name of the loss in the configuration.
     """
     return Objective(title=name, loss=_not_loaded, options=NoOptions)
 
 
 def _not_loaded(*given: Any, **options: Any) -> Tensor:
-    raise ValueError("a loss of the user's own is given to the engine as it is")
+    raise ValueError("a user's own loss must be passed to the engine directly, not through its declaration")
 
 
 class OwnLoss:
     """The loss of one group by a function of its embeddings.
 
     Args:
-        function: ``loss(image (S, V, D))``, or of models that read text ``loss(image (S, V, D), text (S, W, D))``: a scalar,
-            the mean over the S records, as the losses of torch are. If it has a parameter ``label``, it also gets ``(S,)``
-            int64, equal where records share a class (`dpfed.objectives.classes.first_of_class`).
+        function: Function ``loss(image (S, V, D))``, or for models that read text ``loss(image (S, V, D), text (S, W, D))``;
+            it returns a scalar, the mean over the S records, as losses of torch do. If it has a parameter ``label``, it also
+            gets ``(S,)`` int64, equal where records share a class (`dpfed.objectives.classes.first_of_class`).
 
     Attributes:
-        reads_labels: whether the function has a parameter ``label``.
+        reads_labels: Whether the function has a parameter ``label``.
     """
 
-    batches = False  # `torch.func.vmap` need not be able to
+    batches = False  # the function need not support `torch.func.vmap`
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.function, self.reads_labels = function, reads_labels(function)
@@ -59,7 +59,7 @@ class OwnLoss:
     def __call__(
         self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None = None, **ignored: Any
     ) -> Tensor:
-        """See `GroupLoss`: the sum over the records that are present."""
+        """Computes the sum over the records that are present, see `GroupLoss`."""
         whole = bool(present.all())
         given = {name: z if whole else z[present] for name, z in embeddings.items()}
         rows = [given[name] for name in _ORDER if name in given]
@@ -74,12 +74,12 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
     """Tries a loss on embeddings of noise.
 
     Args:
-        function: see `OwnLoss`.
-        rows: embeddings of one group, ``(S, V, D)`` each.
+        function: Function of the embeddings of one group, see `OwnLoss`.
+        rows: Embeddings of one group, ``(S, V, D)`` each.
 
     Raises:
-        UserError: for a loss that fails, is not a scalar, is not finite, has no gradient, has parameters of its own, or
-            remembers what it was called with before.
+        UserError: If the loss fails, is not a scalar, is not finite, has no gradient, has parameters of its own, or depends on
+            earlier calls.
     """
     import torch
 
@@ -104,8 +104,8 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
         again = _value(called, name, rows)
     if not torch.equal(first, again):
         raise UserError(
-            f"the loss {name} gives another value for the same embeddings after others: it keeps a queue, a mean or a counter, "
-            "or draws at random. It must be a function of one group's embeddings alone. [loss-remembers]"
+            f"the loss {name} returns another value for the same embeddings after a call with others: it keeps a queue, a mean "
+            "or a counter, or draws at random. It must be a function of one group's embeddings alone. [loss-remembers]"
         )
 
 

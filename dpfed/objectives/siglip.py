@@ -1,6 +1,6 @@
 """Pairwise sigmoid loss inside one group (Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training").
 
-Every pair is one binary decision, does it belong together, and nothing is normalised over the group.
+Every pair is one binary decision, whether its two parts belong together, and nothing is normalised over the group.
 Shapes: S records in the group (padding included), V image views, W text views, D embedding dimensions.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Options(ContrastOptions):
-    """With the bias."""
+    """Options of the loss, including its bias."""
 
     bias: float | None = Field(
         None, ge=-1000, le=1000, description="added to every logit; default -ln(S - 1), the odds of a pair"
@@ -27,10 +27,10 @@ class Options(ContrastOptions):
 
 
 def _start(records: int) -> float:
-    """Minus the logarithm of a record's negatives, which balances the start.
+    """Returns the initial bias: minus the logarithm of the number of a record's negatives, which balances the first steps.
 
     Args:
-        records: that are contrasted with each other.
+        records: Number of records that are contrasted with each other.
     """
     return -math.log(max(1, records - 1))
 
@@ -38,18 +38,18 @@ def _start(records: int) -> float:
 def repulsion(
     anchors: Tensor, others: Tensor, present: Tensor, temperature: Tensor, bias: Tensor, counted: Tensor | None = None
 ) -> Tensor:
-    """The negative decisions: each anchor against all views of every *other* record.
+    """Computes the loss of the negative decisions: each anchor against all views of every *other* record.
 
     Args:
-        anchors: ``(S, D)`` L2-normalised embeddings.
-        others: ``(S, N, D)`` L2-normalised embeddings; N may be 0.
-        present: ``(S,)`` bool, False for padding.
-        temperature: scalar.
-        bias: scalar, added to every logit.
-        counted: ``(S,)`` bool; pairs of two records that are not counted are left out. ``None``: no pair is.
+        anchors: L2-normalised embeddings ``(S, D)``.
+        others: L2-normalised embeddings ``(S, N, D)``; N may be 0.
+        present: Mask ``(S,)`` bool, False for padding.
+        temperature: Divisor of the similarities, a scalar.
+        bias: Term added to every logit, a scalar.
+        counted: Mask ``(S,)`` bool; pairs of two records that are not counted are left out. ``None``: no pair is left out.
 
     Returns:
-        Sum over the ordered pairs of records that are present; a record is never pushed from its own views.
+        The sum over the ordered pairs of records that are present; a record is never pushed away from its own views.
     """
     import torch
     from torch.nn.functional import logsigmoid
@@ -71,22 +71,25 @@ def group_loss(
     options: Options | None = None,
     counted: Tensor | None = None,
 ) -> Tensor:
-    """The loss of one group.
+    """Computes the loss of one group.
 
     Image-text records: image i and text j are a positive pair for i = j and a negative one otherwise, each pair counted once.
     The augmented views of either modality are further negatives of the other modality's first views. Image records contrast
     view 0 with view 1 in the same way; views 2 onwards are the augmentations, for both.
 
     Args:
-        embeddings: ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``.
-        present: ``(S,)`` bool, False for padding, which takes part in no pair.
-        temperature: scalar, divides the cosine similarities.
-        bias: scalar, added to every logit; see `_start` for where it starts.
-        options: ignored: model and views have them.
-        counted: ``(S,)`` bool, the records whose pairs are added up, with whomever; ``None``: all that are present.
+        embeddings: Embeddings ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``.
+        present: Mask ``(S,)`` bool, False for padding, which takes part in no pair.
+        temperature: Divisor of the cosine similarities, a scalar.
+        bias: Term added to every logit, a scalar; `_start` gives its initial value.
+        options: Ignored; they act on the model and the views.
+        counted: Mask ``(S,)`` bool of the records whose pairs, with any record, are added up; ``None``: all that are present.
 
     Returns:
-        Scalar: the sum over all pairs of records that are present; exactly 0 for a group of one, as it has no negatives.
+        A scalar, the sum over all pairs of records that are present; exactly 0 for a group of one, which has no negatives.
+
+    Raises:
+        UserError: If the model has no bias.
     """
     import torch
     from torch.nn.functional import logsigmoid
@@ -110,12 +113,12 @@ def group_loss(
     candidates = torch.cat([second[:, None], more_second], dim=1)
     negatives = repulsion(first, candidates, present, temperature, bias, counted)
     negatives = negatives + repulsion(second, more_first, present, temperature, bias, counted)
-    # A positive alone would pull without a push, and teach the model to say yes to everything.
+    # Without negatives, the model would learn to call every pair positive.
     return torch.where(present.sum() > 1, attraction + negatives, 0.0)
 
 
 def _range(options: Options, records: int) -> float:
-    """Twice the loss of a guess at the bias of `_start`: of the own pair, and of all others together."""
+    """Returns twice the chance-level loss at the bias of `_start`: of the positive pair, and of all negatives together."""
     return 2 * (math.log(records) + 2 * options.augmentations + 1)
 
 

@@ -23,7 +23,7 @@ _ABSENT = -1e9  # finite, as for InfoNCE
 class Options(ContrastOptions):
     """Options of the loss: the name of the label."""
 
-    label: str | None = Field(None, description="which label of the records says their class; default: the only one")
+    label: str | None = Field(None, description="name of the label that holds the class; default: the only label")
 
 
 def group_loss(
@@ -34,18 +34,18 @@ def group_loss(
     *,
     options: Options | None = None,
 ) -> Tensor:
-    """The loss of one group.
+    """Computes the loss of one group.
 
     Args:
-        embeddings: ``{"image": (S, V, D)}`` with V >= 2, L2-normalised, and ``"label": (S,)`` int64, equal where two records
-            share a class.
-        present: ``(S,)`` bool, False for padding.
-        temperature: scalar.
-        bias: ignored, because a softmax is invariant to it.
-        options: ignored; they act on the model and the views.
+        embeddings: Embeddings ``{"image": (S, V, D)}`` with V >= 2, L2-normalised, and ``"label": (S,)`` int64, equal where
+            two records share a class.
+        present: Mask ``(S,)`` bool, False for padding.
+        temperature: Divisor of the similarities, a scalar.
+        bias: Ignored, because a softmax is invariant to it.
+        options: Ignored; they act on the model and the views.
 
     Returns:
-        Scalar: the mean over a record's views, summed over the records present; 0 for a group of one if V = 2.
+        A scalar: the mean over a record's views, summed over the records present; 0 for a group of one if V = 2.
     """
     import torch
 
@@ -64,7 +64,7 @@ def group_loss(
 
 
 def _range(options: Options, records: int) -> float:
-    """Twice the loss of a guess among all other views."""
+    """Returns twice the chance-level loss of a guess among all other views."""
     return 2 * math.log(max(2, (options.augmentations + 2) * records - 1))
 
 

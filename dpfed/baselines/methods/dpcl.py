@@ -1,12 +1,12 @@
 """DPCL as published (Li et al. 2022), for comparison only: **not sound**.
 
-Each step takes B records without replacement, releases a noisy similarity matrix (SimCLR) or noisy means and variances (Barlow
-Twins), clips every view's gradient to C and adds them up. The paper states that replacing one record then moves the sum by at
-most 4C, two views by 2C each, because the other views' gradients stay what they are once the noisy statistics are fixed.
-They do not: they contain the replaced record's clean embedding (`dpfed.baselines.noisy_statistics.published_dpcl`). Every one
-of the 2B clipped gradients can turn round, so the sum can move by up to 4BC. The 4C here is the paper's, and so is the claimed
-epsilon: every release has noise multiplier sigma, and their Renyi epsilons, each for a sample without replacement (Wang et al.
-2019), add up.
+Each step samples B records without replacement, releases a noisy similarity matrix (SimCLR) or noisy means and variances
+(Barlow Twins), clips every view's gradient to C and adds them up. The paper states that replacing one record then moves the sum
+by at most 4C, two views by 2C each, because the other views' gradients do not change once the noisy statistics are fixed.
+They do change: they contain the replaced record's clean embedding (`dpfed.baselines.noisy_statistics.published_dpcl`). Every
+one of the 2B clipped gradients can reverse its direction, so the sum can move by up to 4BC. The 4C here is the paper's value,
+and so is the claimed epsilon: every release has noise multiplier sigma, and their Renyi epsilons, each for sampling without
+replacement (Wang et al. 2019), add up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpfed.privacy.parameters import MechanismParameters
 from dpfed.privacy.samplers import FixedSizeSampler
 from dpfed.schema.section import NoOptions
 
-# Noisy releases in a step, the gradient's among them: the similarities; or the mean and the variance of either view.
+# Number of noisy releases in a step: the gradient, and the similarities, or the mean and the variance of each view.
 _RELEASES = {"infonce": 2, "barlow_twins": 5}
 
 

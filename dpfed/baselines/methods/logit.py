@@ -1,17 +1,17 @@
 """Logit-DP (Kong, Munoz Medina and Ribero): clip the gradient of each similarity, add them up weighted by the loss.
 
-The gradient of a loss of similarities is ``sum over pairs of (dl/ds) grad s``. Clipping every ``grad s`` to C leaves the
-weights ``dl/ds``, and a record changes few of them by much. **Sensitivity G C**, with G the largest change of the weights,
+The gradient of a loss of similarities is ``sum over pairs of (dl/ds) grad s``. Every ``grad s`` is clipped to C; the weights
+``dl/ds`` are not, and a record changes few of them by much. **Sensitivity G C**, with G the largest change of the weights,
 summed over all pairs in absolute value; `dpfed.baselines.whole_batch.pair_options` has the proof:
 
 - contrastive loss at temperature tau, m candidates per record, at most b records, ``E = exp(2 / tau)``:
-  ``(4 x + 2 (b - 1) r) / tau`` for each direction, where ``x = (b-1) m E / ((b-1) m E + 1)`` bounds what all candidates of
-  other records weigh for an anchor, and ``r = m E / (m E + (b-2) m + 1)`` what those of one of them do;
+  ``(4 x + 2 (b - 1) r) / tau`` for each direction, where ``x = (b-1) m E / ((b-1) m E + 1)`` bounds the softmax weight of all
+  candidates of other records for an anchor, and ``r = m E / (m E + (b-2) m + 1)`` that of one other record's candidates;
 - spread-out regulariser: 8 for each direction, times its weight.
 
-Both are for a batch at the cap, where one record more pushes another one out; below it a record changes less. At tau = 1 the
-contrastive constant tends to ``4 + 2 e^2`` as b grows. At tau = 0.1 it is about ``(2b + 2) / tau`` for any batch that fits into
-memory: no better than clipping every record's gradient.
+Both constants are for a batch at the cap, where an additional record displaces another one; below the cap a record changes
+less. At tau = 1 the contrastive constant tends to ``4 + 2 e^2`` as b grows. At tau = 0.1 it is about ``(2b + 2) / tau`` for any
+batch that fits into memory: no better than clipping every record's gradient.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def _sensitivity(given: MechanismParameters) -> float:
 
 
 def _spread(given: MechanismParameters) -> float:
-    """An anchor's weights are 2 / tau at most, added up in absolute value, and those of its regulariser 2."""
+    """Bounds the length of the sum, over the sensitivity.
+
+    In absolute value, an anchor's weights add up to at most 2 / tau, and those of its regulariser to at most 2.
+    """
     options = given.options
     weights = 2 / options["temperature"] + 2 * options["spread_out"]
     longest = given.cap * options["directions"] * weights * given.clip_norm

@@ -1,27 +1,29 @@
-"""Released statistics: noisy statistics of the batch, then one clipped gradient per record (what DPCL intended, made sound).
+"""Released statistics: noisy statistics of the batch, then one clipped gradient per record (DPCL's intention, made sound).
 
-In each step the owner releases noisy statistics from which every other record enters a record's gradient: embeddings in M
-slots for InfoNCE, moments for Barlow Twins. Given them, a record's loss depends on that record alone; its gradient is clipped
-to C.
+In each step the owner releases noisy statistics: embeddings in M slots for InfoNCE, moments for Barlow Twins. A record's
+gradient depends on the other records only through them. Given the statistics, a record's loss depends on that record alone; its
+gradient is clipped to C.
 
-**Sensitivity of the release.** One record more adds a pair of embeddings of at most unit length to one slot, sqrt(2), or a
+**Sensitivity of the release.** An additional record adds a pair of embeddings of at most unit length to one slot, sqrt(2), or a
 vector phi to the moments, ``|phi|^2 = |a|^2 + |b|^2 + |a*a|^2 + |b*b|^2 + |a|^2 |b|^2 <= 5``: sqrt(5). **Of the sum, given
-the release**: it adds one clipped gradient, **C**, and changes no other; the engine embeds one record at a time, so this
-holds for the bits. The batch has no cap: a record that pushes another one out would change two records' parts.
+the release**: the record adds one clipped gradient, **C**, and changes no other; the engine embeds one record at a time, so
+this holds bit by bit. The batch has no cap: a record that displaces another one would change two records' parts.
 
-**Both together** are dominated by ``Poisson(q, Gaussian(sigma))``. Fix all draws but whether the further record x is drawn (b
-= 1) and the noise; none depends on x. The outputs are ``Y1 = s + b d + D1 s1 Z1`` with ``|d| <= D1`` and ``Y2 = g(Y1) + b
-e(Y1) + D2 s2 Z2`` with ``|e(y)| <= D2`` for every y, where ``s1 = sigma / sqrt(share)``, ``s2 = sigma / sqrt(1 - share)``, so
-``1/s1^2 + 1/s2^2 = 1/sigma^2``. A randomised map T that does not know b turns ``W ~ N(b / sigma, 1)`` into (Y1, Y2):
+**Both together** are dominated by ``Poisson(q, Gaussian(sigma))``. Let x be the additional record. Fix all draws except the
+noise and whether x is drawn (b = 1); none depends on x. The outputs are ``Y1 = s + b d + D1 s1 Z1`` with ``|d| <= D1`` and ``Y2
+= g(Y1) + b e(Y1) + D2 s2 Z2`` with ``|e(y)| <= D2`` for every y, where ``s1 = sigma / sqrt(share)``, ``s2 = sigma / sqrt(1 -
+share)``, so ``1/s1^2 + 1/s2^2 = 1/sigma^2``. A randomised map T that does not know b turns ``W ~ N(b / sigma, 1)`` into (Y1,
+Y2):
 
 - Draw ``V ~ N(0, 1)`` and rotate (W, V) by the rotation with first column ``(sigma/s1, sigma/s2)``: two *independent* numbers
   U1, U2 of means ``b/s1``, ``b/s2`` and variance 1.
 - From U1 make Y1: along ``d / |d|`` put ``s + D1 s1 (c U1 + sqrt(1 - c^2) V')`` with ``c = |d| / D1`` and fresh ``V' ~ N(0,
-  1)``; in all other directions fresh noise. Now y = Y1 is known, and with it g(y) and e(y): make Y2 from U2 likewise.
+  1)``; in all other directions fresh noise. Now y = Y1 is known, and with it g(y) and e(y): make Y2 from U2 in the same way.
 
-Without x the output is ``T(N(0, 1))``, with it ``(1-q) T(N(0, 1)) + q T(N(1/sigma, 1))``, and randomised maps take mixtures
-to mixtures. So both come from the pair that the accounting uses. Steps compose adaptively. x is drawn *once* for both
-releases: to account for each with a sample of its own would be no bound, for the first may show that x was drawn.
+Without x the output is ``T(N(0, 1))``, with x it is ``(1-q) T(N(0, 1)) + q T(N(1/sigma, 1))``, and randomised maps take
+mixtures to mixtures. So T maps the pair of distributions that the accounting uses to both outputs. Steps compose adaptively.
+x is drawn *once* for both releases: accounting for each release with a sample of its own would give no bound, because the first
+release may reveal that x was drawn.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ def _numbers(inputs: MethodInputs) -> dict[str, Any]:
 
 
 def refuse_augmentations(inputs: MethodInputs) -> None:
-    """Two views of a record are contrasted, and further ones would be made for nothing.
+    """Rejects augmentations beyond the two views of a record that are contrasted: they would have no effect.
 
     Raises:
-        UserError: if there are further ones.
+        UserError: If the configuration has further augmentations.
     """
     if further := getattr(inputs.loss_options, "augmentations", 0):
         raise UserError(
@@ -66,7 +68,7 @@ def refuse_augmentations(inputs: MethodInputs) -> None:
 
 
 def release_multiplier(given: MechanismParameters) -> float:
-    """Noise of the release over its sensitivity."""
+    """Returns the standard deviation of the release's noise over the release's sensitivity."""
     return given.noise_multiplier / math.sqrt(given.options["release_share"])
 
 

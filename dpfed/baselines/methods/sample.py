@@ -1,18 +1,18 @@
 """Per-record clipping of a batch-wide InfoNCE loss (DP-GCL, equation 6): DP-SGD on a loss that is not a sum over records.
 
-The loss is a sum over anchors, ``l_i`` being what record i has in it (both directions), and the gradient of every ``l_i`` is
-clipped to C. But ``l_i`` contrasts i with all records of the batch, so each of them depends on each record.
+The loss is a sum over anchors; ``l_i`` is the part of record i (both directions), and the gradient of every ``l_i`` is clipped
+to C. But ``l_i`` contrasts i with all records of the batch, so every clipped gradient depends on every record.
 
-**Sensitivity 2bC**, b = `max_batch`. Let D' be D with one record x more, and fix all other draws.
+**Sensitivity 2bC**, b = `max_batch`. Let D' be D with one additional record x, and fix all other draws.
 
-- The batch of D has n < b records: that of D' has x besides. Each of the n clipped gradients moves within a ball of radius C,
+- The batch of D has n < b records: that of D' also has x. Each of the n clipped gradients moves within a ball of radius C,
   by up to 2C, and x adds one of its own, up to C: (2n + 1)C, at most (2b - 1)C.
-- It has b records: x takes no part, and nothing changes, or it pushes one record out. The b - 1 that stay move by up to 2C
-  each; one gradient leaves and one comes, up to C each: 2(b - 1)C + 2C = 2bC.
+- The batch of D has b records: x takes no part, and nothing changes, or x displaces one record. The gradients of the b - 1
+  records that stay move by up to 2C each; one gradient is removed and one added, up to C each: 2(b - 1)C + 2C = 2bC.
 
-The second case is the larger one, and it is tight: one hard negative for all anchors, in the place of another one, can turn
-every gradient at once (`tests/baselines/whole_batch/test_whole_batch_sensitivity.py` does it). The paper states (2B + 1)C for a
-batch of B records that becomes one of B + 1. Poisson batches have no fixed size, so a hard cap has to stand in the place of B.
+The second case is the larger one, and it is tight: one hard negative for all anchors, in the place of another one, can reverse
+every gradient at once (as in `tests/baselines/whole_batch/test_whole_batch_sensitivity.py`). The paper states (2B + 1)C for a
+batch of B records that becomes one of B + 1. Poisson batches have no fixed size, so a hard cap replaces B.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Methods that release noisy statistics of a batch, from which every record's own loss follows."""
+"""Methods that release noisy statistics of a batch; given them, a record's loss depends on that record alone."""

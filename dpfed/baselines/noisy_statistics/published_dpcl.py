@@ -1,9 +1,10 @@
 """DPCL as published (Li et al. 2022): noisy similarity for SimCLR, noisy mean and variance for Barlow Twins. Unsound.
 
-What the paper calls differentially private here is so; its conclusion is not. It takes the gradients of the other views for
-fixed once the noisy statistics are (sections 3.2.2 and 3.3.2), but they still contain the other records' clean embeddings:
-``d s_ij / d z_i = z_j``, and the cross-correlation of Barlow Twins is not released at all. docs/methods.md works it out;
-``tests/baselines/noisy_statistics/test_dpcl.py`` exhibits it. Shapes: n records, two views each, D dimensions.
+The noisy statistics are differentially private, as the paper states; the paper's conclusion about the gradients is wrong. It
+assumes that the gradients of the other views are fixed once the noisy statistics are (sections 3.2.2 and 3.3.2), but they still
+contain the other records' clean embeddings: ``d s_ij / d z_i = z_j``, and the cross-correlation of Barlow Twins is not released
+at all. docs/methods.md has the details; ``tests/baselines/noisy_statistics/test_dpcl.py`` has an example. Shapes: n records,
+two views each, D dimensions.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from dpfed.baselines.noisy_statistics.record_gradients import Cotangents
 from dpfed.objectives.barlow_twins import off_diagonal_squares
 from dpfed.privacy.noise import KeyedNoise
 
-_LEAST_VARIANCE = 1e-5  # added to variances, as batch normalisation does: the noisy ones are often zero
+_LEAST_VARIANCE = 1e-5  # added to variances, as in batch normalisation: noisy variances are often zero
 
 
 class PublishedSimilarity:
-    """Noise on the matrix of similarities (the paper's theorem 1), then the slopes of the contrastive loss in it.
+    """Noisy matrix of similarities (the paper's theorem 1), and the gradients of the contrastive loss given this matrix.
 
     Image records: all 2n views against each other, as in SimCLR; two rows and two columns belong to a record, and each entry
-    moves by at most 2, so the paper has 4 sqrt(2n - 1). Image-text records, which it does not treat: n images against n texts,
-    one row and one column, 2 sqrt(2n - 1) by the same count.
+    moves by at most 2, so the paper's sensitivity is 4 sqrt(2n - 1). Image-text records, which the paper does not treat: n
+    images against n texts, one row and one column, 2 sqrt(2n - 1) by the same count.
 
     Args:
-        two_towers: whether the two views of a record are image and text.
-        noise: of standard deviation noise multiplier times `sensitivity`.
+        two_towers: Whether the two views of a record are image and text.
+        noise: Noise with a standard deviation of noise multiplier times `sensitivity`.
     """
 
     def __init__(self, two_towers: bool, noise: KeyedNoise) -> None:
@@ -38,7 +39,7 @@ class PublishedSimilarity:
 
     @staticmethod
     def sensitivity(batch: int, two_towers: bool) -> float:
-        """Of the similarities of `batch` records when one is replaced."""
+        """Returns the sensitivity of the similarities of `batch` records to the replacement of one."""
         return (2 if two_towers else 4) * math.sqrt(2 * batch - 1)
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
@@ -48,11 +49,11 @@ class PublishedSimilarity:
         return self.given(noisy, embeddings, temperature)
 
     def release(self, similarity: Tensor, step: int) -> Tensor:
-        """The noisy similarities of a step."""
+        """Returns the noisy similarities of a step."""
         return self._noise.add_(similarity, step)
 
     def given(self, noisy: Tensor, embeddings: Tensor, temperature: Tensor) -> Cotangents:
-        """Cotangents at given noisy similarities: their derivatives in an embedding are *clean* embeddings of other records."""
+        """Returns cotangents at given noisy similarities, whose derivatives are *clean* embeddings of other records."""
         noisy = noisy.detach().requires_grad_()
         temperature = temperature.detach().requires_grad_()
         weights, of_temperature = torch.autograd.grad(self._loss(noisy / temperature), (noisy, temperature))
@@ -68,7 +69,7 @@ class PublishedSimilarity:
         return every, every
 
     def _loss(self, logits: Tensor) -> Tensor:
-        """Equations 3 and 4, as a sum; image-text: both directions."""
+        """Computes equations 3 and 4 of the paper, as a sum; for image-text records, both directions."""
         count = len(logits)
         places = torch.arange(count, device=logits.device)
         if self._two_towers:
@@ -79,12 +80,12 @@ class PublishedSimilarity:
 
 
 class PublishedMoments:
-    """Noise on mean and variance of both views (the paper's theorems 2 and 3), then the slopes of the Barlow Twins loss.
+    """Noisy mean and variance of both views (the paper's theorems 2 and 3), and the gradients of the Barlow Twins loss.
 
     Args:
-        mean_noise: of standard deviation noise multiplier times 2/n.
-        scatter_noise: of standard deviation noise multiplier times 6, for the sums of squares around the mean.
-        redundancy: weight of the terms off the diagonal.
+        mean_noise: Noise with a standard deviation of noise multiplier times 2/n.
+        scatter_noise: Noise with a standard deviation of noise multiplier times 6, for the sums of squares around the mean.
+        redundancy: Weight of the terms off the diagonal.
     """
 
     SCATTER_SENSITIVITY = 6.0
@@ -94,7 +95,7 @@ class PublishedMoments:
 
     @staticmethod
     def mean_sensitivity(batch: int) -> float:
-        """Of one view's mean when one of `batch` records is replaced."""
+        """Returns the sensitivity of one view's mean to the replacement of one of `batch` records."""
         return 2 / batch
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
@@ -102,14 +103,14 @@ class PublishedMoments:
         return self.given(*self.release(normalize(embeddings, dim=2), step), embeddings)
 
     def release(self, units: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Noisy means and variances of a step, each ``(2, D)``."""
+        """Returns the noisy means and variances of a step, each ``(2, D)``."""
         mean = units.mean(dim=0)
         scatter = (units - mean).square().sum(dim=0)
         noisy = self._scatter_noise.add_(scatter, step).clamp(min=0) / max(1, len(units) - 1)
         return self._mean_noise.add_(mean, step), noisy
 
     def given(self, mean: Tensor, variance: Tensor, embeddings: Tensor) -> Cotangents:
-        """Cotangents at given means and variances: the cross-correlation is that of the *clean* embeddings of all records."""
+        """Returns cotangents at given means and variances; the cross-correlation is that of all records' *clean* embeddings."""
         embeddings = embeddings.detach().requires_grad_()
         features = (normalize(embeddings, dim=2) - mean) / (variance + _LEAST_VARIANCE).sqrt()
         correlation = features[:, 0].T @ features[:, 1] / len(features)

@@ -1,8 +1,9 @@
-"""Clipped gradients of single records (or single views), given how the loss slopes in their embeddings.
+"""Clipped gradients of single records (or single views), given the derivative of the loss with respect to their embeddings.
 
-A method that releases noisy statistics computes, from embeddings and statistics, the slope of its loss in every embedding. What
-is left is one backward pass per record: with J_i the Jacobian of record i's embeddings in the parameters and u_i the slope,
-its gradient is J_i^T u_i. Shapes: n records, two views each (two images, or image and text), D dimensions, P parameters.
+A method that releases noisy statistics computes, from embeddings and statistics, the derivative of its loss with respect to
+every embedding. One backward pass per record remains: with J_i the Jacobian of record i's embeddings with respect to the
+parameters and u_i the derivative, the record's gradient is J_i^T u_i. Shapes: n records, two views each (two images, or image
+and text), D dimensions, P parameters.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from dpfed.models.contract import embeddings_of, temperature_of
 
 @dataclass(frozen=True)
 class Cotangents:
-    """How a loss slopes in what the model gives.
+    """Derivatives of a loss with respect to the model's outputs.
 
     Attributes:
-        embeddings: ``(n, 2, D)``.
-        temperature: ``(n,)``, each record's part.
+        embeddings: Derivatives with respect to the embeddings, ``(n, 2, D)``.
+        temperature: Each record's part of the derivative with respect to the temperature, ``(n,)``.
     """
 
     embeddings: Tensor
@@ -37,46 +38,48 @@ class Cotangents:
 
     @classmethod
     def of_each(cls, slopes: Callable[[Tensor, int], tuple[Tensor, Tensor]], embeddings: Tensor) -> Cotangents:
-        """Those of one record after the other: in a product over all records, one could change how others' are rounded.
+        """Computes cotangents record by record: in a product over all records, one could change the rounding of others.
 
         Args:
-            slopes: from a record's embeddings ``(1, 2, D)`` and its place to its cotangents ``(1, 2, D)`` and ``(1,)``.
-            embeddings: ``(n, 2, D)``.
+            slopes: Function from a record's embeddings ``(1, 2, D)`` and index to its cotangents ``(1, 2, D)`` and ``(1,)``.
+            embeddings: Embeddings ``(n, 2, D)``.
         """
         found = [slopes(one.detach().requires_grad_(), place) for place, one in enumerate(embeddings.split(1))]
         none = embeddings[:0], embeddings[:0, 0, 0]
         return cls(*(torch.cat(part) for part in zip(none, *found, strict=True)))
 
     def of_view(self, view: int) -> Cotangents:
-        """Those of one view alone; the temperature's are halved."""
+        """Returns the cotangents of one view alone; those of the temperature are halved."""
         alone = torch.zeros_like(self.embeddings)
         alone[:, view] = self.embeddings[:, view]
         return Cotangents(alone, self.temperature / 2)
 
 
 class Statistics(Protocol):
-    """Releases noisy statistics of a batch, and says how each record's loss slopes given them."""
+    """Releases noisy statistics of a batch, and computes the derivatives of each record's loss given them."""
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """One step's release. Given it, a record's slopes are a function of its own embeddings, bit by bit.
+        """Makes one step's release and returns the cotangents.
+
+        Given the release, a record's cotangents are a function of its own embeddings, bit by bit.
 
         Args:
-            embeddings: ``(n, 2, D)``, of all records of the batch.
-            temperature: scalar.
-            step: training step, which names the noise.
+            embeddings: Embeddings of all records of the batch, ``(n, 2, D)``.
+            temperature: Temperature, a scalar.
+            step: Training step, which determines the noise.
         """
 
 
 class StatisticsEngine(Engine):
     """The engine of a method that releases noisy statistics of the whole batch.
 
-    It passes one record at a time, so that no record can change how the embeddings and gradients of others are rounded.
+    It embeds one record at a time, so that no record can change how the embeddings and gradients of others are rounded.
 
     Args:
-        model: it must draw no random numbers, as records are embedded twice.
-        precision: of the forward pass.
-        statistics: the method's release.
-        by_view: each view's gradient is clipped for itself; otherwise each record's.
+        model: Model that draws no random numbers, because records are embedded twice.
+        precision: Precision of the forward pass.
+        statistics: Release of the method.
+        by_view: Whether each view's gradient is clipped separately, rather than each record's.
     """
 
     name = "statistics"
@@ -94,13 +97,13 @@ class StatisticsEngine(Engine):
         """Adds the clipped gradient of every record (or view); all of the step's records must come at once.
 
         Args:
-            batch: the whole batch, as one group; views beyond the contrasted pair are not used.
-            clip_norm: C.
-            into: ``(P,)``, added to in place.
-            losses: stays as it is: a record's gradient is not that of a loss of its own.
+            batch: The whole batch, as one group; views beyond the contrasted pair are not used.
+            clip_norm: C, or another `Clip`.
+            into: Flat vector ``(P,)``, added to in place.
+            losses: Unused list: a record has no loss of its own.
 
         Returns:
-            Gradient norms before clipping: private.
+            Gradient norms before clipping; private.
         """
         with sound_kernels(self._vector.device.type, self._bf16):
             return self._added(batch, clip_norm, into)
@@ -116,13 +119,13 @@ class StatisticsEngine(Engine):
         return torch.cat([added(part) for part in parts])
 
     def _records(self, views: Views, thread: int) -> Iterator[tuple[int, Views]]:
-        """A thread's records: the two views of each that are contrasted, two images, or the first image and the first text."""
+        """Yields a thread's records, with the two views that are contrasted: two images, or the first image and text."""
         count, wanted = len(views["image"]), 1 if "text" in views else 2
         for record in range(thread * count // self._threads.count, (thread + 1) * count // self._threads.count):
             yield record, {name: aligned(view[record : record + 1, :wanted]) for name, view in views.items()}
 
     def _pair(self, views: Views) -> Tensor:
-        """``(1, 2, D)`` embeddings of one record."""
+        """Computes the embeddings of one record, ``(1, 2, D)``."""
         with torch.autocast(self._vector.device.type, torch.bfloat16, enabled=self._bf16):
             found = embeddings_of(self._model, views)
         return torch.cat([z.float() for z in found.values()], dim=1)

@@ -1,15 +1,16 @@
-"""Noisy embeddings, released in slots: what one record's InfoNCE loss may know of all others.
+"""Noisy statistics of a batch: embeddings in slots for InfoNCE, moments for Barlow Twins.
 
-Every record of a batch draws one of M slots. A slot holds the sum of its members' embeddings, both views side by side. All
-slots get Gaussian noise, empty ones too, and from then on are constants: the loss of a record contrasts its own embeddings with
-the other slots. `dpfed.baselines.methods.released` has the proof. Shapes: n records, two views each, M slots, D dimensions.
+A record's loss uses the other records only through these statistics; `dpfed.baselines.methods.released` has the proof. Shapes:
+n records, two views each, M slots, D dimensions.
 
-Also here: noisy moments of a batch: what one record's Barlow Twins loss may know of all others.
+**Slots.** Every record of a batch draws one of M slots. A slot holds the sum of its members' embeddings, both views side by
+side. Gaussian noise is added to all slots, including empty ones; from then on they are constants: the loss of a record
+contrasts its own embeddings with the other slots.
 
-The loss (Zbontar et al. 2021) is a function of five averages over the batch: both views' means and mean squares, and the mean
-of their outer products. With phi_i what record i adds to these sums, the gradient of the loss is the sum of the gradients of
-<G, phi_i> over the records, where G is the loss's slope in the averages. G is taken at *noisy* averages, so each of these terms
-depends on one record alone. `dpfed.baselines.methods.released` has the proof. Shapes: n records, two views each, D dimensions.
+**Moments.** The loss (Zbontar et al. 2021) is a function of five averages over the batch: both views' means and mean squares,
+and the mean of their outer products. With phi_i the contribution of record i to these sums, the gradient of the loss is the sum
+of the gradients of <G, phi_i> over the records, where G is the derivative of the loss with respect to the averages. G is
+evaluated at *noisy* averages, so each of these terms depends on one record alone.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from dpfed.privacy.randomness import Randomness
 
 
 def release_noise(randomness: Randomness, std: float, rank: int, context: str) -> KeyedNoise:
-    """The owner's Gaussian noise on released statistics.
+    """Returns the owner's Gaussian noise on released statistics.
 
     Args:
-        randomness: the workers' secret.
-        std: standard deviation of the noise on each number.
-        rank: the worker's number.
-        context: public, such as the fingerprint of the plan.
+        randomness: Secret randomness of the workers.
+        std: Standard deviation of the noise on each number.
+        rank: Number of the worker, from 0.
+        context: Public context, such as the fingerprint of the plan.
     """
     return KeyedNoise(GaussianNoise(std), randomness, "statistics", context, rank, letters=64)
 
 
 def bounded(embeddings: Tensor) -> Tensor:
-    """Embeddings within the unit ball, last dimension; one that is not finite becomes zero.
+    """Clips embeddings to the unit ball, along the last dimension; one that is not finite becomes zero.
 
-    The release rests on it, and a model may be told not to normalise, or overflow.
+    The sensitivity of the release depends on it, and a model may be configured not to normalise, or overflow.
     """
     norms = torch.linalg.vector_norm(embeddings, dim=-1, dtype=exact_type(embeddings.device))
     within = embeddings * clip_factors(norms, 1.0).unsqueeze(-1).to(embeddings.dtype)
@@ -56,12 +57,12 @@ class ReleasedEmbeddings:
 
     Args:
         slots: M, public.
-        batch: B, expected records in a step.
-        noise: of standard deviation noise multiplier times sensitivity.
-        randomness: the workers' secret, for the slots.
+        batch: B, the expected number of records in a step.
+        noise: Noise with a standard deviation of noise multiplier times sensitivity.
+        randomness: Secret randomness of the workers, for the slots.
     """
 
-    SENSITIVITY = math.sqrt(2)  # two unit embeddings more or less, in one slot
+    SENSITIVITY = math.sqrt(2)  # a record adds two embeddings of at most unit length to one slot
 
     def __init__(self, slots: int, batch: int, noise: KeyedNoise, randomness: Randomness) -> None:
         self._slots = slots
@@ -84,27 +85,27 @@ class ReleasedEmbeddings:
         return Cotangents.of_each(of_record, embeddings)
 
     def draw_slots(self, count: int, step: int) -> Tensor:
-        """A slot for each of `count` records: ``(count,)`` int64, independent and uniform.
+        """Draws a slot for each of `count` records: ``(count,)`` int64, independent and uniform.
 
-        By place in the batch: whatever the order of the records is, they get independent slots.
+        The draws belong to positions in the batch: in any order, the records get independent slots.
         """
         places = np.arange(count, dtype=np.uint64)
         uniforms = self._randomness.per_record("slot", step, places, 1)[:, 0]
         return torch.from_numpy(np.minimum((uniforms * self._slots).astype(np.int64), self._slots - 1))
 
     def release(self, embeddings: Tensor, slot: Tensor, step: int) -> Tensor:
-        """The noisy slots of a step, ``(M, 2, D)``."""
-        # A sum that is rounded would go by who else is in it.
+        """Returns the noisy slots of a step, ``(M, 2, D)``."""
+        # In a rounded sum, a record's contribution would depend on the others.
         members = torch.cat([bounded(own) for own in embeddings.split(1)]).to(exact_type(embeddings.device))
         member = one_hot(slot, self._slots).to(members.dtype)  # a product: index_add_ sums in no fixed order on a GPU
         return self._noise.add_(torch.einsum("nm,nvd->mvd", member, members).contiguous(), step).to(embeddings.dtype)
 
     def denoised(self, noisy: Tensor) -> Tensor:
-        """What the slots say of single embeddings, ``(M, 2, D)``: post-processing with public numbers, free of charge.
+        """Estimates single embeddings from the slots, ``(M, 2, D)``: post-processing with public numbers, at no privacy cost.
 
-        The mean over all slots is known well, and keeps embeddings from collapsing into one point. What is left of a slot is
-        mostly noise: it is shrunk like a Gaussian of the variance that the expected B/M members of unit length have, and
-        scaled to that of one embedding.
+        The mean over all slots is accurate, and keeps embeddings from collapsing into one point. The rest of a slot is mostly
+        noise: it is shrunk like a Gaussian with the variance of the expected B/M members of unit length, and scaled to the
+        variance of one embedding.
         """
         members = self._batch / self._slots
         mean = noisy.mean(dim=0)
@@ -114,16 +115,16 @@ class ReleasedEmbeddings:
 
 
 def contrast(embeddings: Tensor, negatives: Tensor, slot: Tensor, temperatures: Tensor) -> Tensor:
-    """InfoNCE in both directions, every record against the slots of others.
+    """Computes InfoNCE in both directions, of every record against the slots of others.
 
     Args:
-        embeddings: ``(n, 2, D)``.
-        negatives: ``(M, 2, D)``, constants.
-        slot: ``(n,)`` each record's own slot, which is left out.
-        temperatures: ``(n,)``.
+        embeddings: Embeddings ``(n, 2, D)``.
+        negatives: Negatives ``(M, 2, D)``, constants.
+        slot: Each record's own slot, ``(n,)``, which is left out.
+        temperatures: Temperatures ``(n,)``.
 
     Returns:
-        ``(n,)`` losses; each depends on the record's own embeddings and the negatives alone.
+        Losses ``(n,)``; each depends only on the record's own embeddings and the negatives.
     """
     positive = (embeddings[:, 0] * embeddings[:, 1]).sum(dim=1) / temperatures
     losses = torch.zeros_like(positive)
@@ -134,27 +135,30 @@ def contrast(embeddings: Tensor, negatives: Tensor, slot: Tensor, temperatures: 
     return losses
 
 
-_LEAST_VARIANCE = 0.1  # of a dimension, over the average one: noise can make a variance tiny or negative
+_LEAST_VARIANCE = 0.1  # least variance of a dimension over the average one: noise can make a variance tiny or negative
 
 
 def moments(embeddings: Tensor) -> Tensor:
-    """Sums over the batch: both means, both mean squares, the outer products.
+    """Computes the sums over the batch for both means, both mean squares and the outer products.
 
     Args:
-        embeddings: ``(n, 2, D)``, each within the unit ball.
+        embeddings: Embeddings ``(n, 2, D)``, each within the unit ball.
 
     Returns:
-        ``(D + 4, D)``. One record adds a vector of norm at most sqrt(5): with a and b its embeddings,
-        |a|^2 + |b|^2 + |a*a|^2 + |b*b|^2 + |a|^2 |b|^2, each at most 1.
+        The sums ``(D + 4, D)``. One record adds a vector of norm at most sqrt(5): with a and b its embeddings, the squared
+        norm is |a|^2 + |b|^2 + |a*a|^2 + |b*b|^2 + |a|^2 |b|^2, each term at most 1.
     """
     first, second = embeddings.unbind(dim=1)
     return torch.cat([embeddings.sum(dim=0), embeddings.square().sum(dim=0), first.T @ second])
 
 
 def barlow_twins(averages: Tensor, least_variance: float, redundancy: float) -> Tensor:
-    """The loss as a function of the averages, see `moments`; variances are at least `least_variance`.
+    """Computes the Barlow Twins loss from the averages of `moments`.
 
-    `redundancy` weighs the terms off the diagonal.
+    Args:
+        averages: Averages ``(D + 4, D)``.
+        least_variance: Lower bound of the variances.
+        redundancy: Weight of the terms off the diagonal.
     """
     mean, square, cross = averages.split([2, 2, averages.shape[1]])
     deviation = (square - mean.square()).clamp(min=least_variance).sqrt()
@@ -167,8 +171,8 @@ class ReleasedMoments:
 
     Args:
         batch: B, the public divisor of all sums.
-        noise: of standard deviation noise multiplier times sensitivity.
-        redundancy: weight of the terms off the diagonal.
+        noise: Noise with a standard deviation of noise multiplier times sensitivity.
+        redundancy: Weight of the terms off the diagonal.
     """
 
     SENSITIVITY = math.sqrt(5)
@@ -188,13 +192,13 @@ class ReleasedMoments:
         return Cotangents.of_each(of_record, embeddings)
 
     def release(self, units: Tensor, step: int) -> Tensor:
-        """The noisy sums of a step, ``(D + 4, D)``."""
-        # A sum that is rounded would go by who else is in it.
+        """Returns the noisy sums of a step, ``(D + 4, D)``."""
+        # In a rounded sum, a record's contribution would depend on the others.
         exact = torch.cat([bounded(own) for own in units.split(1)]).to(exact_type(units.device))
         return self._noise.add_(moments(exact), step).to(units.dtype)
 
     def slope(self, noisy: Tensor) -> Tensor:
-        """G, the slope of the loss in the averages, ``(D + 4, D)``."""
+        """Computes G, the derivative of the loss with respect to the averages, ``(D + 4, D)``."""
         averages = (noisy / self._batch).requires_grad_()
         dimensions = noisy.shape[1]
         (slope,) = torch.autograd.grad(barlow_twins(averages, _LEAST_VARIANCE / dimensions, self._redundancy), averages)

@@ -1,24 +1,21 @@
-"""Norms of the gradients of similarities, and of sums of them, without making any of these gradients.
+"""Norms of the gradients of similarities, and of sums of them, without materialising any of these gradients.
 
-The gradient of the similarity of anchor a and candidate c is ``J_a^T c + J_c^T a``, J being the Jacobians of their embeddings;
-the gradient of any function of the embeddings is ``sum over rows r of J_r^T w_r``. Two ways to their norms:
+The gradient of the similarity of anchor a and candidate c is ``J_a^T c + J_c^T a``, with J the Jacobians of their embeddings;
+the gradient of any function of the embeddings is ``sum over rows r of J_r^T w_r``. Their norms are computed in one of two ways:
 
 - `ExactNorms` adds up squares over slices of the parameters, from factors of all Jacobians. Work and workspace grow with the
-  number of pairs; what is kept, with the number of embeddings.
-- `NormBounds` needs the D x D matrices ``A_r = J_r J_r^T`` alone: ``|J_r^T w| = sqrt(w^T A_r w)`` is exact for one embedding,
-  and the triangle inequality adds these up. Memory and the passes through the model are linear in the batch. Clipping by an
-  upper bound of a norm clips more than needed, never less.
+  number of pairs; the memory of the factors grows with the number of embeddings.
+- `NormBounds` needs only the D x D matrices ``A_r = J_r J_r^T``: ``|J_r^T w| = sqrt(w^T A_r w)`` is exact for one embedding,
+  and the triangle inequality bounds sums of these. Memory and the passes through the model are linear in the batch. Clipping by
+  an upper bound of a norm clips more than needed, never less.
 
 Where no parameter serves two towers, the parts of a gradient that belong to images and to texts are orthogonal: their norms are
-added as squares, and then the bound of a pair of an image and a text is exact, too.
+added as squares, and then the bound for a pair of an image and a text is exact, too.
 
-Shapes: n records, R embedding rows, D dimensions, m candidates of a record.
-
-Also here: who is contrasted with whom in a whole batch, and how the loss depends on each similarity.
-
-All embeddings of a batch of n records stand in one matrix ``(R, D)``: the image views of record 0, of record 1, ..., then the
-texts in the same way. A `Contrast` is one direction of the loss of `dpfed.objectives.infonce`: an anchor for each record, and m
-candidates of each record, the first of which is the positive of its own record's anchor.
+This module also defines which embeddings a whole batch contrasts, and the derivatives of the loss with respect to each
+similarity. One matrix ``(R, D)`` holds all embeddings of a batch of n records: the image views of record 0, of record 1, ...,
+then the texts in the same order. A `Contrast` is one direction of the loss of `dpfed.objectives.infonce`: an anchor for each
+record, and m candidates of each record, the first of which is the positive of its own record's anchor.
 
 Shapes: n records, R embedding rows, D dimensions, m candidates of a record.
 """
@@ -40,9 +37,9 @@ class Contrast:
     """One direction of the contrast.
 
     Attributes:
-        anchors: ``(n,)`` rows of the anchors.
-        candidates: ``(n, m)`` rows of the candidates.
-        towers: what embeds the anchors and what embeds the candidates, ``image`` or ``text``.
+        anchors: Row numbers of the anchors, ``(n,)``.
+        candidates: Row numbers of the candidates, ``(n, m)``.
+        towers: Towers that embed the anchors and the candidates, each ``image`` or ``text``.
     """
 
     anchors: Tensor
@@ -50,15 +47,15 @@ class Contrast:
     towers: tuple[str, str]
 
     def similarities(self, rows: Tensor) -> Tensor:
-        """``(n, n, m)``: cosine of each anchor with each candidate, of embeddings ``(R, D)`` of unit length."""
+        """Computes the cosines ``(n, n, m)`` of all anchors and candidates from embeddings ``(R, D)`` of unit length."""
         return (rows[self.anchors] @ rows[self.candidates.reshape(-1)].T).unflatten(1, self.candidates.shape)
 
     def cotangents(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """``(R, D)``: derivative of the weighted sum of similarities with respect to the embeddings.
+        """Computes the derivative ``(R, D)`` of the weighted sum of similarities with respect to the embeddings.
 
         Args:
-            rows: ``(R, D)`` embeddings.
-            weights: ``(n, n, m)`` of the similarities.
+            rows: Embeddings ``(R, D)``.
+            weights: Weights of the similarities, ``(n, n, m)``.
         """
         flat, others = weights.flatten(1), self.candidates.reshape(-1)
         result = torch.zeros_like(rows).index_add_(0, self.anchors, flat @ rows[others])
@@ -66,11 +63,11 @@ class Contrast:
 
 
 def contrasts(shape: dict[str, tuple[int, int]], device: torch.device) -> list[Contrast]:
-    """Both directions of the contrast.
+    """Returns both directions of the contrast.
 
     Args:
-        shape: ``{"image": (n, V)}``, V >= 2, or ``{"image": (n, V), "text": (n, W)}``.
-        device: of the row numbers.
+        shape: Numbers of records and views, ``{"image": (n, V)}``, V >= 2, or ``{"image": (n, V), "text": (n, W)}``.
+        device: Device of the row numbers.
     """
     n, views = shape["image"]
     images = torch.arange(n * views, device=device).view(n, views)
@@ -82,17 +79,17 @@ def contrasts(shape: dict[str, tuple[int, int]], device: torch.device) -> list[C
 
 
 def contrastive_derivatives(similarities: Tensor, temperature: float) -> Tensor:
-    """Derivatives of the InfoNCE loss with respect to the similarities.
+    """Computes the derivatives of the InfoNCE loss with respect to the similarities.
 
     The loss of anchor i is the negative logarithm of the softmax, at its positive, over its positive and all candidates of
-    other records; its own further candidates take no part.
+    other records; the other candidates of its own record take no part.
 
     Args:
-        similarities: ``(n, n, m)`` cosines.
-        temperature: divides them.
+        similarities: Cosines ``(n, n, m)``.
+        temperature: Temperature, by which the cosines are divided.
 
     Returns:
-        ``(n, n, m)``; row i is the derivative of the loss of anchor i.
+        Derivatives ``(n, n, m)``; row i is that of the loss of anchor i.
     """
     n, _, m = similarities.shape
     own = torch.arange(n, device=similarities.device)
@@ -104,15 +101,15 @@ def contrastive_derivatives(similarities: Tensor, temperature: float) -> Tensor:
 
 
 def spread_out_derivatives(similarities: Tensor) -> Tensor:
-    """Derivatives of the spread-out regulariser (Zhang et al. 2017) with respect to the similarities.
+    """Computes the derivatives of the spread-out regulariser (Zhang et al. 2017) with respect to the similarities.
 
     The term of an anchor is its mean squared cosine with the candidates of other records.
 
     Args:
-        similarities: ``(n, n, m)`` cosines, n >= 2.
+        similarities: Cosines ``(n, n, m)``, n >= 2.
 
     Returns:
-        ``(n, n, m)``; row i is the derivative of the term of anchor i.
+        Derivatives ``(n, n, m)``; row i is that of the term of anchor i.
     """
     n, _, m = similarities.shape
     weights = 2 * similarities / ((n - 1) * m)
@@ -123,8 +120,8 @@ def spread_out_derivatives(similarities: Tensor) -> Tensor:
 
 _WORKSPACE = 1 << 23  # floats of an intermediate result
 _COLUMNS = 1 << 10  # parameters in a slice
-_BLOCK = 1 << 18  # floats of gradients of pairs, written and read at once: they stay in the cache
-# Of the traces, added to squares: beside such a norm the rounding of float64 is small,
+_BLOCK = 1 << 18  # floats of gradients of pairs that are written and read at once: they stay in the cache
+# Fractions of the traces that are added to squares. Relative to these norms, the rounding of float64 is small,
 _FLOOR = 1e-6  # also where w is nearly orthogonal to all of J,
 _CANCELLED = 1e-8  # and where the rows' parts of a gradient nearly cancel.
 
@@ -133,37 +130,38 @@ class Norms(Protocol):
     """Upper bounds of gradient norms, or the norms themselves."""
 
     finite: Tensor
-    """``(R,)`` bool: whether an embedding's Jacobian is finite."""
+    """Mask ``(R,)`` bool of the embeddings whose Jacobian is finite."""
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
-        """Of the gradient of every similarity.
+        """Computes norms for the gradients of all similarities.
 
         Args:
-            rows: ``(R, D)`` embeddings, float64.
-            contrast: anchors and candidates.
+            rows: Embeddings ``(R, D)`` float64.
+            contrast: Anchors and candidates.
 
         Returns:
-            ``(n, n, m)`` float64.
+            Norms ``(n, n, m)`` float64.
         """
 
     def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
-        """Of functions of all embeddings.
+        """Computes norms for the gradients of functions of all embeddings.
 
         Args:
-            cotangents: ``(k, R, D)`` float64, derivatives of k functions with respect to the embeddings, a few at a time.
+            cotangents: Derivatives of k functions with respect to the embeddings, ``(k, R, D)`` float64, a few functions at
+                a time.
 
         Returns:
-            ``(n,)`` float64, of all functions.
+            Norms ``(n,)`` float64 for all functions.
         """
 
 
 class NormBounds:
-    """Norms by the triangle inequality.
+    """Upper bounds of norms by the triangle inequality.
 
     Args:
-        grams: ``(R, D, D)`` float64.
-        towers: for each tower, which of the rows it embeds.
-        disjoint: whether no parameter serves two towers.
+        grams: Matrices ``A_r = J_r J_r^T``, ``(R, D, D)`` float64.
+        towers: Rows that each tower embeds.
+        disjoint: Whether no parameter serves two towers.
     """
 
     def __init__(self, grams: Tensor, towers: dict[str, slice], disjoint: bool) -> None:
@@ -192,7 +190,7 @@ class NormBounds:
         return torch.linalg.vector_norm(towers, dim=0) if self._disjoint else towers.sum(0)
 
     def _halves(self, owners: Tensor, weights: Tensor) -> Tensor:
-        """``(o, w)``: ``|J_r^T w|`` of every owner row r and every weight w ``(w, D)``."""
+        """Computes ``|J_r^T w|`` for every owner row r and every weight w of ``(w, D)``: ``(o, w)``."""
         result = torch.empty(len(owners), len(weights), dtype=torch.float64, device=weights.device)
         step = max(1, _WORKSPACE // weights.numel())
         for start in range(0, len(owners), step):
@@ -205,9 +203,9 @@ class ExactNorms:
     """Norms from the Jacobians themselves.
 
     Args:
-        blocks: for each tower, the parts of its Jacobians; no parameter serves two towers.
-        towers: for each tower, which of the rows it embeds.
-        device: of the embeddings.
+        blocks: Parts of each tower's Jacobians; no parameter serves two towers.
+        towers: Rows that each tower embeds.
+        device: Device of the embeddings.
     """
 
     def __init__(self, blocks: dict[str, list[Block]], towers: dict[str, slice], device: torch.device) -> None:
@@ -253,14 +251,14 @@ class ExactNorms:
 
 
 def _add_squares(squares: Tensor, of_anchors: Tensor | None, of_others: Tensor | None, anchors: Tensor, others: Tensor) -> None:
-    """Adds what a slice of the parameters contributes to the squared norms of all pairs.
+    """Adds the contribution of a slice of the parameters to the squared norms of all pairs.
 
     Args:
-        squares: ``(n, N)``, added to in place.
-        of_anchors: ``(n, D, p)`` Jacobians of the anchors; ``None`` where the parameters do not serve them.
-        of_others: ``(N, D, p)`` of the candidates, likewise.
-        anchors: ``(n, D)``.
-        others: ``(N, D)``.
+        squares: Squared norms ``(n, N)``, added to in place.
+        of_anchors: Jacobians of the anchors, ``(n, D, p)``; ``None`` if the parameters do not serve the anchors.
+        of_others: Jacobians of the candidates, ``(N, D, p)``; ``None`` if the parameters do not serve the candidates.
+        anchors: Embeddings of the anchors, ``(n, D)``.
+        others: Embeddings of the candidates, ``(N, D)``.
     """
     jacobian = of_anchors if of_anchors is not None else of_others
     if jacobian is None:

@@ -2,12 +2,12 @@
 
 The Jacobian of an embedding has D rows as long as the model: too much to keep. For a linear or convolutional layer that is
 applied at T positions, row k is ``sum over t of delta[k, t] x[t]^T``: the derivatives of dimension k with respect to the
-layer's outputs, times the layer's inputs. Both are T (D O + I) numbers instead of D O I, and all that is needed of the rows
-follows from them (Goodfellow 2015, "Efficient Per-Example Gradient Computations"). All other parameters (normalisation,
-embedding tables, adapters) keep their rows as they are.
+layer's outputs, times the layer's inputs. Both factors are T (D O + I) numbers instead of D O I, and everything that is needed
+of the rows follows from them (Goodfellow 2015, "Efficient Per-Example Gradient Computations"). The rows of all other parameters
+(normalisation, embedding tables, adapters) are kept in full.
 
-A Jacobian is computed in float32 from its own view alone, so no other record changes its bits. All that is computed from it
-(inner products, norms, sums) is float64: it is exact beside C, also where parts of a gradient nearly cancel.
+A Jacobian is computed in float32 from its own view alone, so no other record changes its bits. All results computed from it
+(inner products, norms, sums) are float64: their error is negligible beside C, also where parts of a gradient nearly cancel.
 
 Shapes: R embeddings, D dimensions of each, T positions, O outputs and I inputs of a layer (a constant 1 for its bias included),
 p parameters.
@@ -30,15 +30,15 @@ class LayerFactors:
     """The part of the Jacobians that belongs to one linear or convolutional layer.
 
     Attributes:
-        deltas: ``(R, D, T, O)`` derivatives of each embedding dimension with respect to the layer's outputs.
-        inputs: ``(R, T, I)`` the layer's inputs, unfolded.
+        deltas: Derivatives of each embedding dimension with respect to the layer's outputs, ``(R, D, T, O)``.
+        inputs: Inputs of the layer, unfolded, ``(R, T, I)``.
     """
 
     deltas: Tensor
     inputs: Tensor
 
     def gram(self) -> Tensor:
-        """``(R, D, D)`` float64: inner products of a record's own Jacobian rows."""
+        """Computes the inner products of each embedding's own Jacobian rows, ``(R, D, D)`` float64."""
         d, t, o = self.deltas.shape[1:]
         i = self.inputs.shape[2]
         if t * t * i + d * t * t * o + d * d * t * o > d * t * o * i + d * d * o * i:
@@ -49,12 +49,12 @@ class LayerFactors:
         return weighted.flatten(2) @ deltas.flatten(2).mT
 
     def pulled_back(self, cotangents: Tensor) -> Tensor:
-        """``(O, I)`` float64: the sum over embeddings of their Jacobians' rows, weighted by cotangents ``(R, D)``."""
+        """Computes the sum over all Jacobian rows, weighted by cotangents ``(R, D)``: ``(O, I)`` float64."""
         slopes = torch.einsum("rd,rdto->rto", cotangents, self.deltas.double())
         return torch.einsum("rto,rti->oi", slopes, self.inputs.double())
 
     def slices(self, columns: int) -> Iterator[Tensor]:
-        """``(R, D, p)`` float64: Jacobian rows, about `columns` parameters at a time."""
+        """Yields the Jacobian rows ``(R, D, p)`` float64, about `columns` parameters at a time."""
         outputs = self.deltas.shape[3]
         step = max(1, columns // self.inputs.shape[2])
         for start in range(0, outputs, step):
@@ -66,7 +66,7 @@ class LayerFactors:
 
     @staticmethod
     def cat(parts: list[LayerFactors]) -> LayerFactors:
-        """Rows of several chunks as one."""
+        """Concatenates the rows of several chunks."""
         return LayerFactors(torch.cat([part.deltas for part in parts]), torch.cat([part.inputs for part in parts]))
 
 
@@ -75,7 +75,7 @@ class PlainRows:
     """The part of the Jacobians that belongs to one parameter without a rule.
 
     Attributes:
-        rows: ``(R, D, p)``.
+        rows: Jacobian rows ``(R, D, p)``.
     """
 
     rows: Tensor
@@ -86,7 +86,7 @@ class PlainRows:
         return rows @ rows.mT
 
     def pulled_back(self, cotangents: Tensor) -> Tensor:
-        """``(p,)``, see `LayerFactors.pulled_back`."""
+        """See `LayerFactors.pulled_back`: ``(p,)``."""
         return torch.einsum("rd,rdp->p", cotangents, self.rows.double())
 
     def slices(self, columns: int) -> Iterator[Tensor]:
@@ -103,7 +103,7 @@ Block = LayerFactors | PlainRows
 
 
 class _Tower(nn.Module):
-    """What embeds one kind of view, as a module, so that parameters can be put in from outside."""
+    """The embedding of one kind of view, as a module whose parameters can be replaced from outside."""
 
     def __init__(self, model: nn.Module, embed: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -117,24 +117,25 @@ class _Tower(nn.Module):
 class Jacobians:
     """Computes the Jacobians of one tower.
 
-    A layer follows its rule if it is an ordinary linear or convolutional layer that is called once, and if the rule gives its
-    gradient on a probe; whatever else happens to its weight in the model then shows.
+    A rule is used for an ordinary linear or convolutional layer that is called once, if it gives the layer's gradient on a
+    probe: any other use of the layer's weight in the model would show there.
 
     Args:
-        model: holds the parameters; every view must be embedded by itself.
-        embed: a method of the model, views ``(n, ...)`` -> embeddings ``(n, D)``.
-        probe: ``(1, ...)`` one view, no private one.
+        model: Model with the parameters; it must embed every view independently.
+        embed: Method of the model, from views ``(n, ...)`` to embeddings ``(n, D)``.
+        probe: One view ``(1, ...)`` that is not private.
 
     Attributes:
-        names: of the trainable parameters that the tower uses.
-        floats_per_row: numbers that one row's factors hold.
-        parameters: how many parameters the tower uses.
+        names: Names of the trainable parameters that the tower uses.
+        dimensions: D, the number of dimensions of an embedding.
+        floats_per_row: Number of floats in the factors of one embedding row.
+        parameters: Number of trainable parameters that the tower uses.
     """
 
     def __init__(self, model: nn.Module, embed: Callable[[Tensor], Tensor], probe: Tensor) -> None:
         self._tower = _Tower(model, embed)
-        # Every place of every parameter, once. `functional_call` finds tied weights by itself, but leaves a module that stands
-        # in two places without its parameters.
+        # Every path of every parameter, once. `functional_call` finds tied weights on its own, but leaves a module that has
+        # two paths without its parameters.
         names = {p: name for name, p in self._tower.named_parameters()}
         self._places = {
             f"{path}.{own}": names[p]
@@ -180,7 +181,7 @@ class Jacobians:
         self.floats_per_row = self.dimensions * (outputs_numel + rest) + inputs_numel
 
     def each(self, views: Tensor) -> Iterator[tuple[Tensor, list[Block]]]:
-        """Embedding ``(1, D)`` and Jacobian of one view after the other, of ``(R, ...)``."""
+        """Yields the embedding ``(1, D)`` and the Jacobian of each of the views ``(R, ...)``, one after the other."""
         if not self.parameters:
             with torch.no_grad():
                 yield from ((self._tower(view), []) for view in views.split(1))
@@ -193,7 +194,7 @@ class Jacobians:
 
         def one(view: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor], dict[str, Tensor]]:
             def embed(shifts: list[Tensor], rest: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-                inputs: list[Tensor] = []  # layers are called in the order of `_layers`, which is that of the probe
+                inputs: list[Tensor] = []  # layers are called in the order of `_layers`, as for the probe
 
                 def shifted(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
                     inputs.append(given[0])
@@ -208,7 +209,7 @@ class Jacobians:
                         hook.remove()
                 return embedding, inputs
 
-            embedding, pull, inputs = vjp(embed, shifts, rest, has_aux=True)  # type: ignore[misc]  # two, says torch: with aux three
+            embedding, pull, inputs = vjp(embed, shifts, rest, has_aux=True)  # type: ignore[misc]  # torch declares two; with aux three
             deltas, rows = vmap(pull)(unit)
             return embedding, inputs, deltas, rows
 
@@ -223,12 +224,12 @@ class Jacobians:
             yield embeddings, [*layers, *(PlainRows(rows[name].flatten(2)) for name in self._rest)]
 
     def all(self, views: Tensor) -> tuple[Tensor, list[Block]]:
-        """Embeddings ``(R, D)`` and Jacobians of all views ``(R, ...)`` at once."""
+        """Computes the embeddings ``(R, D)`` and Jacobians of all views ``(R, ...)``."""
         embeddings, blocks = zip(*self.each(views), strict=True)
         return torch.cat(embeddings), [type(parts[0]).cat(list(parts)) for parts in zip(*blocks, strict=True)]
 
     def grams(self, views: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings ``(R, D)`` and the inner products ``(R, D, D)`` of each one's Jacobian rows; memory linear in R."""
+        """Computes embeddings ``(R, D)`` and inner products ``(R, D, D)`` of their Jacobian rows; memory is linear in R."""
         embeddings, grams = [], []
         for z, blocks in self.each(views):
             embeddings.append(z)
@@ -240,14 +241,14 @@ class Jacobians:
         """Adds the gradient of ``sum(cotangents * embeddings)`` to a sum.
 
         Args:
-            views: ``(R, ...)``.
-            cotangents: ``(R, D)`` float64.
-            parts: the sum's part of each trainable parameter; added to in place.
+            views: Views ``(R, ...)``.
+            cotangents: Cotangents ``(R, D)`` float64.
+            parts: Views of the sum for each trainable parameter, by name; added to in place.
         """
         for (_, blocks), weights in zip(self.each(views), cotangents.split(1), strict=True):
             for names, block in zip(self._owners, blocks, strict=True):
                 found = block.pulled_back(weights)
-                if len(names) > 1:  # a layer's weight, and behind it the bias
+                if len(names) > 1:  # a layer's weight, followed by its bias
                     parts[names[1]].add_(found[:, -1])
                     found = found[:, :-1]
                 parts[names[0]].add_(found.reshape(parts[names[0]].shape))
@@ -257,14 +258,14 @@ def _has_rule(module: nn.Module) -> bool:
     parameters = list(module.parameters(recurse=False))
     if not parameters or not all(p.requires_grad for p in parameters):
         return False
-    # Subclasses may compute something else, and a parametrised layer is one.
+    # Subclasses may compute something else; a parametrised layer is a subclass.
     if type(module) is nn.Conv2d:
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return type(module) is nn.Linear
 
 
 def _unfolded(module: nn.Module, inputs: Tensor) -> Tensor:
-    """``(R, T, I)``: a layer's inputs ``(R, 1, C, H, W)`` or ``(R, ..., I)`` at each position, and a 1 for its bias."""
+    """Unfolds a layer's inputs ``(R, 1, C, H, W)`` or ``(R, ..., I)`` by position, with a 1 for its bias: ``(R, T, I)``."""
     if isinstance(module, nn.Conv2d):
         assert not isinstance(module.padding, str)  # see `_has_rule`
         patches = F.unfold(inputs.flatten(0, 1), module.kernel_size, module.dilation, module.padding, module.stride).mT
@@ -274,14 +275,14 @@ def _unfolded(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _positions(module: nn.Module, deltas: Tensor) -> Tensor:
-    """``(R, D, T, O)``: derivatives of a layer's outputs, ``(R, D, 1, O, H, W)`` or ``(R, D, ..., O)``, by position."""
+    """Unfolds derivatives of a layer's outputs, ``(R, D, 1, O, H, W)`` or ``(R, D, ..., O)``, by position: ``(R, D, T, O)``."""
     if isinstance(module, nn.Conv2d):
         return deltas.flatten(4).squeeze(2).mT
     return deltas.flatten(2, -2) if deltas.dim() > 3 else deltas[:, :, None]
 
 
 def _rule_holds(module: nn.Module, inputs: Tensor, deltas: Tensor, gradients: dict[Tensor, Tensor]) -> bool:
-    """Whether a layer's factors give its gradient, on a probe: not if its weight is also used elsewhere."""
+    """Returns whether a layer's factors give its gradient on a probe; they do not if its weight is also used elsewhere."""
     expected = torch.cat(
         [gradients[p].flatten(1) if p.dim() > 1 else gradients[p][:, None] for p in module.parameters()], dim=1
     )

@@ -1,9 +1,9 @@
 """Engines that contrast the whole batch and clip smaller parts of its gradient: each similarity's, or each record's.
 
-Both reweight the similarities of the batch, `Contrast` by `Contrast`, and then put the weights on the Jacobians of the
-embeddings: what is clipped is never made, only its norm. Embeddings and Jacobians are each computed from one view alone, and
-everything behind them in float64. So the clipped gradient of a similarity is a function of its two views alone, but for a
-rounding that is far below C. Shapes: n records, R embedding rows, D dimensions, m candidates of a record.
+Both reweight the similarities of the batch, `Contrast` by `Contrast`, and then apply the weights to the Jacobians of the
+embeddings: only norms of the clipped gradients are computed, not the gradients. Each embedding and each Jacobian is computed
+from one view alone, and everything after them in float64. So the clipped gradient of a similarity is a function of its two
+views alone, except for rounding far below C. Shapes: n records, R embedding rows, D dimensions, m candidates of a record.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from dpfed.models.contract import method_of, temperature_of
 
 WhichNorms = Literal["auto", "exact", "bound"]
 _MOST_MEMORY = 1 << 31  # bytes of factors of Jacobians up to which exact norms are chosen
-_MOST_WORK = 1e10  # pairs times parameters, likewise: about half a minute on two cores
+_MOST_WORK = 1e10  # pairs times parameters up to which exact norms are chosen: about half a minute on two cores
 _SUM_WORKSPACE = 1 << 24  # floats of the cotangents of some records' losses
 
 
 class _PairEngine(Engine):
-    """What the two engines share. What they clip has no gradient of its own, so that only its sum could be whole numbers.
+    """Base class of the two engines. They never materialise a clipped gradient, so only the whole sum could be integers.
 
     Args:
-        model: with towers ``embed_images`` and, for records with text, ``embed_text``; its temperature is fixed.
-        max_batch: largest number of records in a batch: public, so that the choice of norms depends on no record.
-        norms: ``exact``, ``bound``, or ``auto``: exact where memory and work for a full batch are within reason.
+        model: Model with towers ``embed_images`` and, for records with text, ``embed_text``; its temperature is fixed.
+        max_batch: Largest number of records in a batch. It is public, so the choice of norms depends on no record.
+        norms: Norms to clip by: ``exact``; ``bound``; or ``auto``: exact if no parameter serves two towers, and a full batch
+            needs at most 2 GiB for factors and has at most 10^10 pairs times parameters.
     """
 
     adds_whole_parts = False
@@ -63,7 +64,7 @@ class _PairEngine(Engine):
         """See `Engine`; the batch is one group.
 
         Returns:
-            The norms, or their bounds, of all that was clipped: private.
+            Norms, or their bounds, of all clipped gradients; private.
         """
         views = batch.views
         if len(views["image"]) < 2:
@@ -73,7 +74,7 @@ class _PairEngine(Engine):
         rows, jacobian_norms = self._jacobians(views)
         finite = self._finite_records(views, rows, jacobian_norms)
         if not finite.all():
-            # A record without finite derivatives counts as not drawn: a function of this record alone. Left in, it would spoil
+            # A record without finite derivatives counts as not drawn; this depends on the record alone. Left in, it would spoil
             # the sum of all others.
             kept = {name: view[finite] for name, view in views.items()}
             return self.add_clipped(GroupBatch(kept, [0, int(finite.sum())]), clip_norm, into)
@@ -88,10 +89,10 @@ class _PairEngine(Engine):
     def _clipped(
         self, rows: Tensor, directions: list[Contrast], norms: Norms, clip_norm: float | Clip
     ) -> tuple[Tensor, Tensor]:
-        """Derivatives ``(R, D)`` of the clipped sum with respect to the embeddings, and the norms of what was clipped."""
+        """Computes the derivatives ``(R, D)`` of the clipped sum with respect to the embeddings, and norms before clipping."""
 
     def _prepare(self, views: Views) -> None:
-        """Looks at the model's layers, and chooses the norms."""
+        """Inspects the model's layers, and chooses the norms."""
         embed = {"image": method_of(self._model, "embed_images")}
         if "text" in views:
             embed["text"] = method_of(self._model, "embed_text")
@@ -129,7 +130,7 @@ class _PairEngine(Engine):
 
 
 def _parts(views: Views, towers: dict[str, Jacobians]) -> dict[str, slice]:
-    """Which embedding rows belong to which tower, see `dpfed.baselines.whole_batch.jacobian_norms`."""
+    """Returns the embedding rows of each tower, see `dpfed.baselines.whole_batch.jacobian_norms`."""
     parts, start = {}, 0
     for name in towers:
         count = math.prod(views[name].shape[:2])
@@ -142,11 +143,11 @@ class LogitEngine(_PairEngine):
     """Clips the gradient of each similarity and adds them up, weighted by the derivatives of the loss (Kong et al., Logit-DP).
 
     Args:
-        model: see `_PairEngine`.
-        max_batch: likewise.
-        norms: likewise.
-        one_sided: only the first views are anchors, as in the paper; otherwise both directions of the contrast.
-        spread_out: weight of the spread-out regulariser.
+        model: Model with towers and a fixed temperature, see `_PairEngine`.
+        max_batch: Largest number of records in a batch, public.
+        norms: Norms to clip by, ``auto``, ``exact`` or ``bound``.
+        one_sided: Whether only the first views are anchors, as in the paper, rather than both directions of the contrast.
+        spread_out: Weight of the spread-out regulariser.
     """
 
     name = "logit"
@@ -166,7 +167,7 @@ class LogitEngine(_PairEngine):
             weights = contrastive_derivatives(similarities, self._temperature)
             if self._spread_out:
                 weights += self._spread_out * spread_out_derivatives(similarities)
-            # Without further candidates, the other direction has the same pairs.
+            # With one candidate per record, the other direction has the same pairs.
             mirrored = all_norms and similarities.shape[2] == all_norms[0].shape[2] == 1
             pairs = all_norms[0].transpose(0, 1) if mirrored else norms.of_pairs(rows, contrast)
             cotangents += contrast.cotangents(rows, weights * clip_factors(pairs, clip_norm))
@@ -175,7 +176,7 @@ class LogitEngine(_PairEngine):
 
 
 class SampleEngine(_PairEngine):
-    """Clips the gradient of each record's own loss in the whole batch, both directions together (DP-GCL, equation 6)."""
+    """Clips the gradient of each record's own loss in the whole batch, with both directions as one (DP-GCL, equation 6)."""
 
     name = "sample"
 
@@ -190,7 +191,7 @@ class SampleEngine(_PairEngine):
 
 
 def _each_record(rows: Tensor, directions: list[Contrast], weights: list[Tensor]) -> Iterator[Tensor]:
-    """``(k, R, D)``: derivatives of k records' losses with respect to all embeddings, for k records after the other."""
+    """Yields the derivatives of the records' losses with respect to all embeddings, ``(k, R, D)`` for k records at a time."""
     count = len(weights[0])
     step = max(1, _SUM_WORKSPACE // rows.numel())
     for start in range(0, count, step):

@@ -1,35 +1,35 @@
-"""What the methods that reweight similarities, `sample` and `logit`, ask of a configuration, and their options.
+"""Options and requirements of the methods that reweight similarities, `sample` and `logit`, and the constants of Logit-DP.
 
-Also here: how much one record can change the weights of the similarities: the constants of Logit-DP, with their proof.
+The constants bound how much one record can change the weights of the similarities. Their proof:
 
 A batch has n <= b records. Each has an anchor and m candidates, all unit vectors; ``s_ijv`` is the cosine of anchor i and
 candidate v of record j, and candidate 0 of record i is the positive of anchor i. The weights w are the loss's derivatives
 with respect to the cosines. Every constant bounds the sum of their absolute changes, for one direction of the contrast, over
 all batches that differ as those of neighbours do. The gradients that they multiply depend on two records alone and have norm
-C at most, so the sum of clipped gradients moves by at most C times the constant; a pair that is in one of the batches alone
-changes by its whole weight.
+C at most, so the sum of clipped gradients moves by at most C times the constant; the weight of a pair that is in only one of
+the batches changes by its full value.
 
-**Batches of neighbours**, for fixed draws of all other records: the same; one record more, n - 1 becoming n <= b; or the new
-record x in the place of another one, y, both of size b.
+**Batches of neighbours**, for fixed draws of all other records: they are equal; or one has an additional record, n - 1 becoming
+n <= b; or the new record x replaces another one, y, and both have size b.
 
 **Contrastive loss.** With ``p_ijv`` the softmax of ``s_ijv / tau`` over the positive of anchor i and all candidates of
 others, ``w_ijv = (p_ijv - [own positive]) / tau``. Cosines lie in [-1, 1], so no two terms of a softmax differ by more than
-the factor ``E = exp(2 / tau)``. All candidates of others weigh at most ``x = (b-1) m E / ((b-1) m E + 1)`` for an anchor,
-those of one other record at most ``r = m E / (m E + (b-2) m + 1)``. x and (b-1) r grow with b, so bounds at b cover smaller
-batches.
+the factor ``E = exp(2 / tau)``. For an anchor, the softmax weights of all candidates of others add up to at most ``x = (b-1) m
+E / ((b-1) m E + 1)``, those of one other record's candidates to at most ``r = m E / (m E + (b-2) m + 1)``. x and (b-1) r grow
+with b, so bounds at b cover smaller batches.
 
-- *One record more.* The new anchor: ``2 (1 - p_nn0) / tau <= 2 x / tau``. Each other anchor, for which the new candidates
-  weigh r_i: older weights shrink by ``r_i / tau`` together, the new ones are ``r_i / tau``. In all at most ``(2 x + 2 (n-1)
-  r) / tau``.
-- *One in another's place.* The anchors of x and y: ``2 x / tau`` each. Each other anchor, for which y's candidates weigh r_i
-  in one batch and x's r_i' in the other: without either, the older ones weigh q_ijv, which add up to 1; with them ``q_ijv (1
-  - r_i)`` and ``q_ijv (1 - r_i')``. They change by ``|r_i - r_i'| / tau`` together, the new ones add ``(r_i + r_i') / tau``:
-  together ``2 max(r_i, r_i') / tau <= 2 r / tau``. In all ``G = (4 x + 2 (b-1) r) / tau``. The triangle inequality would give
-  more.
+- *An additional record.* The new anchor: ``2 (1 - p_nn0) / tau <= 2 x / tau``. Each other anchor, for which the new candidates
+  have softmax weight r_i: older weights shrink by ``r_i / tau`` together, the new ones are ``r_i / tau``. In all at most ``(2 x
+  + 2 (n-1) r) / tau``.
+- *A replaced record.* The anchors of x and y: ``2 x / tau`` each. Each other anchor, for which y's candidates have softmax
+  weight r_i in one batch and x's have r_i' in the other: without either, the older ones have weights q_ijv, which add up to 1;
+  with them ``q_ijv (1 - r_i)`` and ``q_ijv (1 - r_i')``. They change by ``|r_i - r_i'| / tau`` together, the new ones add
+  ``(r_i + r_i') / tau``: together ``2 max(r_i, r_i') / tau <= 2 r / tau``. In all ``G = (4 x + 2 (b-1) r) / tau``. The triangle
+  inequality would give more.
 
-**Spread-out regulariser**: the mean squared cosine with others' candidates, of derivatives ``2 s_ijv / ((n-1) m)``. One
-record more: 2 for the new anchor, 2 for the new candidates, and older ones change by ``2 / ((n-2)(n-1) m)`` each, 2 together:
-6. One in another's place: 2 for each of two anchors, 2 for each of two records' candidates, nothing for the rest: 8.
+**Spread-out regulariser**: the mean squared cosine with others' candidates, with derivatives ``2 s_ijv / ((n-1) m)``. An
+additional record: 2 for the new anchor, 2 for the new candidates, and older ones change by ``2 / ((n-2)(n-1) m)`` each, 2
+together: 6. A replaced record: 2 for each of two anchors, 2 for each of two records' candidates, nothing for the rest: 8.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class LogitOptions(PairOptions):
 
 
 def refuse_unbounded(inputs: MethodInputs) -> None:
-    """Refuses what these methods cannot bound: both are for a sum over anchors of a function of cosines, as InfoNCE is.
+    """Rejects settings that these methods cannot bound: both need a sum over anchors of a function of cosines, as InfoNCE is.
 
     Args:
-        inputs: choices of the run.
+        inputs: Choices of the run.
 
     Raises:
-        UserError: for a learnt temperature, or a precision in which norms and gradients would differ too much.
+        UserError: If the temperature is learnt, or norms and gradients would differ too much at the run's precision.
     """
     method = inputs.method
     if inputs.loss_options.learn_temperature:
@@ -80,12 +80,13 @@ def refuse_unbounded(inputs: MethodInputs) -> None:
 
 
 def contrastive_change(batch: int, temperature: float, candidates: int = 1) -> float:
-    """Of the InfoNCE loss with temperature, one direction, at the cap.
+    """Returns the largest change of the weights of the InfoNCE loss with temperature, for one direction, at the cap.
 
     Args:
-        batch: b, most records in a batch, at least 2.
+        batch: b, the largest number of records in a batch, at least 2.
         temperature: tau; the logits lie in [-1/tau, 1/tau].
-        candidates: m, candidates of each record; of its own, only the first is contrasted with an anchor.
+        candidates: m, the number of candidates of each record; of its own record's, an anchor is contrasted with the first
+            only.
 
     Example:
         >>> round(contrastive_change(1_000, temperature=1.0), 2)
@@ -96,25 +97,30 @@ def contrastive_change(batch: int, temperature: float, candidates: int = 1) -> f
 
 
 def contrastive_change_below_cap(batch: int, temperature: float, candidates: int = 1) -> float:
-    """Likewise where a batch of b - 1 records becomes one of b: what the Logit-DP paper's lemma 4.5 is about.
+    """Returns the same bound where a batch of b - 1 records becomes one of b: the case of the Logit-DP paper's lemma 4.5.
 
     The lemma's constant for one candidate at temperature 1, ``2 (1 + (b-2) e^2 / (e^2 + b-1))``, is smaller, and does not hold:
-    its proof takes the new record's own positive to weigh as much as that record weighs for others.
+    its proof assumes that the new record's own positive has the same softmax weight as that record has for others.
+
+    Args:
+        batch: b, the number of records of the larger batch, at least 2.
+        temperature: tau.
+        candidates: m, the number of candidates of each record.
     """
     others, one = _others_share(batch, temperature, candidates), _one_share(batch, temperature, candidates)
     return (2 * others + 2 * (batch - 1) * one) / temperature
 
 
 def spread_out_change() -> float:
-    """Of the spread-out regulariser, one direction, at the cap; the same for any batch and any number of candidates."""
+    """Returns the largest change of the spread-out regulariser's weights, for one direction, for any batch at its cap."""
     return 8.0
 
 
 def _others_share(batch: int, temperature: float, candidates: int) -> float:
-    """Largest softmax weight of all candidates of other records together: x."""
+    """Returns x, the largest softmax weight of all candidates of other records together."""
     return 1 / (1 + math.exp(-2 / temperature) / ((batch - 1) * candidates))
 
 
 def _one_share(batch: int, temperature: float, candidates: int) -> float:
-    """Largest softmax weight of the candidates of one other record together: r."""
+    """Returns r, the largest softmax weight of the candidates of one other record together."""
     return 1 / (1 + math.exp(-2 / temperature) * ((batch - 2) * candidates + 1) / candidates)

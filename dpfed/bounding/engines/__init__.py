@@ -1,7 +1,7 @@
 """Clipped group gradients: two engines behind one interface, and the choice between them.
 
-An engine takes the views of some groups and adds every group's gradient, clipped to norm C, into one flat float64 vector. The
-loop is the oracle; the layerwise engine wins where groups are small. Shapes: G groups of up to S records, P trainable
+An engine takes the views of some groups and adds every group's gradient, clipped to norm C, to one flat vector. The loop is
+the reference; the layerwise engine is faster where groups are small. Shapes: G groups of up to S records, P trainable
 parameters.
 """
 

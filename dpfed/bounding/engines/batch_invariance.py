@@ -1,10 +1,10 @@
-"""Whether a device computes a group alike, bit by bit, whoever shares its pass, and wherever in the pass it stands.
+"""Check that a device computes a group with the same bits, whichever groups share its pass and at any position in the pass.
 
-No library promises that. So an engine asks the device before its first pass, and again now and then: it compares groups with
-themselves, in every public shape of a pass, at other places, beside others that are ordinary, huge or no numbers. The groups
-have every size, and are of noise, of nearly equal and of equal records. Everything that a group's part of the sum is computed
-from is compared. Where something differs, the operations of the two passes are compared one by one, and the refusal names the
-first that differs.
+No library guarantees this. So an engine tests the device before its first pass, and again from time to time: it compares groups
+with themselves, in every public shape of a pass, at other positions, beside other groups of ordinary, huge or NaN values. The
+compared groups have every size, and consist of noise, of nearly equal and of equal records. The check compares everything from
+which a group's part of the sum is computed. If there is a difference, it compares the operations of the two passes one by one,
+and the error names the first operation that differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpfed.bounding.layer_rules.term import Term
 from dpfed.errors import UserError
 from dpfed.objectives.classes import LABEL
 
-_TRIALS = 6  # at least so many passes
+_TRIALS = 6  # least number of passes
 _CLASSES = 3
 _NEARLY = 1e-3
 _HUGE = 1e6
@@ -36,9 +36,9 @@ class PassResult:
     """The result of a pass.
 
     Attributes:
-        terms: of all trainable parameters.
-        losses: ``(G,)`` of the groups.
-        grouping: of its records.
+        terms: Terms of all trainable parameters.
+        losses: Losses of the groups, ``(G,)``.
+        grouping: Grouping of the pass's records.
     """
 
     terms: list[Term]
@@ -46,7 +46,7 @@ class PassResult:
     grouping: Grouping
 
     def of(self, group: int) -> list[Tensor]:
-        """All that a group's part of the sum is computed from."""
+        """Returns all tensors from which a group's part of the sum is computed."""
         parts = [self.losses[group]]
         for term in sorted(self.terms, key=lambda term: (term.target.parameter, term.target.part or 0)):
             parts += [term.squares[group], *term.parts(group)]
@@ -55,30 +55,30 @@ class PassResult:
 
 
 class PassFunction(Protocol):
-    """Makes a pass over groups."""
+    """A function that makes a pass over groups."""
 
     def __call__(self, views: Views, sizes: list[int], total: int | None = None) -> PassResult:
-        """The pass.
+        """Makes the pass.
 
         Args:
-            views: of the records of the groups.
-            sizes: of the groups.
-            total: records of the pass, fillers included; default: the fewest that there may be.
+            views: Views of the groups' records, one group after the other.
+            sizes: Number of records of each group.
+            total: Number of records of the pass, fillers included; default: the smallest public number that suffices.
         """
 
 
 class DependsOnOthers(UserError):
-    """A device, or a model, that computes a group by who shares its pass."""
+    """Raised if, on a device or for a model, the result of a group depends on the other groups of its pass."""
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """A group that is compared with itself: made anew whenever a pass has it, for all of them together may be large.
+    """A group that is compared with itself. Its views are generated for each pass: all probes together may be large.
 
     Attributes:
-        size: records.
-        apart: how far they are from each other: 1, noise; 0, equal.
-        seed: of the noise.
+        size: Number of records.
+        apart: Distance between the records. 1: independent noise; 0: equal records.
+        seed: Seed of the noise.
     """
 
     size: int
@@ -86,7 +86,7 @@ class _Probe:
     seed: int
 
     def views(self, like: Views, vocabulary: int) -> Views:
-        """Its records' views, of such shapes and types."""
+        """Generates the views of the records, with the shapes and dtypes of `like`."""
         generator = torch.Generator().manual_seed(self.seed)
         one, others = _noise(like, 1, vocabulary, generator), _noise(like, self.size, vocabulary, generator)
         together = {}
@@ -100,15 +100,15 @@ class _Probe:
 
 @dataclass(frozen=True)
 class Trial:
-    """A pass: which probe stands at which place, and who else is there."""
+    """One pass of the check: the views of its groups, and the places of the probes among them."""
 
     views: Views
     sizes: list[int]
     total: int
-    probes: dict[int, int]  # from the place of a group to the number of its probe
+    probes: dict[int, int]  # place of a group -> number of its probe
 
     def rows(self, place: int) -> tuple[int, int]:
-        """First record of a group and the one behind its last."""
+        """Returns the index of a group's first record and that after its last."""
         return sum(self.sizes[:place]), sum(self.sizes[: place + 1])
 
 
@@ -121,19 +121,20 @@ def require_batch_invariance(
     brief: bool = False,
     before: int = 0,
 ) -> None:
-    """Compares groups with themselves in passes of every shape, at the model's weights of now.
+    """Compares groups with themselves in passes of every shape, at the model's current weights.
 
     Args:
-        run_pass: makes a pass.
-        views: of any records; only their shapes and types are read.
-        padding: public shapes of passes.
-        model: what is passed.
-        vocabulary: numbers of tokens that a text may have.
-        brief: compares in the smallest, the largest and a middle shape alone, for a first opinion; no record may be private.
-        before: how many comparisons were made already: further ones are short, of other noise, and begin with other groups.
+        run_pass: Function that makes a pass.
+        views: Views of any records; only their shapes and dtypes are read.
+        padding: Public shapes of passes.
+        model: Model that the passes run.
+        vocabulary: Number of distinct tokens that a text may contain.
+        brief: Whether to compare in the smallest, the largest and a middle shape only, as a first test. It does not suffice
+            for private records.
+        before: Number of earlier checks. Checks after the first are short, use other noise, and begin with other groups.
 
     Raises:
-        DependsOnOthers: if a group comes out differently, or if the model draws random numbers, which hides it.
+        DependsOnOthers: If a group's result differs, or if the model draws random numbers, which would hide a difference.
     """
     if any(draws(module) for module in model.modules()):
         raise DependsOnOthers(
@@ -141,7 +142,7 @@ def require_batch_invariance(
             "gradients: the engine takes one group at a time, as bounding.engine = 'loop' does. [engine-dropout]"
         )
     seen: dict[int, tuple[Trial, int, list[Tensor]]] = {}
-    alike: set[int] = set()  # groups that were compared: their parts are kept no longer
+    alike: set[int] = set()  # probes that were compared: their parts are no longer kept
     if brief:
         middle, most = padding.totals[len(padding.totals) // 2], padding.totals[-1]
         totals: Iterable[int] | None = (padding.totals[0], most, middle, most, middle)
@@ -149,7 +150,7 @@ def require_batch_invariance(
         totals = itertools.islice(itertools.cycle(padding.totals), 5 * before, 5 * before + _TRIALS)
     else:
         totals = None
-    sizes = (2, 3, 5, _usual(padding)) if brief else None  # odd ones, too, so that others stand at odd places
+    sizes = (2, 3, 5, _usual(padding)) if brief else None  # odd ones, too, so that other groups begin at odd rows
     for trial in trials(views, padding, totals, vocabulary, before, sizes):
         result = run_pass(trial.views, trial.sizes, trial.total)
         for place, probe in trial.probes.items():
@@ -177,16 +178,16 @@ def trials(
     before: int = 0,
     sizes: Iterable[int] | None = None,
 ) -> Iterator[Trial]:
-    """Passes of noise, in which some groups come again and again, in other places beside others.
+    """Yields passes of noise in which some groups recur, at other places and beside other groups.
 
     Args:
-        views: see `require_batch_invariance`, as the others.
-        padding: see there.
-        totals: records of each pass. ``None``: one pass of every shape, then more of the largest until every group was there
-            twice.
-        vocabulary: see there.
-        before: see there.
-        sizes: of the groups of noise; default: all that share a pass.
+        views: Views of any records; only their shapes and dtypes are read.
+        padding: Public shapes of passes.
+        totals: Number of records of each pass. ``None``: one pass of every shape, then more of the largest shape until every
+            probe has occurred twice.
+        vocabulary: Number of distinct tokens that a text may contain.
+        before: Number of earlier checks.
+        sizes: Sizes of the groups of noise; default: all sizes that may share a pass.
     """
     generator = torch.Generator().manual_seed(before)
     probes = _probes(padding, range(2, padding.slots + 1) if sizes is None else sizes, before)
@@ -194,7 +195,7 @@ def trials(
     endless = totals is None
     every = itertools.chain(padding.totals, itertools.repeat(padding.totals[-1])) if totals is None else totals
     for number, total in enumerate(every):
-        # Those that were seen once come first, so that they are seen twice, then those that were not. Large ones fit rarely.
+        # Probes seen once come first, so that they are seen twice; then unseen ones. Large probes come early: they rarely fit.
         rank, large = {1: 0, 0: 1}, [probe.size for probe in probes]
         turn = [(probe - number - before) % len(probes) for probe in range(len(probes))]
         order = sorted(range(len(probes)), key=lambda probe: (rank.get(times[probe], 2), -large[probe], turn[probe]))
@@ -211,7 +212,7 @@ def _usual(padding: Padding) -> int:
 
 
 def _probes(padding: Padding, sizes: Iterable[int], seed: int) -> list[_Probe]:
-    """Groups of noise of these sizes, and some of nearly equal and of equal records."""
+    """Returns groups of noise of these sizes, and some of nearly equal and of equal records."""
     usual = _usual(padding)
     kinds = [(2, _NEARLY), (usual, _NEARLY), (usual, 0.0), (padding.slots, _NEARLY), *((size, 1.0) for size in sizes)]
     return [_Probe(size, apart, 1000 * seed + number) for number, (size, apart) in enumerate(kinds)]
@@ -227,7 +228,7 @@ def _trial(
     vocabulary: int,
     generator: torch.Generator,
 ) -> Trial:
-    """A pass of so many records, of which probes have three quarters, in the order of `first`; or one that has more."""
+    """Builds a pass of `total` records: up to three quarters are probes, in the order of `first`; the first may take more."""
     chosen: list[tuple[int | None, int]] = []
     room = total
     for probe in first:
@@ -251,7 +252,7 @@ def _trial(
 
 
 def _noise(views: Views, records: int, vocabulary: int, generator: torch.Generator) -> Views:
-    """Images of noise, texts of any tokens, and a few classes."""
+    """Generates images of noise, texts of random tokens, and labels of a few classes."""
     noise = {}
     for name, view in views.items():
         shape = (records, *view.shape[1:])
@@ -265,14 +266,14 @@ def _noise(views: Views, records: int, vocabulary: int, generator: torch.Generat
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same numbers, or none, in each place: NaN adds nothing."""
+    """Returns whether two tensors are equal entry by entry; NaN equals NaN, for a NaN adds nothing to a sum."""
     if torch.equal(one, other):
         return True
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _first_difference(run_pass: PassFunction, vocabulary: int, *passes: tuple[Trial, int]) -> str:
-    """The first operation of two passes whose rows of a group differ."""
+    """Names the first operation whose rows of a group differ between two passes."""
     first, place = passes[0]
     noise = _noise(first.views, sum(first.sizes), vocabulary, torch.Generator().manual_seed(1))
     seen = []
@@ -283,20 +284,20 @@ def _first_difference(run_pass: PassFunction, vocabulary: int, *passes: tuple[Tr
     for (name, one), (_, other), (_, constant) in zip(*seen, strict=False):
         if one is None or other is None or one.shape != other.shape or same(one, other):
             continue
-        if constant is None or not same(one, constant):  # what does not change with the views is a weight
+        if constant is None or not same(one, constant):  # a value that does not change with the views is a weight
             return f"first in '{name}'"
     return "in its own sums"
 
 
 class _RowsOfAGroup(TorchDispatchMode):
-    """Keeps what every operation gives for the records of one group.
+    """Mode that keeps the rows that every operation returns for the records of one group.
 
     Args:
-        records: of the pass.
-        rows: the group's first record and the one behind its last.
+        records: Number of records of the pass, fillers included.
+        rows: Index of the group's first record and that after its last.
 
     Attributes:
-        seen: name and rows of each operation; ``None`` for what has no rows of records.
+        seen: Name and rows of each operation; ``None`` for a result that has no rows of records.
     """
 
     def __init__(self, records: int, rows: tuple[int, int]) -> None:

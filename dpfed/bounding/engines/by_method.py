@@ -1,7 +1,7 @@
-"""Which engine computes the sum of each method of bounding, and how it is made: a method's own file is arithmetic and proof.
+"""The engine of each bounding method, and how it is built; a method's own file holds only arithmetic and proof.
 
-A method that lets the configuration choose (`Method.picks_engine`) has one of those for gradients of groups. The others stand
-in a table; methods for comparison have theirs in their own room (`dpfed.baselines.engines`).
+A method that lets the configuration choose (`Method.picks_engine`) uses an engine for gradients of groups. The engines of the
+other methods are in `MAKERS`; those of methods for comparison are in `dpfed.baselines.engines`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from dpfed.privacy.randomness import Randomness
 
 @dataclass(frozen=True)
 class EngineInputs:
-    """What an engine is made from; each engine takes what it needs.
+    """Inputs from which an engine is built; each engine uses those it needs.
 
     Attributes:
-        model: on its device.
-        plan: what is promised.
-        randomness: the workers' secret, for methods that release noisy statistics on the way (`GroupBatch.step` says the step).
-        rank: the worker's number.
-        precision: of the forward pass.
-        loss: of one group.
-        loss_name: one of `dpfed.objectives.OBJECTIVES`, for engines that are made for certain losses.
-        loss_options: of that loss.
-        contrasted: records that are contrasted with each other, expected.
-        reads_text: whether the model contrasts images with captions.
-        options: the method's own, checked.
-        engine: one of `dpfed.bounding.engines.ENGINES`, for methods that have several.
-        microbatch: records whose activations are in memory at a time.
-        pass_records: of a pass over several groups; ``None``: as many as the engine takes by itself.
-        check_every: steps after which `layerwise` compares groups with themselves again; ``None``: never.
+        model: Model, on its device.
+        plan: Plan of the private run.
+        randomness: Secret randomness of the workers, for methods that release noisy statistics within a step
+            (`GroupBatch.step`).
+        rank: Number of the worker, from 0.
+        precision: Precision of the forward pass.
+        loss: Loss of one group.
+        loss_name: Name of the loss in `dpfed.objectives.OBJECTIVES`, for engines that support certain losses only.
+        loss_options: Options of the loss.
+        contrasted: Expected number of records that are contrasted with each other.
+        reads_text: Whether the model contrasts images with captions.
+        options: Checked options of the method.
+        engine: Name of the engine in `dpfed.bounding.engines.ENGINES`, for methods that have several.
+        microbatch: Number of records whose activations are in memory at a time.
+        pass_records: Number of records of a pass over several groups; ``None``: the engine's default.
+        check_every: Number of steps after which `layerwise` repeats its check of batch invariance; ``None``: never.
     """
 
     model: nn.Module
@@ -64,7 +65,7 @@ MakeEngine = Callable[[EngineInputs], Engine]
 
 
 def of_groups(given: EngineInputs) -> Engine:
-    """The chosen one for gradients of groups."""
+    """Builds the configured engine for gradients of groups."""
     return build_engine(
         given.engine,
         given.model,

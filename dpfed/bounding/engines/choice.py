@@ -1,4 +1,4 @@
-"""Which engine computes a model's clipped gradients on this machine: `layerwise` where it fits, and the loop otherwise."""
+"""Choice of the engine for a model's clipped gradients on this machine: `layerwise` where it fits, and the loop otherwise."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
 ENGINES: dict[str, type[LoopEngine] | type[LayerwiseEngine]] = {engine.name: engine for engine in (LoopEngine, LayerwiseEngine)}
-_DIFFERENCE = 1e-6  # relative, in float64, between engines that compute the same
-# A gradient that was put down to another group would not show in a sum of whole gradients.
+_DIFFERENCE = 1e-6  # largest relative difference, in float64, between engines that agree
+# Every gradient is normalised: a sum of unclipped gradients would not reveal that part of one was assigned to another group.
 _NORMALISED = Clip(1.0, math.inf, 1e-3)
-_RECORDS = 16  # that engines are compared on, in two groups or more: one alone could not be mistaken for another
-_FEW = 8  # groups on which the engine itself is tried
-_SHORT = 1_000  # groups of a run that is over before the check pays
+_RECORDS = 16  # records on which engines are compared, in two groups or more: a single group cannot be mistaken for another
+_FEW = 8  # groups on which the engine is tried at its own precision
+_SHORT = 1_000  # a run of fewer groups ends before the check pays off
 
 
 def build_engine(
@@ -40,17 +40,17 @@ def build_engine(
     records: int | None = None,
     check_every: int | None = None,
 ) -> Engine:
-    """An engine by name.
+    """Builds an engine by name.
 
     Args:
-        name: one of `ENGINES`.
-        model: see `choose_engine`.
-        precision: see `choose_engine`.
-        loss: see `choose_engine`.
-        group_size: S, expected records in a group.
-        if_unlike: see `LayerwiseEngine`, as the next.
-        records: see `if_unlike`.
-        check_every: see `if_unlike`.
+        name: Name of the engine in `ENGINES`.
+        model: Model, on its device.
+        precision: Precision of the forward pass.
+        loss: Loss of one group.
+        group_size: S, the expected number of records in a group.
+        if_unlike: Action if groups affect each other, see `LayerwiseEngine`.
+        records: Number of records of a usual pass, see `LayerwiseEngine`.
+        check_every: Number of steps between checks, see `LayerwiseEngine`.
     """
     if name == "layerwise":
         return LayerwiseEngine(model, precision, loss, records, group_size, if_unlike, check_every)
@@ -66,19 +66,19 @@ def choose_engine(
     told: Callable[[str], None] = lambda text: None,
     records: int | None = None,
 ) -> str:
-    """Names `layerwise` where it fits the model, on a batch of stand-in views (never private ones), and the loop otherwise.
+    """Returns ``layerwise`` if it fits the model, tested on stand-in views (never private ones), and ``loop`` otherwise.
 
     Args:
-        model: on its device.
-        batch: groups of the shape that training will see, filled with noise; a few are used.
-        precision: of the forward pass.
-        loss: of one group.
-        groups: that the whole run will pass through the engine; one of few takes the loop, which needs no check.
-        told: hears what is taken, and why.
-        records: see `LayerwiseEngine`.
+        model: Model, on its device.
+        batch: Groups of the shape that training will use, filled with noise; only a few of them are used.
+        precision: Precision of the forward pass.
+        loss: Loss of one group.
+        groups: Number of groups in the whole run; a run of few groups uses the loop, which needs no check.
+        told: Callback that receives the choice and its reason.
+        records: Number of records of a usual pass, see `LayerwiseEngine`.
     """
     if mixes_records(model):
-        return "loop"  # see `refuse_mixing`: nothing else fits
+        return "loop"  # no other engine fits, see `refuse_mixing`
     if groups < _SHORT:
         told("engine: loop; the run is too short for layerwise")
         return "loop"
@@ -87,19 +87,19 @@ def choose_engine(
         told("engine: layerwise")
         return "layerwise"
     why = "too little memory" if isinstance(refusal, torch.OutOfMemoryError) else "layerwise does not fit"
-    if isinstance(refusal, UserError):  # its advice is for whoever asked for layerwise
+    if isinstance(refusal, UserError):  # without its advice, which is for users who configured layerwise
         why = str(refusal).rpartition(": ")[0]
     told(f"engine: loop; {why}")
     return "loop"
 
 
 def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = "fp32", loss: GroupLoss = group_loss) -> None:
-    """Refuses `layerwise` where it does not come to the loop's result: it may take records of one group for those of another.
+    """Rejects `layerwise` if its result differs from the loop's, for example because it misassigns records to groups.
 
-    Where groups affect each other it is not refused: it will take one group at a time, and say so.
+    A device on which groups affect each other is no reason to reject it: the engine then takes one group at a time, and warns.
 
     Raises:
-        UserError: saying which to use.
+        UserError: If the results differ or the engine fails; the message names the engines to use.
     """
     refusal = _refusal(model, batch, precision, loss)
     if isinstance(refusal, UserError) and not isinstance(refusal, DependsOnOthers):
@@ -112,20 +112,20 @@ def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = 
 def _refusal(
     model: nn.Module, batch: GroupBatch, precision: Precision, loss: GroupLoss, records: int | None = None
 ) -> Exception | None:
-    """Compares `layerwise` with the loop on noise, in float64, and asks whether it computes groups alike.
+    """Compares `layerwise` with the loop on noise, in float64, and checks that groups do not affect each other.
 
-    In float32 two right ways through a deep network differ by parts in a thousand: where the input of a ReLU is about zero,
-    they may come out on different sides.
+    In float32, two correct computations of a deep network differ by parts in a thousand: where the input of a ReLU is close
+    to zero, they may fall on different sides of it.
 
     Args:
-        model: see `choose_engine`.
-        batch: see `choose_engine`.
-        precision: see `choose_engine`.
-        loss: see `choose_engine`.
-        records: see `LayerwiseEngine`.
+        model: Model, on its device.
+        batch: Groups of the shape that training will use, filled with noise.
+        precision: Precision of the forward pass.
+        loss: Loss of one group.
+        records: Number of records of a usual pass, see `LayerwiseEngine`.
 
     Returns:
-        The error that says why it does not fit; ``None``: it does.
+        The error that explains why `layerwise` does not fit; ``None`` if it fits.
     """
     exact, few = _in_float64(model, batch.first(max(2, bisect.bisect_left(batch.offsets, _RECORDS))))
     oracle = LoopEngine(exact, "fp32", loss)
@@ -141,13 +141,13 @@ def _refusal(
             )
         engine = build_engine("layerwise", model, precision, loss, size, "try", records)
         engine.add_clipped(batch.first(_FEW), _NORMALISED, engine.zeros())
-    except (RuntimeError, UserError) as error:  # also an operation without a rule, too little memory of the GPU
+    except (RuntimeError, UserError) as error:  # also for an operation without a rule, or too little GPU memory
         return error
     return None
 
 
 def _in_float64(model: nn.Module, batch: GroupBatch) -> tuple[nn.Module, GroupBatch]:
-    """Copies of a model and of views; as they are where the device has no float64."""
+    """Returns float64 copies of a model and of a batch; returns both unchanged if the device has no float64."""
     if exact_type(next(iter(batch.views.values())).device) != torch.float64:
         return model, batch
     views = {name: view.double() if view.is_floating_point() else view for name, view in batch.views.items()}

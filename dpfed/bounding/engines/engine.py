@@ -1,4 +1,4 @@
-"""What every engine is: what it takes, gives and computes."""
+"""The interface of all engines, and the code that they share."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class GroupBatch:
     """The views of the records of some groups, one group after the other.
 
     Attributes:
-        views: ``{"image": (n, V, 3, H, W), "text": (n, W, L)}`` on the model's device, and for losses that read labels
+        views: Views ``{"image": (n, V, 3, H, W), "text": (n, W, L)}`` on the model's device, and for losses that read labels
             ``"label": (n, 1, 1)`` int64.
-        offsets: G + 1 offsets; group g is rows ``offsets[g]:offsets[g + 1]``.
-        step: training step, for engines that draw noise.
+        offsets: Row offsets, G + 1 of them; group g is rows ``offsets[g]:offsets[g + 1]``.
+        step: Training step, for engines that draw noise.
     """
 
     views: Views
@@ -47,19 +47,19 @@ class GroupBatch:
         return [end - first for first, end in zip(self.offsets, self.offsets[1:], strict=False)]
 
     def by_size(self) -> list[int]:
-        """The groups of at least two records, small ones first: one record alone has nothing to contrast with."""
+        """Returns the groups of at least two records, smallest first: a single record has nothing to contrast with."""
         sizes = self.sizes
         return sorted((group for group, size in enumerate(sizes) if size >= 2), key=sizes.__getitem__)
 
     def groups(self, start: int = 0, step: int = 1) -> Iterator[Views]:
-        """The views of one group after the other: of groups start, start + step, ..., if they have at least two records."""
+        """Yields the views of groups start, start + step, ..., one after the other, if they have at least two records."""
         for group in range(start, len(self.offsets) - 1, step):
             first, end = self.offsets[group], self.offsets[group + 1]
             if end - first >= 2:
                 yield {name: aligned(view[first:end]) for name, view in self.views.items()}
 
     def only(self, groups: list[int]) -> GroupBatch:
-        """Some groups, in the given order."""
+        """Returns a batch of some groups, in the given order."""
         ranges = [(self.offsets[group], self.offsets[group + 1]) for group in groups]
         device = next(iter(self.views.values())).device
         rows = to_device(torch.tensor([row for first, end in ranges for row in range(first, end)], dtype=torch.int64), device)
@@ -67,20 +67,20 @@ class GroupBatch:
         return GroupBatch({name: view[rows] for name, view in self.views.items()}, offsets, self.step)
 
     def first(self, groups: int) -> GroupBatch:
-        """The first groups alone."""
+        """Returns a batch of the first groups alone."""
         offsets = self.offsets[: groups + 1]
         return GroupBatch({name: view[: offsets[-1]] for name, view in self.views.items()}, offsets, self.step)
 
 
 class Engine(ABC):
-    """Adds clipped gradients up. An engine states how; the rest, which is the same for nearly all of them, is here.
+    """Base class of engines, which compute, clip and add up the gradients of groups.
 
     Args:
-        model: on its device.
+        model: Model, on its device.
 
     Attributes:
-        name: in configurations and messages.
-        adds_whole_parts: whether it adds exactly to sums of whole numbers: each group's part is a vector of whole numbers.
+        name: Name in configurations and messages.
+        adds_whole_parts: Whether the engine adds exactly to integer sums: each group's part is a vector of integers.
     """
 
     name: ClassVar[str]
@@ -89,10 +89,10 @@ class Engine(ABC):
     def __init__(self, model: nn.Module) -> None:
         exact_arithmetic()
         self._vector = TrainableVector(model)
-        self._exact = exact_type(self._vector.device)  # of norms and sums
+        self._exact = exact_type(self._vector.device)  # dtype of norms and sums
 
     def zeros(self) -> Tensor:
-        """An empty sum: a flat vector for `add_clipped` to add to, float64 where the device has it."""
+        """Returns an empty sum for `add_clipped`: a flat vector ``(P,)``, float64 where the device has it."""
         return self._vector.zeros()
 
     @abstractmethod
@@ -102,23 +102,25 @@ class Engine(ABC):
         """Adds every group's clipped gradient to a flat vector.
 
         Args:
-            batch: the groups.
-            clip_norm: C, or another `Clip`. In steps of the sum's grid, where it is a sum of whole numbers.
-            into: ``(P,)``, see `zeros`, or int64: then the sum is exact (`dpfed.bounding.foreach.add_`). Added to in place.
-            losses: gets a ``(2, G)`` tensor, float64 where the device has it: the loss of each group that has at least two
-                records, and how many it has; private. Only methods that are `Method.supports_metrics` are asked for it.
+            batch: Groups to add.
+            clip_norm: C, or another `Clip`; in steps of the sum's grid, if the sum is one of integers.
+            into: Flat vector ``(P,)``, added to in place: as from `zeros`, or int64, in which the sum is exact
+                (`dpfed.bounding.foreach.add_`).
+            losses: List to which a tensor ``(2, G)`` is appended, float64 where the device has it: the loss and the number of
+                records of each group that has at least two records; private. Only engines of methods with
+                `Method.supports_metrics` are given a list.
 
         Returns:
-            Gradient norms before clipping, of the groups that have at least two records: private.
+            Gradient norms before clipping, of the groups that have at least two records; private.
         """
 
 
 def shared_out(figures: Tensor, losses: list[Tensor] | None) -> Tensor:
-    """What an engine found out of its groups, for who asked for it.
+    """Appends losses and numbers of records to `losses`, if it is a list, and returns the norms.
 
     Args:
-        figures: ``(3, G)``: norms, losses and numbers of records.
-        losses: see `Engine.add_clipped`.
+        figures: Norms, losses and numbers of records of the groups, ``(3, G)``.
+        losses: List to append to, see `Engine.add_clipped`.
 
     Returns:
         The norms ``(G,)``.
@@ -129,27 +131,27 @@ def shared_out(figures: Tensor, losses: list[Tensor] | None) -> Tensor:
 
 
 def exact_arithmetic() -> None:
-    """Tells the libraries of a GPU to round products to 24 bits and to add up in a fixed order.
+    """Sets the libraries of a GPU to round products to 24 bits and to add up in a fixed order.
 
     TF32 rounds products in convolutions to 11 bits, so that a norm and the gradient that it clips, which different operations
-    compute, could differ by a thousandth. Atomic additions come in another order each time, and with them another sum.
+    compute, could differ by a thousandth. Atomic additions run in another order each time, and so yield another sum.
     """
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    torch.backends.cuda.enable_mem_efficient_sdp(False)  # its backward pass in float32 adds up in any order
+    torch.backends.cuda.enable_mem_efficient_sdp(False)  # its backward pass in float32 adds up in no fixed order
 
 
 @contextlib.contextmanager
 def sound_kernels(device: str, bf16: bool) -> Iterator[None]:
-    """A block in which kernels read nothing but their inputs.
+    """Opens a block in which kernels read nothing but their inputs.
 
-    In bf16, oneDNN's convolutions on CPUs read memory that nobody has written. (Seen with torch 2.15: the gradient of a kernel
-    of 3 x 3, stride 2, over images of one pixel.) A group that was computed before may have left its numbers there, so one
-    record could move other groups. torch's own kernels, which are slower, take their place.
+    In bf16, oneDNN's convolutions on CPUs read uninitialised memory. (Seen with torch 2.15: the gradient of a kernel of 3 x 3,
+    stride 2, over images of one pixel.) An earlier group may have left its numbers there, so one record could move other
+    groups. torch's own kernels, which are slower, take their place.
 
     Args:
-        device: the type of the model's.
-        bf16: whether the model's passes round to bf16.
+        device: Type of the model's device.
+        bf16: Whether the model's passes round to bf16.
     """
     if not (bf16 and device == "cpu"):
         yield
@@ -162,7 +164,7 @@ def sound_kernels(device: str, bf16: bool) -> Iterator[None]:
 
 
 class _WithoutOneDnn:
-    """Off from the first block of any thread to the end of the last: torch's switch is one for all threads."""
+    """Switches oneDNN off from the first block of any thread to the end of the last: torch has one switch for all threads."""
 
     def __init__(self) -> None:
         self._lock, self._blocks, self._before = threading.Lock(), 0, True
@@ -184,7 +186,7 @@ _WITHOUT = _WithoutOneDnn()
 
 
 def draws(module: nn.Module) -> bool:
-    """Whether a module may draw random numbers: dropout of units, of paths (timm), of patches (open_clip), of attention."""
+    """Returns whether a module may draw random numbers: dropout of units, paths (timm), patches (open_clip) or attention."""
     rates = (getattr(module, name, None) for name in ("p", "drop_prob", "prob", "dropout"))
     return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
@@ -193,7 +195,7 @@ class LossOfViews(nn.Module):
     """Model and objective as one function of a group's views, at the chosen precision.
 
     Attributes:
-        batches: whether `torch.func.vmap` can batch the loss of a group; one of the user's own need not.
+        batches: Whether `torch.func.vmap` can batch the loss of a group; a user's own loss may not support it.
     """
 
     def __init__(self, model: nn.Module, precision: Precision, loss: GroupLoss) -> None:
@@ -205,32 +207,32 @@ class LossOfViews(nn.Module):
         self._bf16 = precision == "bf16"
 
     def kernels(self) -> AbstractContextManager[None]:
-        """See `sound_kernels`: around forward and backward passes."""
+        """Returns the context of `sound_kernels`, for forward and backward passes."""
         return sound_kernels(self._device, self._bf16)
 
     def forward(self, views: Views, present: Tensor) -> Tensor:
-        """The loss of one group.
+        """Computes the loss of one group.
 
         Args:
-            views: of the group's records, see `GroupBatch`.
-            present: ``(S,)`` bool, whether each is a record or padding.
+            views: Views of the group's records, see `GroupBatch`.
+            present: Whether each row is a record rather than padding, ``(S,)`` bool.
         """
         return self.of(self.embed(views), present, *self.scalars())
 
     def embed(self, views: Views) -> dict[str, Tensor]:
-        """The embeddings of any records' views, in float32, and their classes; in float64 of a model in float64."""
+        """Embeds the views of any records, in float32 (float64 if the model is in float64), and keeps their classes."""
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
             embeddings = embeddings_of(self.model, views)
-        # Similarities, softmax and everything behind them stay in float32.
+        # Similarities, softmax and everything after them stay in float32.
         found = {name: z if z.dtype == torch.float64 else z.float() for name, z in embeddings.items()}
         return {**found, LABEL: views[LABEL]} if LABEL in views else found
 
     def scalars(self) -> tuple[Tensor, Tensor | None]:
-        """Temperature and bias as the model has them now."""
+        """Returns the model's current temperature and bias."""
         return temperature_of(self.model), bias_of(self.model)
 
     def of(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
-        """The loss of one group from its embeddings, and from which of its records share a class."""
+        """Computes the loss of one group from its embeddings and, if they have labels, from which records share a class."""
         if LABEL in embeddings:
             embeddings = {**embeddings, LABEL: first_of_class(embeddings[LABEL], present)}
         return self._loss(embeddings, present, temperature, bias)

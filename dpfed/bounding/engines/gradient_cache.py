@@ -1,8 +1,8 @@
 """Gradients of a loss over a whole batch, in the memory of a microbatch: embed, differentiate the loss, embed again.
 
-The loss sees embeddings only. So they are computed first, chunk by chunk and without a graph; then the gradient of the loss
-with respect to them (the cotangents); and each chunk's share of the parameters' gradient is a backward pass of its own, from
-its cotangents (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
+The loss reads only the embeddings. So these are computed first, chunk by chunk and without a graph; then the gradient of the
+loss with respect to them (the cotangents). Each chunk's share of the parameters' gradient follows in a backward pass of its
+own, from its cotangents (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
 
 Shapes: n records in the batch, V image views, W texts, D embedding dimensions, P trainable parameters.
 """
@@ -20,10 +20,10 @@ from dpfed.objectives import GroupLoss
 
 
 def refuse_random(model: nn.Module) -> None:
-    """Refuses a model that embeds a record otherwise each time.
+    """Rejects a model that embeds a record differently each time.
 
     Raises:
-        UserError: if the model draws random numbers.
+        UserError: If the model draws random numbers.
     """
     random = next((path for path, module in model.named_modules() if draws(module)), None)
     if random is not None:
@@ -34,16 +34,17 @@ def refuse_random(model: nn.Module) -> None:
 
 
 class BatchEngine(Engine):
-    """One gradient of the mean loss over each group, whole batches usually, clipped as one.
+    """Engine that clips the gradient of the mean loss over each group, usually a whole batch, as one.
 
     Args:
-        model: must embed every record by itself and draw no random numbers, or the second pass would be of other embeddings.
-        precision: of the forward pass.
-        loss: of all records together.
-        microbatch: records whose activations are in memory at a time.
+        model: Model that embeds each record independently and draws no random numbers: the second pass must yield the same
+            embeddings.
+        precision: Precision of the forward pass.
+        loss: Loss of all records together.
+        microbatch: Number of records whose activations are in memory at a time.
 
     Raises:
-        UserError: if the model draws random numbers.
+        UserError: If the model draws random numbers.
     """
 
     name = "batch"
@@ -70,20 +71,20 @@ class BatchEngine(Engine):
         return shared_out(torch.cat(figures, dim=1), losses)
 
     def _gradient(self, views: Views) -> tuple[Tensor, Tensor]:
-        """The flat gradient ``(P,)`` of the mean loss, and that loss."""
+        """Computes the flat gradient ``(P,)`` of the mean loss, and that loss."""
         embeddings = {name: z.requires_grad_() for name, z in self._embed(views).items()}
         count = len(next(iter(embeddings.values())))
         present = torch.ones(count, dtype=torch.bool, device=self._vector.device)
         loss = self._loss.of(embeddings, present, *self._loss.scalars()) / count
         cotangents = torch.autograd.grad(loss, [*embeddings.values(), *self._vector.parameters], materialize_grads=True)
-        # Temperature and bias, where they are learnt, enter the loss itself; all else goes through the embeddings.
+        # Temperature and bias, where they are learnt, enter the loss directly; all other parameters through the embeddings.
         gradient = torch.cat([part.reshape(-1).float() for part in cotangents[len(embeddings) :]])
         self._pull_back(views, dict(zip(embeddings, cotangents, strict=False)), gradient)
         return gradient, loss.detach()
 
     @torch.no_grad()
     def _embed(self, views: Views) -> Views:
-        """Embeddings ``{"image": (n, V, D), "text": (n, W, D)}`` of a whole batch, without a graph."""
+        """Computes the embeddings ``{"image": (n, V, D), "text": (n, W, D)}`` of a whole batch, without a graph."""
         chunks = [self._loss.embed(chunk) for chunk in self._chunks(views)]
         return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
@@ -97,12 +98,12 @@ class BatchEngine(Engine):
                 list(embeddings.values()),
                 self._vector.parameters,
                 [weights[name] for name in embeddings],
-                materialize_grads=True,  # a learnt temperature does not belong to an embedding
+                materialize_grads=True,  # a learnt temperature does not affect the embeddings
             )
             foreach.add_(parts, gradients)
 
     def _chunks(self, tensors: Views) -> list[Views]:
-        """Tensors over the records of a batch, cut into microbatches."""
+        """Cuts tensors over the records of a batch into microbatches."""
         count = len(next(iter(tensors.values())))
         starts = range(0, count, self._microbatch)
         return [{name: part[start : start + self._microbatch] for name, part in tensors.items()} for start in starts]

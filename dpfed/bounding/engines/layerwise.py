@@ -1,6 +1,6 @@
-"""Many groups in one forward and one backward pass; every layer gives the groups' norms and one weighted sum.
+"""Many groups in one forward and one backward pass: every layer computes the groups' norms and one weighted sum.
 
-The field calls it ghost clipping, and the use of one backward pass for norms and sum book-keeping (Bu et al. 2023).
+The field calls this ghost clipping, and the use of one backward pass for norms and sum book-keeping (Bu et al. 2023).
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
 IfUnlike = Literal["warn", "raise", "try", "go on"]
-_MOST_RECORDED = 4  # passes, each of which keeps the memory of its activations
+_MOST_RECORDED = 4  # largest number of recorded passes; each keeps the memory of its activations
 
 
 class LayerwiseEngine(Engine):
-    """One pass over the records of many groups, see `dpfed.bounding.layer_rules`.
+    """Engine that makes one pass over the records of many groups, see `dpfed.bounding.layer_rules`.
 
-    Layers must treat records apart (`dpfed.models.validation` sees to that) and keep them along the leading dimension.
+    Layers must treat records independently (`dpfed.models.validation` checks that) and keep them along the leading dimension.
 
-    What a group adds to the sum is a function of that group alone, bit by bit: passes have public shapes
-    (`dpfed.bounding.engines.padding`), the engine asks the device before its first pass whether it computes a group alike in
-    all of them (`dpfed.bounding.engines.batch_invariance`), and what is added up are clipped gradients. A device that does not
-    computes one group after the other, as the loop does, and a warning says so. On a GPU a pass is recorded as a CUDA graph and
-    then repeated, where that comes to the same bits (`dpfed.bounding.engines.repeated_pass`).
+    A group's contribution to the sum is a function of that group alone, bit by bit: passes have public shapes
+    (`dpfed.bounding.engines.padding`), the engine checks before its first pass that the device computes a group alike in all
+    of them (`dpfed.bounding.engines.batch_invariance`), and the terms of the sum are clipped gradients. On a device that fails
+    the check, the engine takes one group after the other, as the loop does, and warns. On a GPU, a pass is recorded as a CUDA
+    graph and then replayed, if the replay gives the same bits (`dpfed.bounding.engines.repeated_pass`).
 
     Args:
-        model: every trainable parameter is read once, by a function that has a rule.
-        precision: of the forward pass.
-        loss: of one group; unless it says otherwise, torch.func.vmap must be able to batch it.
-        records: of a usual pass; by default few on CPUs.
-        group_size: S, expected records in a group.
-        check_every: steps after which the device is asked again, briefly, at the weights of then; ``None``: never.
-        if_unlike: what to do on a device that computes a group by who shares its pass: ``warn``, and take one group at a time;
-            ``raise``; ``try``, which raises after a brief check, where no record is private; or ``go on``, without asking,
-            likewise.
+        model: Model in which every trainable parameter is read once, by a function that has a rule.
+        precision: Precision of the forward pass.
+        loss: Loss of one group. `torch.func.vmap` must be able to batch it, unless its attribute ``batches`` is false.
+        records: Number of records of a usual pass; default: few on CPUs, whose cache is small.
+        group_size: S, the expected number of records in a group.
+        check_every: Number of steps after which the check is repeated, briefly, at the weights of that step; ``None``: never.
+        if_unlike: Action if groups of a pass affect each other on this device. ``warn``: warn, and take one group at a time;
+            ``raise``: raise; ``try``: raise after a brief check; ``go on``: skip the check. The last two are only for records
+            that are not private.
     """
 
     name = "layerwise"
@@ -80,7 +80,7 @@ class LayerwiseEngine(Engine):
         self._group_size, self._records = group_size, records
         self._threads = Threads(model, self._vector)
         self._loop = LoopEngine(model, precision, loss)
-        self._sums: dict[int, Tensor] = {}  # of a pass of each thread
+        self._sums: dict[int, Tensor] = {}  # sum of one pass, by thread
         self._takes_turns = self._at_places = False
         self._vocabulary, self._checks = 3, 0
         self._check_every, self._checked_at = check_every, 0
@@ -92,16 +92,16 @@ class LayerwiseEngine(Engine):
         """See `Engine`.
 
         Raises:
-            Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice; or if a kernel
+            Unsupported: If a layer uses a trainable parameter in a way that no rule covers, or uses it twice; or if a kernel
                 fails.
-            DependsOnOthers: if the device computes a group by who shares its pass, and `if_unlike` says so.
+            DependsOnOthers: If groups of a pass affect each other, and `if_unlike` is ``raise`` or ``try``.
         """
         try:
             return self._add_passes(batch, clip_norm, into, losses)
         except Exception as error:
             if not type(error).__module__.startswith("triton."):
                 raise
-            said = str(error).strip().rpartition("\n")[2]  # above it, a compiler shows the source
+            said = str(error).strip().rpartition("\n")[2]  # a compiler prints the source above its message
             raise Unsupported(f"a kernel of Triton failed on this GPU: {said} [layer-kernel]") from error
 
     def _add_passes(self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None) -> Tensor:
@@ -127,11 +127,11 @@ class LayerwiseEngine(Engine):
 
     @property
     def repeats(self) -> bool:
-        """Whether passes are repetitions of a recorded one."""
+        """Returns whether passes are replays of a recorded one."""
         return any(repeated is not None for repeated in self._repeated.values())
 
     def _check(self, views: Views) -> None:
-        """Asks the model and the device whether passes may be shared, at the weights of now."""
+        """Checks that groups may share passes, for this model and device, at the current weights."""
         with parametrize.cached(), self._loss.kernels():
             if not self._checks:
                 check_rows(self._loss, views, self._pass_inputs().sources, self._vector.device)
@@ -149,7 +149,7 @@ class LayerwiseEngine(Engine):
         self._checks += 1
 
     def _watch(self, views: Views) -> None:
-        """Looks, in a pass over blank records, at what decides how passes are made and compared."""
+        """Runs a pass over blank records to see whether its products depend on positions, and how many tokens texts have."""
         blank = {name: view.new_ones(2, *view.shape[1:]) for name, view in views.items()}
         watched = Watched(blank.get("text"))
         with watched, torch.random.fork_rng(devices=[self._vector.device] if self._vector.device.type == "cuda" else []):
@@ -158,8 +158,10 @@ class LayerwiseEngine(Engine):
         self._vocabulary = watched.vocabulary
 
     def _repeated_for(self, views: Views, sum_type: torch.dtype) -> Add | None:
-        """What repeats a recorded pass over such views, where the device can. One is recorded for each kind of views and sums,
-        and anew where the model's weights have moved."""
+        """Returns the function that replays a recorded pass over such views; ``None`` if there is none.
+
+        One pass is recorded for each kind of views and sum, and anew once the model's weights have moved in memory.
+        """
         recording = recording_on(self._vector.device)
         if recording is None or self._if_unlike == "go on":
             return None
@@ -173,7 +175,7 @@ class LayerwiseEngine(Engine):
         return self._repeated[kind]
 
     def _recorded(self, recording: Callable[[], Recording], views: Views, sum_type: torch.dtype) -> Add | None:
-        """A recorded pass that comes to the same bits as the pass itself; ``None``, and a sentence, where there is none."""
+        """Records a pass whose replay gives the same bits as the pass itself; returns ``None``, and warns, if that fails."""
         try:
             kind = torch.float32 if sum_type.is_floating_point else torch.int32
             summed = functools.partial(self._at_once, kind)
@@ -186,7 +188,7 @@ class LayerwiseEngine(Engine):
         if unlike is None:
             return repeated
         if self._if_unlike != "try":
-            text = "passes are launched operation by operation, with the same result: one that was recorded as a CUDA graph"
+            text = "passes are launched operation by operation, with the same result: the recording as a CUDA graph"
             warnings.warn(f"{text} failed ({unlike}).", Notice, stacklevel=4)
         return None
 
@@ -199,7 +201,7 @@ class LayerwiseEngine(Engine):
             )
 
     def _at_once(self, kind: torch.dtype, views: Views, offsets: Tensor, clip: Clip) -> Summed:
-        """A pass whose groups the device alone knows; it reads the weights anew. Its sum is of that type."""
+        """Makes a pass whose group boundaries only the device knows, with freshly read weights; the sum has dtype `kind`."""
         padding = self._padding
         places = padding.typical, padding.groups, padding.slots, padding.room
         grouping = Grouping([], self._vector.device, self._exact, *places, offsets=offsets)
@@ -211,11 +213,11 @@ class LayerwiseEngine(Engine):
         return Summed(norms, losses, total)
 
     def _pass_inputs(self) -> PassInputs:
-        """What passes read now."""
+        """Returns the inputs of passes at the current weights."""
         return PassInputs.of(self._loss, self._vector, self._sources(), self._at_places)
 
     def _sources(self) -> list[tuple[Tensor, Source]]:
-        """What layers read: trainable parameters, and weights with adapters, which are merged once for all passes."""
+        """Lists the tensors that layers read: trainable parameters, and weights with adapters, merged once for all passes."""
         number = {id(parameter): index for index, parameter in enumerate(self._vector.parameters)}
         sources: list[tuple[Tensor, Source]] = [(p, Target(i)) for i, p in enumerate(self._vector.parameters)]
         for name, update in adapted(self._loss.model):
@@ -223,7 +225,7 @@ class LayerwiseEngine(Engine):
             module = self._loss.model.get_submodule(path)
             adapters = getattr(module.parametrizations, leaf)
             if adapters.original.requires_grad or len(adapters) > 1:
-                continue  # then the recorder will see it being computed, and refuse
+                continue  # then the recorder sees the weight being computed, and rejects it
             with torch.no_grad():
                 merged = getattr(module, leaf)
             up, down = (Target(number[id(factor)]) for factor in (update.up, update.down))
@@ -238,7 +240,7 @@ class LayerwiseEngine(Engine):
         kind = precise_type(self._vector.parameters[0])
         if not into.is_floating_point():
             kind = foreach.WHOLE[kind]
-        one_pass = self._sums.get(thread)  # half as long as a whole step's sum; new memory would cost what a pass does
+        one_pass = self._sums.get(thread)  # half the bytes of a step's sum; new memory would cost as much as a pass
         if one_pass is None or one_pass.dtype != kind:
             one_pass = self._sums[thread] = torch.empty_like(into, dtype=kind)
         parts = self._vector.split(one_pass)
@@ -255,7 +257,7 @@ class LayerwiseEngine(Engine):
         return torch.cat(figures, dim=1)
 
     def _pass_function(self, inputs: PassInputs) -> PassFunction:
-        """What makes one pass over groups, filled up to a public number of records."""
+        """Returns the function that makes one pass over groups, filled up to a public number of records."""
         padding, device = self._padding, self._vector.device
 
         def run_pass(views: Views, sizes: list[int], total: int | None = None) -> PassResult:

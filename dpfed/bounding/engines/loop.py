@@ -1,4 +1,4 @@
-"""One group after the other: the oracle."""
+"""The reference engine: one group after the other."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dpfed.objectives.infonce import group_loss
 
 
 def add_clipped(gradients: Sequence[Tensor], clip_norm: float | Clip, parts: list[Tensor], exact: torch.dtype) -> Tensor:
-    """Adds one clipped gradient up.
+    """Adds one clipped gradient to a sum.
 
     Args:
-        gradients: of all trainable parameters.
+        gradients: Gradients of all trainable parameters.
         clip_norm: C, or another `Clip`.
-        parts: of a sum, one for each parameter; added to in place.
-        exact: type of norms.
+        parts: Views of the sum, one for each parameter; added to in place.
+        exact: Dtype in which norms are computed.
 
     Returns:
-        The norm before clipping, a scalar: private.
+        The norm before clipping, a scalar; private.
     """
     norm = torch.linalg.vector_norm(foreach.norms(tuple(gradients), exact))
     factor = clip_factors(norm, clip_norm).item()
@@ -35,7 +35,7 @@ def add_clipped(gradients: Sequence[Tensor], clip_norm: float | Clip, parts: lis
 
 
 class LoopEngine(Engine):
-    """One forward and one backward pass per group, in as many threads as there are cores."""
+    """Engine that makes one forward and one backward pass per group, in as many threads as there are cores."""
 
     name = "loop"
 

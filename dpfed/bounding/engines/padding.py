@@ -1,8 +1,8 @@
 """The public shape of a shared pass: how many records, groups, and records of a group it has room for.
 
-What a group adds to a sum must not depend on who shares its pass. A kernel may choose the order of its additions by the shape
-of its input. So every pass has one of a few public shapes, which `dpfed.bounding.engines.batch_invariance` tries on the device,
-and records that belong to no group fill it up.
+A group's contribution to a sum must not depend on the groups that share its pass. A kernel may choose the order of its
+additions by the shape of its input. So every pass has one of a few public shapes, which
+`dpfed.bounding.engines.batch_invariance` tests on the device, and fillers, records that belong to no group, complete it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from dpfed.bounding.clipping import BLOCK, GROUPS_OF_A_PASS, PLACES_OF_A_PASS
 from dpfed.bounding.engines.engine import GroupBatch
 from dpfed.bounding.layer_rules.grouping import computes_together
 
-_TYPICAL = 16  # S, where nobody says it
-_CPU_RECORDS = 32  # of a pass, about: more no longer fit into the cache, fewer spread the cost of a sum over less
-_CPU_LEAST = 8  # with fewer rows than four, a library may take other kernels
-_CPU_SHAPES = 20  # at most so many, for each of them is tried
-_DEVICE_RECORDS = (128, 512)  # at least and at most, on a GPU
-_DEVICE_PIXELS = 512 * 3 * 32 * 32  # of all views of the records of a pass on a GPU, about
-# CPUs compute exponentials of the last few numbers of a tensor in another way than the others. So the losses of the groups are
+_TYPICAL = 16  # S, if none is given
+_CPU_RECORDS = 32  # records of a pass, about: more no longer fit into the cache; with fewer, a sum costs more per record
+_CPU_LEAST = 8  # records of the smallest pass: with fewer rows than four, a library may use other kernels
+_CPU_SHAPES = 20  # largest number of shapes, for each of them is tested
+_DEVICE_RECORDS = (128, 512)  # least and largest number of records of a pass on a GPU
+_DEVICE_PIXELS = 512 * 3 * 32 * 32  # pixels in all views of a pass on a GPU, about
+# CPUs compute exponentials of the last few entries of a tensor in another way than the others. So the losses of the groups are
 # computed in tensors of whole vectors: places for groups are powers of two, and slots for records multiples of this.
 _VECTOR = 16
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Public numbers of a pass: to which shapes its records and groups are padded.
+    """Public numbers of a pass: the shapes to which its records and groups are padded.
 
     Attributes:
-        totals: how many records a pass may have, fillers included, in rising order.
-        groups: places for groups.
-        slots: records of the longest group that shares a pass; a longer group has a pass of its own, as in the loop.
-        aim: records of a usual pass.
-        typical: S, expected records of a group. Layers choose by it how they come to a norm.
+        totals: Permitted numbers of records of a pass, fillers included, ascending.
+        groups: Number of places for groups.
+        slots: Number of records of the longest group that shares a pass; a longer group has a pass of its own, as in the loop.
+        aim: Number of records of a usual pass.
+        typical: S, the expected number of records of a group. Layers choose by it how they compute a norm.
     """
 
     totals: tuple[int, ...]
@@ -46,15 +46,15 @@ class Padding:
 
     @classmethod
     def on(cls, device: str, group_size: int | None = None, records: int | None = None, pixels: int = 3 * 32 * 32) -> Padding:
-        """The shape for groups of about S records.
+        """Returns the padding for groups of about S records.
 
         CPUs round a record alike in passes of many sizes, so few fillers are needed there. Elsewhere all passes have one size.
 
         Args:
-            device: ``cpu``, ``cuda``, ``mps``.
-            group_size: S.
-            records: that a usual pass has; by default few on CPUs, whose cache is small.
-            pixels: of all views of a record.
+            device: Device type: ``cpu``, ``cuda`` or ``mps``.
+            group_size: S; default: 16.
+            records: Number of records of a usual pass; default: few on CPUs, whose cache is small.
+            pixels: Number of pixels in all views of a record.
         """
         typical = group_size or _TYPICAL
         slots = _VECTOR * math.ceil((typical + 3 * math.sqrt(typical)) / _VECTOR)
@@ -78,15 +78,15 @@ class Padding:
         return self.totals[-1]
 
     def total(self, records: int) -> int:
-        """How many records a pass of so many gets, fillers included."""
+        """Returns the size, fillers included, of a pass over that many records."""
         return next(total for total in self.totals if total >= records)
 
     def passes(self, batch: GroupBatch, threads: int) -> list[list[int]]:
-        """Divides groups of at least two records among passes, so many for each thread; groups above `slots` are left out.
+        """Divides groups of at least two records among passes; groups of more than `slots` records are left out.
 
         Args:
-            batch: the groups.
-            threads: how many take turns at the passes.
+            batch: Groups to divide.
+            threads: Number of threads, to which passes are handed in turn.
         """
         sizes = batch.sizes
         order = [group for group in reversed(batch.by_size()) if sizes[group] <= self.slots]
@@ -97,7 +97,7 @@ class Padding:
         return [groups for groups in passes if groups]
 
     def _divided(self, order: list[int], sizes: list[int], count: int) -> list[list[int]] | None:
-        """Long groups first, each to the pass with the fewest records; ``None`` if they do not fit."""
+        """Assigns groups, longest first, each to the pass with the fewest records; returns ``None`` if they do not fit."""
         passes: list[list[int]] = [[] for _ in range(count)]
         least = [(0, number) for number in range(count)]
         for group in order:
@@ -114,5 +114,5 @@ class Padding:
         return passes
 
     def alone(self, batch: GroupBatch) -> list[int]:
-        """The groups that have a pass of their own."""
+        """Returns the groups that need a pass of their own."""
         return [group for group in batch.by_size() if batch.sizes[group] > self.slots]

@@ -1,7 +1,7 @@
-"""A pass that is recorded once and repeated over other records: on a GPU a CUDA graph, which the host launches in one call.
+"""A pass that is recorded once and replayed over other records: on a GPU a CUDA graph, which the host launches in one call.
 
-All that differs from pass to pass lies in tensors that keep their place: views, where groups begin, how gradients are clipped.
-The model's weights keep theirs. A repetition is used only where it comes to the same bits as the pass itself, on noise.
+Everything that differs from pass to pass lies in tensors at fixed addresses: views, offsets of groups, clipping rule. The
+model's weights keep their addresses. Replays are used only if they give the same bits as the pass itself, on noise.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dpfed.bounding.layer_rules.grouping import computes_together
 from dpfed.data.transfer import to_device
 
 T = TypeVar("T")
-_WARM_UP = 3  # passes before one is recorded: kernels are compiled and libraries choose their ways
-_SCALE = 2.0**24  # of gradients that are clipped to 1: most of their numbers are then whole ones that are not zero
+_WARM_UP = 3  # passes before the recording, in which kernels are compiled and libraries choose their algorithms
+_SCALE = 2.0**24  # grid steps of a gradient that is clipped to 1: most of its entries are then integers other than zero
 _CLIPS = (Clip(_SCALE, _SCALE), Clip(1e-3 * _SCALE, 1e30, 1e-2))
 
 
 class Summed(NamedTuple):
-    """What a pass comes to.
+    """The result of a pass.
 
     Attributes:
-        norms: of each place's gradient, before clipping; private.
-        losses: of each place; private.
-        total: ``(P,)`` int32, the clipped gradients' sum; float32 without privacy.
+        norms: Norms of each place's gradient before clipping, ``(places,)``; private.
+        losses: Losses of each place, ``(places,)``; private.
+        total: Sum of the clipped gradients, ``(P,)`` int32; float32 without privacy.
     """
 
     norms: Tensor
@@ -42,13 +42,13 @@ class Summed(NamedTuple):
 
 
 class Recording(Protocol):
-    """Operations of a device that can be repeated without the program that launched them."""
+    """Operations of a device that can be replayed without the program that launched them."""
 
     def record(self, work: Callable[[], T]) -> T:
-        """Does the work once, and keeps its operations; every repetition overwrites what it returns."""
+        """Does the work once and keeps its operations; every replay overwrites the returned tensors."""
 
     def repeat(self) -> None:
-        """The same operations on the same places."""
+        """Replays the operations at the same addresses."""
 
 
 class CudaGraph:
@@ -65,7 +65,7 @@ class CudaGraph:
             for _ in range(_WARM_UP):
                 work()
         torch.cuda.current_stream().wait_stream(aside)
-        # The rule for other threads would let a release that is being kept, or images that are read ahead, spoil a recording.
+        # In the default mode, operations of other threads (which keep a release, or read images ahead) would end a recording.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             return work()
 
@@ -75,20 +75,20 @@ class CudaGraph:
 
 
 def recording_on(device: torch.device) -> Callable[[], Recording] | None:
-    """What records passes on a device; ``None`` where each is launched operation by operation."""
+    """Returns the factory of recordings on a device; ``None`` where passes are launched operation by operation."""
     return CudaGraph if computes_together(device.type) else None
 
 
 class RepeatedPass:
-    """A pass over any groups that fit, by repeating one.
+    """A pass over any groups that fit, by replaying a recorded one.
 
     Args:
-        recording: keeps it.
-        summed: makes a pass over the views of `Padding.room` records, from where groups begin, ``(places + 1,)`` int32, and
-            how gradients are clipped. It must neither read from the device nor write to it.
-        views: of any records; only their shapes and types are read.
-        padding: of all passes.
-        exact: type of norms.
+        recording: Recording that keeps the pass.
+        summed: Function that makes a pass from the views of `Padding.room` records, the offsets of groups, ``(places + 1,)``
+            int32, and the clipping rule. It must transfer nothing between host and device.
+        views: Views of any records; only their shapes and dtypes are read.
+        padding: Padding of all passes.
+        exact: Dtype of norms.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class RepeatedPass:
         self._found = recording.record(lambda: summed(self._views, self._offsets, Clip(*self._clip.unbind())))
 
     def add(self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor) -> Tensor:
-        """Adds the clipped gradients of some groups up; the host waits for nothing between passes.
+        """Adds up the clipped gradients of some groups; the host waits for nothing between passes.
 
         Args:
-            batch: the groups.
-            passes: which of them share a pass.
+            batch: Groups to add.
+            passes: Indices of the groups of each pass.
             clip_norm: C, or another `Clip`.
-            into: ``(P,)``, added to in place.
+            into: Sum ``(P,)``, added to in place.
 
         Returns:
-            ``(3, G)`` norms, losses and numbers of records, pass by pass.
+            Norms, losses and numbers of records ``(3, G)``, pass by pass.
         """
         clip = Clip.of(clip_norm)
         self._clip.copy_(to_device(torch.tensor([clip.bound, clip.most, clip.stability], dtype=self._clip.dtype), into.device))
@@ -148,17 +148,17 @@ Add = Callable[[GroupBatch, list[list[int]], "float | Clip", Tensor], Tensor]
 
 
 def first_unlike(repeated: Add, direct: Add, views: Views, padding: Padding, zeros: Tensor) -> str | None:
-    """Compares repetitions with the pass itself, bit by bit, on noise: what an earlier repetition left behind would show.
+    """Compares replays with the pass itself, bit by bit, on noise; leftovers of an earlier replay would show.
 
     Args:
-        repeated: `RepeatedPass.add`.
-        direct: the same without a recording.
-        views: of any records; only their shapes and types are read.
-        padding: public shapes of passes.
-        zeros: an empty sum.
+        repeated: The method `RepeatedPass.add`.
+        direct: The same function without a recording.
+        views: Views of any records; only their shapes and dtypes are read.
+        padding: Public shapes of passes.
+        zeros: An empty sum.
 
     Returns:
-        What differs first; ``None``: nothing.
+        The name of the first difference; ``None`` if there is none.
     """
     noise = list(trials(views, padding, padding.totals * 3))
     for number, trial in enumerate([*noise, *noise[:2]]):  # the first two again, after others

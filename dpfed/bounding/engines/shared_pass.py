@@ -1,4 +1,4 @@
-"""One forward and one backward pass over many groups: from their records' views to every layer's terms, and to clip factors."""
+"""One forward and one backward pass over many groups: from views of records to the terms of all layers and clip factors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Sources = list[tuple[Tensor, Source]]
 
 @dataclass(frozen=True)
 class PassInputs:
-    """What all passes of a step read alike.
+    """Inputs that all passes of a step share.
 
     Attributes:
-        sources: what layers read in place of trainable parameters, and where its gradient goes.
-        scalars: temperature and bias, as they are now.
-        names: of the trainable parameters.
-        at_places: whether products need `dpfed.bounding.places.same_at_all_places`.
+        sources: Tensors that layers read in place of trainable parameters, each with the destination of its gradient.
+        scalars: Current temperature and bias.
+        names: Names of the trainable parameters.
+        at_places: Whether products need `dpfed.bounding.places.same_at_all_places`.
     """
 
     sources: Sources
@@ -41,19 +41,19 @@ class PassInputs:
 
     @classmethod
     def of(cls, loss: LossOfViews, vector: TrainableVector, sources: Sources, at_places: bool = False) -> PassInputs:
-        """What a model's passes read now.
+        """Returns the inputs of a model's passes at its current weights.
 
         Args:
-            loss: model and objective.
-            vector: the trainable parameters.
-            sources: see above.
-            at_places: see above.
+            loss: Model and objective.
+            vector: Trainable parameters.
+            sources: Tensors that layers read, each with the destination of its gradient.
+            at_places: Whether products need `dpfed.bounding.places.same_at_all_places`.
         """
         return cls(sources, [Scalar(vector, scalar) for scalar in loss.scalars()], vector.names, at_places)
 
 
 class Scalar:
-    """Temperature or bias: a function of parameters, of which every group gets a copy of its own."""
+    """Temperature or bias, a function of parameters; every group gets its own copy of the value."""
 
     def __init__(self, vector: TrainableVector, value: Tensor | None) -> None:
         self._value = None if value is None else value.detach()
@@ -63,11 +63,11 @@ class Scalar:
             self._slopes = [(Target(i), slope) for i, slope in enumerate(slopes) if slope is not None]
 
     def of_groups(self, places: int) -> Tensor | None:
-        """A copy for each place of a group."""
+        """Returns one copy for each place of a group; ``None`` if the model has no such scalar."""
         return None if self._value is None else self._value.repeat(places).requires_grad_(bool(self._slopes))
 
     def terms(self, values: Tensor | None, grouping: Grouping) -> list[Term]:
-        """Of the parameters that it comes from, once the copies have their gradients."""
+        """Returns the terms of the parameters that determine the scalar, once its copies have their gradients."""
         if values is None or values.grad is None:
             return []
         gradients = values.grad
@@ -80,19 +80,19 @@ class Scalar:
 
 
 def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, inputs: PassInputs) -> tuple[list[Term], Tensor]:
-    """One forward and one backward pass.
+    """Makes one forward and one backward pass.
 
     Args:
-        loss: model and objective.
-        views: of the records of all groups, and of fillers.
-        grouping: which record is whose.
-        inputs: see `PassInputs`.
+        loss: Model and objective.
+        views: Views of the records of all groups, and of fillers.
+        grouping: Grouping of the records.
+        inputs: Inputs that all passes share.
 
     Returns:
         The terms of all trainable parameters, and the groups' losses ``(G,)``.
 
     Raises:
-        Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
+        Unsupported: If a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
     """
     with same_at_all_places() if inputs.at_places else contextlib.nullcontext():
         return _run_pass(loss, views, grouping, inputs)
@@ -106,7 +106,7 @@ def _run_pass(loss: LossOfViews, views: Views, grouping: Grouping, inputs: PassI
     temperature, bias = scalars
     assert temperature is not None  # only the bias may be missing
     losses = _losses(loss, by_group, grouping, temperature, bias)
-    if grouping.batched:  # an empty place has no loss, whatever the objective makes of it
+    if grouping.batched:  # an empty place has no loss, whatever the objective returns for it
         losses = losses.where(grouping.is_group[: grouping.count], 0.0)
     losses.sum().backward()
     terms = list(recorder.terms)
@@ -117,7 +117,7 @@ def _run_pass(loss: LossOfViews, views: Views, grouping: Grouping, inputs: PassI
 
 
 def _losses(loss: LossOfViews, by_group: Views, grouping: Grouping, temperature: Tensor, bias: Tensor | None) -> Tensor:
-    """``(G,)``: the loss of each group; one of the user's own is called for one group after the other."""
+    """Computes the loss of each group, ``(G,)``; a loss that cannot be batched is called for one group after the other."""
     if loss.batches:
         in_dims = (0, 0, 0, None if bias is None else 0)
         return vmap(loss.of, in_dims)(by_group, grouping.present, temperature, bias)[: grouping.count]
@@ -139,18 +139,18 @@ def _check_once(terms: list[Term], names: list[str]) -> None:
 
 
 def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.device) -> None:
-    """Refuses layers that have no rows of records: a table may have as many rows as there are records by chance.
+    """Rejects layers whose rows do not belong to records: a table may by chance have as many rows as there are records.
 
-    Such a layer has as many rows for two records as for one. The records are blank.
+    A layer of this kind has as many rows for two records as for one. The records are blank.
 
     Args:
-        loss: model and objective.
-        views: of any records; only their shapes and types are read.
-        sources: see `PassInputs`.
-        device: of the model.
+        loss: Model and objective.
+        views: Views of any records; only their shapes and dtypes are read.
+        sources: Tensors that layers read, see `PassInputs`.
+        device: Device of the model.
 
     Raises:
-        Unsupported: if there is such a layer.
+        Unsupported: If there is a layer of this kind.
     """
     rows: list[list[int]] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -164,16 +164,16 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
 
 @torch.no_grad()
 def add_up(terms: list[Term], clip_norm: float | Clip, grouping: Grouping, parts: list[Tensor]) -> Tensor:
-    """Adds the groups' gradients up, each clipped.
+    """Adds up the groups' gradients, each clipped.
 
     Args:
-        terms: of all trainable parameters.
+        terms: Terms of all trainable parameters.
         clip_norm: C, or another `Clip`.
-        grouping: of the records. All that is added up over the terms has a column for each place, whoever is there.
-        parts: of a sum, one for each trainable parameter; added to in place.
+        grouping: Grouping of the records. Sums over the terms have a column for each place, empty ones included.
+        parts: Views of the sum, one for each trainable parameter; added to in place.
 
     Returns:
-        ``(G,)`` norms before clipping.
+        Norms before clipping, ``(G,)``.
     """
     squares = torch.stack([term.squares for term in terms])
     missing = (0, grouping.places - grouping.count)

@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 class Threads:
-    """As many threads as cores: a group is too small to keep several cores busy, so each core takes groups of its own.
+    """Pool of as many threads as cores: a group is too small to keep several cores busy, so each core takes its own groups.
 
     The caller fixes which thread takes which group, and their sums are added up in order: the sum is the same, bit for bit, in
     every run. There is one thread on devices other than the CPU. There is also only one if a layer draws random numbers:
     threads would take turns at one generator in no fixed order.
 
     Args:
-        model: on its device.
-        vector: its trainable parameters.
+        model: Model, on its device.
+        vector: Trainable parameters of the model.
 
     Attributes:
-        count: how many threads there are.
+        count: Number of threads.
     """
 
     def __init__(self, model: nn.Module, vector: TrainableVector) -> None:
@@ -38,7 +38,7 @@ class Threads:
         self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,)) if many else None
 
     def first(self, work: Callable[[], None]) -> None:
-        """Does something in one thread: with as many threads inside an operation as a step's work has."""
+        """Does some work in one thread, with as many cores inside an operation as in a step's work."""
         if self._pool is None:
             work()
         else:
@@ -48,9 +48,9 @@ class Threads:
         """Does a step's work.
 
         Args:
-            work: adds what thread k has to do to a flat vector ``(P,)``, and returns figures of its groups, ``(..., g)``;
-                called for each k.
-            into: ``(P,)``, added to in place.
+            work: Function that adds the part of thread k to a flat vector ``(P,)``, and returns figures of its groups,
+                ``(..., g)``; called for each k.
+            into: Sum ``(P,)``, added to in place.
 
         Returns:
             All figures ``(..., G)``, in the order of the threads.
@@ -64,7 +64,7 @@ class Threads:
         return figures
 
     def each(self, work: Callable[[int], T]) -> list[T]:
-        """What each thread comes to, in the order of the threads."""
+        """Runs the work in each thread, and returns the results in the order of the threads."""
         if self._pool is None:
             return [work(0)]
         return [thread.result() for thread in [self._pool.submit(work, k) for k in range(self.count)]]

@@ -1,4 +1,4 @@
-"""Kernels in Triton, for GPUs. Triton comes with torch's builds for them; without it, libraries are called group by group."""
+"""Triton kernels for GPUs. Triton comes with torch's GPU builds; without it, library functions are called group by group."""
 
 from dpfed.bounding.kernels.group_norm import normalise, pull_back
 from dpfed.bounding.kernels.group_sums import squares, weighted_sum

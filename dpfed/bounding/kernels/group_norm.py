@@ -1,9 +1,9 @@
-"""GroupNorm with what follows it in a residual network: an addition and a ReLU, in one launch, and one more for all gradients.
+"""GroupNorm fused with the addition and the ReLU after it in a residual network: one launch, and one more for all gradients.
 
 A program normalises whole channel groups of one image, in chunks of positions of one size, from the first to the last: every
-number is a function of that image alone, whoever shares the pass. Images lie channels last, in bf16 or float32, and are
-written once; statistics and gradients of scale and shift are float32. Mean and variance come from one reading, chunk by chunk
-(Chan et al. 1979), so nothing cancels.
+result is a function of that image alone, whichever records share the pass. Images are channels-last, in bf16 or float32, and
+are written once; statistics and gradients of scale and shift are float32. Mean and variance come from one reading, chunk by
+chunk (Chan et al. 1979), so nothing cancels.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 2048  # numbers that a program holds at a time, about
-_CHANNELS = 64  # of a tile, where a channel group is not wider
+_TILE = 2048  # entries that a program holds at a time, about
+_CHANNELS = 64  # channels of a tile, unless a channel group is wider
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def _pull_back(
 
 
 def _launch(shape: torch.Size, groups: int) -> tuple[tuple[int, int], tuple[int, int, int], dict]:
-    """Programs, the numbers of an image, and the numbers that a kernel is compiled for."""
+    """Returns the launch grid, the sizes of an image, and the constants for which a kernel is compiled."""
     rows, channels, height, width = shape
     wide = triton.next_power_of_2(channels // groups)
     together = max(1, min(triton.next_power_of_2(groups), _CHANNELS // wide))
@@ -131,19 +131,19 @@ def _channels_last(images: Tensor, like: Tensor) -> Tensor:
 def normalise(
     images: Tensor, scale: Tensor, shift: Tensor, groups: int, epsilon: float, relu: bool, added: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``relu(group_norm(images) + added)``, each part where it is wanted.
+    """Computes ``relu(group_norm(images) + added)``; the ReLU and the addition are optional.
 
     Args:
-        images: ``(n, C, H, W)`` bf16 or float32.
-        scale: ``(C,)`` float32.
-        shift: ``(C,)`` float32.
-        groups: of channels.
-        epsilon: added to the variance.
-        relu: whether what is negative becomes 0.
-        added: in the shape of the images.
+        images: Images ``(n, C, H, W)``, bf16 or float32.
+        scale: Scales ``(C,)`` float32.
+        shift: Shifts ``(C,)`` float32.
+        groups: Number of channel groups.
+        epsilon: Term added to the variance.
+        relu: Whether negative values become 0.
+        added: Term to add, in the shape of the images; ``None``: none.
 
     Returns:
-        The output in the images' type, channels last; mean and inverse deviation, ``(n, groups)`` float32.
+        The output in the images' dtype, channels last; mean and inverse deviation, ``(n, groups)`` float32.
     """
     x = _channels_last(images, images)
     out, means = torch.empty_like(x), x.new_empty(len(x), groups, dtype=torch.float32)
@@ -159,20 +159,20 @@ def normalise(
 def pull_back(
     slopes: Tensor, images: Tensor, out: Tensor, scale: Tensor, means: Tensor, inverses: Tensor, relu: bool, adds: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The gradients of `normalise`.
+    """Computes the gradients of `normalise`.
 
     Args:
-        slopes: of the output.
-        images: as given there.
-        out: as it returned it.
-        scale: as given there.
-        means: as it returned it, as the next.
-        inverses: see `means`.
-        relu: as given there.
-        adds: whether something was added.
+        slopes: Gradients of the output.
+        images: Images given to `normalise`.
+        out: Output of `normalise`.
+        scale: Scales given to `normalise`.
+        means: Means that `normalise` returned.
+        inverses: Inverse deviations that `normalise` returned.
+        relu: Whether `normalise` applied a ReLU.
+        adds: Whether `normalise` added a term.
 
     Returns:
-        Gradients of the images and of what was added, in the images' type; of scale and shift for every image,
+        Gradients of the images and of the added term, in the images' dtype; gradients of scale and shift for every image,
         ``(n, 2, C)`` float32.
     """
     x, g = _channels_last(images, images), _channels_last(slopes, out)

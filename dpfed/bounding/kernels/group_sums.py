@@ -1,7 +1,7 @@
-"""Gradients of many groups: their squared norms, and their sum, each times a factor; each in one reading.
+"""Squared norms of many groups' gradients, and their weighted sum; each in one reading of the gradients.
 
-A program of the first adds up one piece of one group's gradient, so that a norm is a function of that group alone. A program of
-the second adds up one piece of all groups', in blocks of a fixed number of groups, one after the other.
+A program for norms adds up the squares of one piece of one group's gradient, so a norm is a function of that group alone. A
+program for the sum adds up one piece of all groups' gradients, in blocks of a fixed number of groups, one after the other.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 1024  # numbers that a program holds at a time
-_PIECE = 16 * _TILE  # of a gradient, whose squares a program adds up
+_TILE = 1024  # entries that a program holds at a time
+_PIECE = 16 * _TILE  # entries of a gradient whose squares one program adds up
 
 
 @triton.jit
@@ -43,13 +43,13 @@ def _weigh(gradients, factors, out, length, groups, KIND: tl.constexpr, BLOCK: t
 
 
 def squares(gradients: Tensor) -> Tensor:
-    """Squared norms.
+    """Computes squared norms.
 
     Args:
-        gradients: ``(G, N)`` float32.
+        gradients: Gradients ``(G, N)`` float32.
 
     Returns:
-        ``(G,)`` float64.
+        Squared norms ``(G,)`` float64.
     """
     groups, length = gradients.shape
     pieces = triton.cdiv(length, _PIECE)
@@ -59,16 +59,19 @@ def squares(gradients: Tensor) -> Tensor:
 
 
 def weighted_sum(gradients: Tensor, factors: Tensor, block: int, kind: torch.dtype = torch.float32) -> Tensor:
-    """The sum of gradients, each times its factor. Of whole numbers, what stands before the point of each is added up.
+    """Computes the sum of gradients, each times its factor. For an int32 sum, each product is truncated towards zero.
 
     Args:
-        gradients: ``(G, N)`` float32; those of factor 0 need not be finite.
-        factors: ``(G,)`` float32, of which none is negative.
-        block: groups that are added up before their sum is added to that of others; a divisor of G.
-        kind: of the sum: float32 or int32.
+        gradients: Gradients ``(G, N)`` float32; those of factor 0 need not be finite.
+        factors: Factors ``(G,)`` float32, none of them negative.
+        block: Number of groups that are added up before their sum is added to the total; a divisor of G.
+        kind: Dtype of the sum: float32 or int32.
 
     Returns:
-        ``(N,)`` of that type.
+        The sum ``(N,)``, of dtype `kind`.
+
+    Raises:
+        ValueError: If G is not a multiple of `block`.
     """
     groups, length = gradients.shape
     if groups % block:

@@ -1,4 +1,4 @@
-"""Gradients of the kernels of convolutions that keep channels apart (depthwise, in groups), image by image.
+"""Gradients of the kernels of grouped and depthwise convolutions, image by image.
 
 Each Triton program computes one entry of the kernel's gradient, for a block of output channels of one image: it adds up the
 output positions in order.
@@ -44,19 +44,19 @@ def grouped_convolution(
     padding: tuple[int, int],
     dilation: tuple[int, int],
 ) -> Tensor:
-    """For each image the gradient of a convolution's kernel.
+    """Computes the gradient of a convolution's kernel for each image.
 
     Args:
-        slopes: ``(n, H', W', O)`` contiguous, gradients of the output.
-        inputs: ``(n, H, W, C)`` contiguous.
-        groups: of channels.
-        kernel: height and width.
-        stride: of the convolution, as the next two.
-        padding: see `stride`.
-        dilation: see `stride`.
+        slopes: Gradients of the output, ``(n, H', W', O)`` contiguous.
+        inputs: Inputs ``(n, H, W, C)`` contiguous.
+        groups: Number of channel groups.
+        kernel: Height and width of the kernel.
+        stride: Vertical and horizontal stride.
+        padding: Vertical and horizontal padding.
+        dilation: Vertical and horizontal dilation.
 
     Returns:
-        ``(n, O, C / groups, kH, kW)`` float32.
+        The gradients ``(n, O, C / groups, kH, kW)`` float32.
     """
     (images, down, across, outputs), (_, height, width, channels) = slopes.shape, inputs.shape
     together, taps = channels // groups, kernel[0] * kernel[1]

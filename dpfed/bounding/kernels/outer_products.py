@@ -1,8 +1,8 @@
 """Gradients of kernels and matrices, of all groups in one launch: sums of outer products of each group's own rows.
 
-A program adds up one tile of one group's gradient, over a piece of the group's rows. It goes through them from the first to the
-last, in steps of one size, and never sees another group's: the sum is a function of the group alone, wherever in the pass it
-stands. Patches are read where they lie; nothing is copied or padded.
+A program adds up one tile of one group's gradient, over a piece of the group's rows. It reads these from the first to the last,
+in steps of one size, and no other group's rows: the sum is a function of the group alone, at any position in the pass. Patches
+are read in place; nothing is copied or padded.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PROGRAMS = 4096  # that keep a GPU busy
-_ROWS = 1024  # of a piece, at least
+_PROGRAMS = 4096  # programs that keep a GPU busy
+_ROWS = 1024  # least number of rows of a piece
 
 
 @triton.jit
@@ -60,24 +60,24 @@ def outer_products(
     padding: tuple[int, int] = (0, 0),
     dilation: tuple[int, int] = (1, 1),
 ) -> Tensor:
-    """For each group the sum over its rows of slope times patch.
+    """Computes, for each group, the sum over its rows of the outer products of slope and patch.
 
     Args:
-        slopes: ``(n, H', W', O)`` contiguous, gradients of a layer's output.
-        inputs: ``(n, H, W, C)`` contiguous, of the same type.
-        offsets: ``(G + 1,)`` int32: group g has the images ``offsets[g]:offsets[g + 1]``.
-        kernel: height and width of a patch.
-        stride: of a convolution, as the next two.
-        padding: see `stride`.
-        dilation: see `stride`.
+        slopes: Gradients of a layer's output, ``(n, H', W', O)`` contiguous.
+        inputs: Inputs of the layer, ``(n, H, W, C)`` contiguous, of the same dtype.
+        offsets: Offsets ``(G + 1,)`` int32: group g has the images ``offsets[g]:offsets[g + 1]``.
+        kernel: Height and width of a patch.
+        stride: Vertical and horizontal stride of a convolution.
+        padding: Vertical and horizontal padding.
+        dilation: Vertical and horizontal dilation.
 
     Returns:
-        ``(G, O, kH, kW, C)`` float32.
+        The sums ``(G, O, kH, kW, C)`` float32.
     """
     (_, down, across, outputs), (_, height, width, channels) = slopes.shape, inputs.shape
     groups, positions = len(offsets) - 1, down * across
     wide = slopes.element_size() > 2
-    # On a GPU float32 is multiplied in three products of tensor cores, which come to 21 bits: ten times as fast as one of 24.
+    # On a GPU, float32 is multiplied in three tensor-core products, which give 21 bits: ten times as fast as one of 24 bits.
     sides = [max(16, min(128, triton.next_power_of_2(side))) for side in (outputs, channels)]
     tiles = triton.cdiv(outputs, sides[0]) * triton.cdiv(channels, sides[1])
     pieces = _pieces(tiles * kernel[0] * kernel[1] * groups, len(inputs) * positions // groups)
@@ -91,10 +91,10 @@ def outer_products(
 
 
 def _pieces(programs: int, rows: int) -> int:
-    """Into how many pieces a group's rows are cut: few programs would leave most of a GPU idle.
+    """Returns the number of pieces into which a group's rows are cut: few programs would leave most of a GPU idle.
 
     Args:
-        programs: that there are without.
-        rows: of a usual group.
+        programs: Number of programs without cuts.
+        rows: Number of rows of a usual group.
     """
     return max(1, min(16, _PROGRAMS // programs, rows // _ROWS))

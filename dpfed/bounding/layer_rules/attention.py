@@ -38,9 +38,9 @@ def attention(
     is_causal: bool = False,
     **others: Any,
 ) -> Any:
-    """Self-attention by ``F.multi_head_attention_forward``: ``(L, n, E)`` in and out, without what is seldom used."""
+    """Covers self-attention by ``F.multi_head_attention_forward``, ``(L, n, E)`` in and out, without its rare options."""
     rare = (bias_k, bias_v, add_zero or None, key_padding_mask, use_separate_proj_weight or None, *others.values())
-    hiding = attn_mask is not None and not attn_mask.is_floating_point()  # torch.nn.MultiheadAttention gives what is added
+    hiding = attn_mask is not None and not attn_mask.is_floating_point()  # torch.nn.MultiheadAttention passes an additive mask
     if in_weight is None or need_weights or hiding or any(value is not None for value in rare):
         return NotImplemented
     if query is not key or key is not value:

@@ -1,4 +1,4 @@
-"""Parameters that are added to every record (positions), multiply it (layer scale) or are handed to it (class tokens)."""
+"""Parameters that are added to every record (positions), multiply it (layer scale) or are copied to it (class tokens)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def view(recorder: Recorder, func: Callable, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """A view of parameters: positions ``[:L]``, a row of them, another shape."""
+    """Covers views of parameters: positions ``[:L]``, one row, another shape."""
     seen = func(tensor.detach(), *args, **kwargs)
     if seen.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
         return NotImplemented
@@ -23,7 +23,7 @@ def view(recorder: Recorder, func: Callable, tensor: Tensor, *args: Any, **kwarg
 
 
 def add(recorder: Recorder, _: Any, first: Tensor, second: Any, alpha: float = 1) -> Any:
-    """``x + parameters`` on ``(n k, ...)``, either way round; the parameters have no dimension of records."""
+    """Covers ``x + parameters`` on ``(n k, ...)``, in either order; the parameters have no dimension of records."""
     pair = _parameters_and_records(recorder, first, second)
     if pair is None or alpha != 1:
         return NotImplemented
@@ -32,7 +32,7 @@ def add(recorder: Recorder, _: Any, first: Tensor, second: Any, alpha: float = 1
 
 
 def multiply(recorder: Recorder, _: Any, first: Tensor, second: Any) -> Any:
-    """``x * parameters`` on ``(n k, ...)``, either way round: the scale of a layer, of each channel."""
+    """Covers ``x * parameters`` on ``(n k, ...)``, in either order: the scale of a layer or of each channel."""
     pair = _parameters_and_records(recorder, first, second)
     if pair is None:
         return NotImplemented
@@ -42,7 +42,7 @@ def multiply(recorder: Recorder, _: Any, first: Tensor, second: Any) -> Any:
 
 
 def add_product(recorder: Recorder, _: Any, shift: Tensor, scale: Tensor, x: Tensor, value: float = 1) -> Any:
-    """``torch.addcmul(shift, scale, x)`` of parameters, each with one row for all records: global response normalisation."""
+    """Covers ``torch.addcmul(shift, scale, x)`` with one row of parameters for all records: global response normalisation."""
     targets = recorder.target(shift), recorder.target(scale)
     fits = all(ours.dim() <= x.dim() and (ours.dim() < x.dim() or len(ours) == 1) for ours in (shift, scale))
     if value != 1 or recorder.source(x) is not None or not fits:
@@ -58,7 +58,7 @@ def add_product(recorder: Recorder, _: Any, shift: Tensor, scale: Tensor, x: Ten
 
 
 def _parameters_and_records(recorder: Recorder, first: Any, second: Any) -> tuple[Target, Tensor, Tensor] | None:
-    """Where the gradient of the watched operand goes, that operand, and the other one, which has the records in front."""
+    """Returns the target of the watched operand, that operand, and the other one, whose leading dimension is of records."""
     ours, x = (first, second) if recorder.source(first) is not None else (second, first)
     if not isinstance(x, Tensor) or recorder.source(x) is not None:
         return None
@@ -69,7 +69,7 @@ def _parameters_and_records(recorder: Recorder, first: Any, second: Any) -> tupl
 
 
 def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:
-    """One copy for each record: ``(1, ...)`` -> ``(n k, ...)``."""
+    """Covers one copy for each record: ``(1, ...)`` -> ``(n k, ...)``."""
     target = recorder.target(tensor)
     if target is None:
         return NotImplemented
@@ -78,10 +78,10 @@ def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:
 
 
 def _sum(target: Target, gradient: Tensor, shape: torch.Size, recorder: Recorder) -> Term:
-    """Adds up a gradient ``(n k, ...)`` over records and whatever else was broadcast."""
+    """Adds up a gradient ``(n k, ...)`` over records and all other dimensions that were broadcast."""
     grouping, sums = recorder.grouping, recorder.grouping.sums(gradient)
     if isinstance(sums, Tensor):
-        last = shape[-(sums.dim() - 1) :]  # without a leading dimension of all records
+        last = shape[-(sums.dim() - 1) :]  # without a leading dimension of size 1
         full = (len(sums), *[1] * (sums.dim() - 1 - len(last)), *last)
         return Materialised(target, sums.sum_to_size(full).view(len(sums), *shape), grouping)
     return Materialised(target, [part[None].sum_to_size(shape) for part in sums], grouping)

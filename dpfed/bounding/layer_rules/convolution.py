@@ -19,7 +19,8 @@ from dpfed.bounding.layer_rules.term import Materialised, OuterProducts, Target,
 if TYPE_CHECKING:
     from dpfed.bounding.layer_rules.recorder import Recorder
 
-# With fewer channels, a GPU's kernel would read the output's gradients for each entry of a kernel: patches are copied.
+# With fewer channels, patches are copied: otherwise a GPU kernel would read the output's gradients for each entry of the
+# convolution's kernel.
 _FEW_CHANNELS = 16
 
 
@@ -34,10 +35,10 @@ def convolution(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> Any:
-    """``F.conv2d`` on ``(n k, C, H, W)``."""
+    """Covers ``F.conv2d`` on ``(n k, C, H, W)``."""
     if isinstance(padding, str):
         return NotImplemented
-    if recorder.grouping.has_kernels_for(input):  # all that follows lies as the kernels read it
+    if recorder.grouping.has_kernels_for(input):  # the memory format that the kernels read
         input = input.contiguous(memory_format=torch.channels_last)
     output = func(input, weight.detach(), None if bias is None else bias.detach(), stride, padding, dilation, groups)
     geometry = Geometry(_pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation), groups)
@@ -69,15 +70,15 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
 def _of_kernel(
     target: Target, inputs: Tensor, gradients: Tensor, weight: Tensor, geometry: Geometry, grouping: Grouping
 ) -> Term:
-    """The gradients of a kernel ``(O, C / groups, kH, kW)``.
+    """Returns the gradients of a kernel ``(O, C / groups, kH, kW)``.
 
     Args:
-        target: the kernel.
-        inputs: ``(n k, C, H, W)``.
-        gradients: ``(n k, O, H', W')`` of the output.
-        weight: the kernel itself.
-        geometry: of the convolution.
-        grouping: of the records.
+        target: Destination of the kernel's gradient.
+        inputs: Inputs ``(n k, C, H, W)``.
+        gradients: Gradients of the output, ``(n k, O, H', W')``.
+        weight: The kernel itself.
+        geometry: Geometry of the convolution.
+        grouping: Grouping of the records.
     """
     positions = _pair(gradients.shape[2:])
     rows, columns = geometry.taps(_pair(inputs.shape[2:]), positions)
@@ -95,7 +96,7 @@ def _of_kernel(
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a two-dimensional convolution moves: pairs for height and width."""
+    """Geometry of a two-dimensional convolution, as pairs for height and width, and its number of channel groups."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
@@ -104,7 +105,7 @@ class Geometry:
     groups: int
 
     def weight_gradients(self, inputs: Tensor, gradients: Tensor, weight: Tensor, grouping: Grouping) -> Gradients:
-        """Of the sum over the images of each group, in the kernel's shape: ``(n, C, H, W)`` and ``(n, O, H', W')``."""
+        """Computes each group's gradient, in the kernel's shape, from ``(n, C, H, W)`` and ``(n, O, H', W')``."""
         if grouping.has_kernels_for(inputs):
             return self.of_places(inputs, gradients, grouping).permute(0, 1, 4, 2, 3)
         backward, only_weight = torch.ops.aten.convolution_backward, [False, True, False]
@@ -113,7 +114,7 @@ class Geometry:
         return [backward(g, x, weight, None, *moves, only_weight)[1] for g, x in sides]
 
     def of_places(self, inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Tensor:
-        """The same of all places at once, ``(places, O, kH, kW, C / groups)``."""
+        """Computes the kernel's gradients for all places at once, ``(places, O, kH, kW, C / groups)``."""
         from dpfed.bounding.kernels import grouped_convolution, outer_products
 
         x, g = (images.permute(0, 2, 3, 1).contiguous() for images in (inputs, gradients.to(inputs.dtype)))
@@ -129,7 +130,7 @@ class Geometry:
         return outer_products(g, x, offsets, self.kernel, self.stride, self.padding, self.dilation)
 
     def _aligned(self, images: Tensor) -> Tensor:
-        """What each position sees: ``(n, H, W, C)`` -> ``(n, H', W', N)``, ``kH kW C`` numbers and zeros: N is 16 m."""
+        """Copies patches: ``(n, H, W, C)`` -> ``(n, H', W', N)``, ``kH kW C`` entries padded with zeros to a multiple of 16."""
         vertical, horizontal = self.padding
         padded = F.pad(images, (0, 0, horizontal, horizontal, vertical, vertical))
         views = (
@@ -140,11 +141,11 @@ class Geometry:
         return padded
 
     def taps(self, size: tuple[int, int], positions: tuple[int, int]) -> tuple[range, range]:
-        """Rows and columns of the kernel that meet the image somewhere, and not padding alone.
+        """Returns the rows and columns of the kernel that meet the image somewhere, and not padding alone.
 
         Args:
-            size: height and width of the input.
-            positions: of the output.
+            size: Height and width of the input.
+            positions: Height and width of the output.
         """
         rows, columns = (
             [tap for tap in range(self.kernel[axis]) if self._meets(axis, tap, size[axis], positions[axis])] for axis in (0, 1)
@@ -156,7 +157,7 @@ class Geometry:
         return any(0 <= first + self.stride[axis] * position < size for position in range(positions))
 
     def patches(self, inputs: Tensor, rows: range, columns: range, positions: tuple[int, int]) -> Tensor:
-        """What each position sees: ``(n, C, H, W)`` -> ``(n, H' W', rows columns C)``."""
+        """Copies patches: ``(n, C, H, W)`` -> ``(n, H' W', rows columns C)``."""
         vertical, horizontal = self.padding
         padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, horizontal, horizontal, vertical, vertical))
 

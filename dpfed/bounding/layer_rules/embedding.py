@@ -27,13 +27,13 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """``F.embedding`` of tokens ``(n k, ...)``."""
+    """Covers ``F.embedding`` of tokens ``(n k, ...)``."""
     target = recorder.target(weight)
     if target is None or max_norm is not None or scale_grad_by_freq:
         return NotImplemented
 
     def terms(gradient: Tensor) -> list[Term]:
-        if padding_idx is not None:  # torch: the padding's vector is not trained
+        if padding_idx is not None:  # as in torch, the padding's vector is not trained
             gradient = gradient.masked_fill((input == padding_idx % len(weight))[..., None], 0.0)
         kind = EmbeddingOfPlaces if recorder.grouping.batched else EmbeddingWeight
         return [kind(target, input, gradient, len(weight), recorder.grouping)]
@@ -45,11 +45,11 @@ class EmbeddingWeight:
     """The gradients of a table ``(V, D)``.
 
     Args:
-        target: the table.
-        tokens: ``(n k, ...)`` int64.
-        gradients: ``(n k, ..., D)`` of the vectors that were looked up.
-        vocabulary: V.
-        grouping: of the records.
+        target: Destination of the table's gradient.
+        tokens: Tokens ``(n k, ...)`` int64.
+        gradients: Gradients ``(n k, ..., D)`` of the vectors that were looked up.
+        vocabulary: V, the number of rows of the table.
+        grouping: Grouping of the records.
     """
 
     slack = 0.0
@@ -60,7 +60,7 @@ class EmbeddingWeight:
         tokens, rows = tokens[: len(group)], gradients[: len(group)].flatten(0, -2)
         # A group's gradient has one row per token that occurs in it: the sum over its occurrences.
         pairs, place = torch.unique(group.view(-1, *[1] * (tokens.dim() - 1)) * vocabulary + tokens, return_inverse=True)
-        # Unlike ``index_add_`` in a fixed order on every device.
+        # Unlike ``index_add_``, this adds up in a fixed order on every device.
         added = torch.ops.aten.embedding_dense_backward(rows, place.flatten(), len(pairs), -1, False)
         counts = torch.bincount(pairs // vocabulary, minlength=grouping.count).tolist()
         self._rows, self._tokens = added.split(counts), (pairs % vocabulary).split(counts)
@@ -82,24 +82,24 @@ class EmbeddingWeight:
 
 
 class EmbeddingOfPlaces:
-    """The same of all places of a pass at once, in shapes that no token decides: nothing is asked of the device.
+    """The gradients of a table ``(V, D)`` for all places of a pass at once, in shapes that depend on no token.
 
-    Tokens are sorted, group by group; the sum over a token's occurrences in a group lies where the first of them stands, and
-    zeros lie behind it. So a group's rows stay within the places that its records have.
+    So nothing is read back from the device. Tokens are sorted within each group; the sum over a token's occurrences in a group
+    is stored at the first of them, and zeros at the others. So a group's rows stay within the positions of its records.
 
     Args:
-        target: as of `EmbeddingWeight`, as the next.
-        tokens: see `target`.
-        gradients: see `target`.
-        vocabulary: see `target`.
-        grouping: see `target`.
+        target: Destination of the table's gradient.
+        tokens: Tokens ``(n k, ...)`` int64.
+        gradients: Gradients ``(n k, ..., D)`` of the vectors that were looked up.
+        vocabulary: V, the number of rows of the table.
+        grouping: Grouping of the records.
     """
 
     slack = 0.0
 
     def __init__(self, target: Target, tokens: Tensor, gradients: Tensor, vocabulary: int, grouping: Grouping) -> None:
         self.target, self._vocabulary, self._grouping = target, vocabulary, grouping
-        self._of_records = grouping.of_records(tokens)  # places are for fillers, too
+        self._of_records = grouping.of_records(tokens)  # fillers included
         owner = self._of_records.view(-1, *[1] * (tokens.dim() - 1)).expand(tokens.shape).flatten()
         pairs, order = torch.sort(owner * vocabulary + tokens.flatten(), stable=True)
         number = torch.arange(len(pairs), device=pairs.device)
@@ -118,7 +118,7 @@ class EmbeddingOfPlaces:
         return [whole.unflatten(0, (self._grouping.records, -1))[records] for whole in (self._rows, self._tokens)]
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
-        """See `Term`; in float64, which is exact for whole numbers."""
+        """See `Term`; adds up in float64, which is exact for integers."""
         into = self.target.of(parts)
         weights = torch.cat([factors, factors.new_zeros(1)])[self._owner][:, None]
         rows = self._rows.to(self._grouping.exact).masked_fill(weights == 0, 0.0) * weights

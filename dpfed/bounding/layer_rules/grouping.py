@@ -1,10 +1,9 @@
-"""Which rows of a layer's input and output belong to which group.
+"""The assignment of a layer's rows to groups, and the error for a model that the rules do not cover.
 
-Shapes: n records, k rows of a layer's leading dimension for each record (its views, or their tokens). The groups stand one
-after the other; records behind the last group are fillers and belong to none. Every figure of a group is computed from the
-group's own rows, in a shape that only the group's own size decides.
-
-The message for a model that the rules do not cover.
+Shapes: n records, k rows of a layer's leading dimension for each record (its views, or their tokens). The groups follow one
+another; records behind the last group are fillers and belong to none. A pass has a fixed number of places for groups, and a
+place has a fixed number of slots for records. Every figure of a group is computed from the group's own rows, in a shape that
+only the group's own size decides.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from dpfed.errors import Notice, UserError
 
 
 class Unsupported(UserError):
-    """A trainable parameter is used in a way that no rule covers. Says nothing about the records.
+    """Raised if a trainable parameter is used in a way that no rule covers. The message reveals nothing about the records.
 
     Args:
-        what: the use, and a code.
+        what: Description of the use, and a code.
     """
 
     def __init__(self, what: str) -> None:
@@ -34,23 +33,23 @@ class Unsupported(UserError):
         super().__init__(f"bounding.engine = 'layerwise' does not fit this model ({use}): choose 'loop' or 'auto'. {code}")
 
 
-# One for each group; or those of all places together, ``(places, ...)``.
+# A gradient for each group; or the gradients of all places together, ``(places, ...)``.
 Gradients = list[Tensor] | Tensor
 
 
 def precise_type(values: Tensor) -> torch.dtype:
-    """float64 for what is float64, as in comparisons of engines; float32 for all else."""
+    """Returns float64 for float64 values, as in comparisons of engines; float32 for all others."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
 def precise(values: Tensor) -> Tensor:
-    """The values in `precise_type`."""
+    """Converts values to their `precise_type`."""
     return values.to(precise_type(values))
 
 
 @functools.cache
 def computes_together(device: str) -> bool:
-    """Whether a type of device computes the figures of all groups at once: a GPU that runs Triton's kernels."""
+    """Returns whether a type of device computes the figures of all groups at once: a GPU that runs Triton kernels."""
     if device != "cuda" or not torch.cuda.is_available():
         return False
     try:
@@ -70,29 +69,29 @@ class Grouping:
     """The groups of a pass: consecutive records.
 
     Args:
-        sizes: records of each group.
-        device: of the layers.
-        exact: type in which squares are summed.
-        typical: records of a usual group, a public number; by default those of the longest. Layers choose by it how they come
-            to a norm: the ways round differently, and a choice by what was drawn would let one record change how the
-            gradients of other groups are rounded.
-        places: for groups, at least as many as there are groups.
-        slots: for records of a group, at least as many as the longest has.
-        records: n, fillers included.
-        batched: whether the groups' figures are computed together, for every place; by default on GPUs, where a call for each
-            group would cost more than what it computes. Otherwise for one group after the other.
-        offsets: the attribute, where a device alone knows the sizes, for there is a group in every place, empty ones included;
-            `sizes` is then empty, and the figures of all places are computed together.
+        sizes: Number of records of each group.
+        device: Device of the layers.
+        exact: Dtype in which squares are summed.
+        typical: Public number of records of a usual group; default: the size of the longest. Layers choose by it how they
+            compute a norm. The alternatives round differently, and a choice by the actual sizes would let one record change how
+            the gradients of other groups are rounded.
+        places: Number of places for groups, at least the number of groups; default: that number.
+        slots: Number of slots for records of a group, at least the size of the longest group; default: that size.
+        records: n, the number of records, fillers included; default: without fillers.
+        batched: Whether the groups' figures are computed together, for every place, rather than for one group after the other;
+            default: on GPUs with Triton kernels, where a call for each group would cost more than its computation.
+        offsets: The attribute `offsets`, for a pass whose sizes only the device knows. Then `sizes` is empty, every place holds
+            a group, which may be empty, and the figures of all places are computed together.
 
     Attributes:
-        batched: as given.
-        places: as given.
-        records: as given.
-        typical: as given.
-        slots: ``(places, slots)`` the records of each group; n, a record that does not exist, where there is none.
-        present: ``(places, slots)`` whether a slot holds a record.
-        is_group: ``(places,)`` whether a place holds a group.
-        offsets: ``(places + 1,)`` int32 first record of each group, and the one behind the last.
+        batched: Whether the groups' figures are computed together.
+        places: Number of places for groups.
+        records: n, fillers included.
+        typical: Public number of records of a usual group.
+        slots: Record in each slot, ``(places, slots)``; n, the index of no record, in an empty slot.
+        present: Whether a slot holds a record, ``(places, slots)``.
+        is_group: Whether a place holds a group, ``(places,)``.
+        offsets: First record of each group, and the end of the last group, ``(places + 1,)`` int32.
     """
 
     def __init__(
@@ -126,14 +125,14 @@ class Grouping:
         self.is_group = sizes_there.squeeze(1) > 0
 
     def has_kernels_for(self, values: Tensor) -> bool:
-        """Whether `dpfed.bounding.kernels` compute with such numbers."""
+        """Returns whether `dpfed.bounding.kernels` compute with these values: not in float64."""
         return self.batched and values.dtype != torch.float64
 
     def per_record(self, rows: Tensor) -> int:
-        """k, how many of a tensor's rows ``(n k, ...)`` a record has.
+        """Returns k, the number of rows of a record in a tensor ``(n k, ...)``.
 
         Raises:
-            Unsupported: if the leading dimension is none of records.
+            Unsupported: If the length of the leading dimension is not a multiple of n.
         """
         k, rest = divmod(len(rows), self.records)
         if rest:
@@ -141,26 +140,26 @@ class Grouping:
         return k
 
     def split(self, rows: Tensor) -> list[Tensor]:
-        """The rows of each group, views."""
+        """Returns the rows of each group, as views."""
         k = self.per_record(rows)
         return [rows[first * k : end * k] for first, end in itertools.pairwise(self._ends)]
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        """``(m,)`` the group of each row that has one: the first m rows."""
+        """Returns the group of each row that belongs to one, ``(m,)``: these are the first m rows."""
         return torch.arange(self.count).repeat_interleave(torch.tensor(self.sizes) * self.per_record(rows)).to(rows.device)
 
     def of_records(self, rows: Tensor) -> Tensor:
-        """``(n k,)`` the group of each row; of fillers the number of all places."""
+        """Returns the group of each row, ``(n k,)``; for fillers, the number of places."""
         each = torch.arange(self.records, dtype=torch.int32, device=self.device)
         numbers = torch.bucketize(each, self.offsets[1:], right=True)
         return numbers.unsqueeze(1).expand(-1, self.per_record(rows)).flatten()
 
     def records_of(self, group: int) -> slice:
-        """The records of a group."""
+        """Returns the slice of a group's records."""
         return slice(self._ends[group], self._ends[group + 1])
 
     def sums(self, rows: Tensor) -> Gradients:
-        """``(n k, ...)`` -> for each group ``(...)``, added up over its rows in `precise_type`."""
+        """Adds up the rows ``(n k, ...)`` of each group, in `precise_type`."""
         kind = precise_type(rows)
         if self.batched:
             by_record = rows.unflatten(0, (self.records, self.per_record(rows))).sum(1, dtype=kind)
@@ -168,24 +167,24 @@ class Grouping:
         return [group.sum(0, dtype=kind) for group in self.split(rows)]
 
     def each(self, gradients: Gradients, change: Callable[[Tensor], Tensor]) -> Gradients:
-        """Changes every group's gradient: a list one by one, and ``(places, ...)`` at once."""
+        """Applies a function to every group's gradient: one by one to a list, at once to ``(places, ...)``."""
         return change(gradients) if isinstance(gradients, Tensor) else [change(gradient) for gradient in gradients]
 
     def by_place(self, rows: Tensor) -> Tensor:
-        """``(n, ...)`` -> ``(places, slots, ...)``, zeros where there is no record."""
+        """Moves records to their slots: ``(n, ...)`` -> ``(places, slots, ...)``, with zeros in empty slots."""
         return _Placed.apply(rows, self) if self.batched else _at(rows, self.slots)
 
     def back(self, placed: Tensor) -> Tensor:
-        """``(places, slots, ...)`` -> ``(n, ...)``, zeros for fillers."""
+        """Moves slots back to records: ``(places, slots, ...)`` -> ``(n, ...)``, with zeros for fillers."""
         places, slots = placed.shape[:2]
         each = torch.arange(self.records, device=self.device)
         group = torch.bucketize(each, self.offsets[1:], right=True)
-        slot = (group * slots + each - self.offsets[group]).clamp(max=places * slots)  # where fillers find zeros
+        slot = (group * slots + each - self.offsets[group]).clamp(max=places * slots)  # fillers read the row of zeros
         return _at(placed.flatten(0, 1), slot)
 
 
 class _Placed(torch.autograd.Function):
-    """Rows at their places. torch's own gradient of an index is slow, for an index may come twice."""
+    """Moves records to their slots, with a fast gradient: torch's own is slow, for it allows an index to occur twice."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, grouping: Grouping) -> Tensor:

@@ -1,6 +1,6 @@
-"""Weights that a layer uses and that follow from trained ones: adapted, or standardised.
+"""Weights that are computed from trained parameters before a layer uses them: adapted or standardised weights.
 
-Low-rank adapters are two thin matrices whose gradients are sums of outer products like any linear layer's.
+Low-rank adapters are two thin matrices, whose gradients are sums of outer products, as for a linear layer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class AdaptedWeight:
     """A frozen weight with an update ``scale * up @ down`` on some of its blocks of rows.
 
     Attributes:
-        update: the adapter.
-        up: where its ``up (blocks, out, r)`` lies among the trainable parameters.
-        down: where its ``down (blocks, r, in)`` lies.
+        update: The adapter.
+        up: Destination of the gradient of its ``up (blocks, out, r)``.
+        down: Destination of the gradient of its ``down (blocks, r, in)``.
     """
 
     update: LowRankUpdate
@@ -30,14 +30,14 @@ class AdaptedWeight:
     down: Target
 
     def terms(self, inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Iterable[Term]:
-        """Of both factors: with rows a_t and g_t the sums over t of ``g_t (down a_t)^T`` and ``(up^T g_t) a_t^T``.
+        """Yields the terms of both factors: the sums over t of ``g_t (down a_t)^T`` and ``(up^T g_t) a_t^T``.
 
         Args:
-            inputs: ``(n k, ..., in)`` of the layer.
-            gradients: ``(n k, ..., blocks * out)`` of its output.
-            grouping: of the records.
+            inputs: Inputs of the layer, ``(n k, ..., in)``, with rows a_t.
+            gradients: Gradients of its output, ``(n k, ..., blocks * out)``, with rows g_t.
+            grouping: Grouping of the records.
         """
-        kind = gradients.dtype  # which is rounded where kernels take it
+        kind = gradients.dtype  # of lower precision where kernels take it
         x, blocks = inputs.to(kind), gradients.chunk(self.update.blocks, dim=-1)
         for number, (block, up, down) in enumerate(zip(self.update.chosen, self.update.up, self.update.down, strict=True)):
             g = blocks[block]
@@ -52,9 +52,9 @@ class StandardisedWeight:
     """A kernel that was computed from a trained one: every output's weights minus their mean, over their deviation.
 
     Attributes:
-        plain: where the trained kernel's gradient goes, in the shape ``(1, O, d)``.
-        weight: ``(1, O, d)`` the standardised kernel.
-        inverse: ``(1, O, 1)`` one over the standard deviation of each output's weights.
+        plain: Destination of the trained kernel's gradient, in the shape ``(1, O, d)``.
+        weight: Standardised kernel ``(1, O, d)``.
+        inverse: Inverse standard deviation of each output's weights, ``(1, O, 1)``.
     """
 
     plain: Target
@@ -62,7 +62,7 @@ class StandardisedWeight:
     inverse: Tensor
 
     def pulled_back(self, gradient: Tensor) -> Tensor:
-        """The gradient of the plain kernel, ``(..., 1, O, d)``, from that of the standardised one, ``(..., O, C, kH, kW)``."""
+        """Computes the trained kernel's gradient ``(..., 1, O, d)`` from the standardised one's, ``(..., O, C, kH, kW)``."""
         g = gradient.flatten(-3).unsqueeze(-3)
         along = (g * self.weight).mean(-1, keepdim=True)
         return self.inverse * (g - g.mean(-1, keepdim=True) - self.weight * along)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def linear(recorder: Recorder, _: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.linear`` on ``(n k, ..., d)``; the weight may be adapted."""
+    """Covers ``F.linear`` on ``(n k, ..., d)``; the weight may be adapted."""
     output = F.linear(input, weight.detach(), None if bias is None else bias.detach())
     weights, biases, x = _source(recorder, weight), recorder.target(bias), input.detach()
 
@@ -42,7 +42,7 @@ def _source(recorder: Recorder, weight: Tensor) -> Target | AdaptedWeight | None
 
 
 def matmul(recorder: Recorder, _: Any, input: Tensor, other: Tensor) -> Any:
-    """``x @ W`` with parameters on the right, ``(n k, ..., d)`` times ``(d, p)``."""
+    """Covers ``x @ W`` with parameters on the right, ``(n k, ..., d)`` times ``(d, p)``."""
     target = recorder.target(other)
     if target is None or recorder.source(input) is not None or other.dim() != 2:
         return NotImplemented

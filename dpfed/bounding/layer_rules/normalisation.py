@@ -1,8 +1,9 @@
-"""GroupNorm, LayerNorm, BatchNorm by fixed statistics: scale and shift have one gradient per channel, which is materialised.
+"""GroupNorm, LayerNorm, and BatchNorm with fixed statistics: gradients of scale and shift, per channel, are materialised.
 
-On a GPU one kernel computes a GroupNorm with the addition and the ReLU behind it, where the model calls `norm_relu`.
+On a GPU, one kernel computes a GroupNorm with the addition and the ReLU after it, where the model calls `norm_relu`.
 
-Also here: standardised weights (Qiao et al. 2019): a layer uses a kernel of mean 0 and variance 1; the plain one is trained.
+This module also covers standardised weights (Qiao et al. 2019): the plain kernel is trained, and the layer uses it scaled to
+mean 0 and variance 1.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def group_norm(
     recorder: Recorder, _: Any, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5
 ) -> Tensor:
-    """``F.group_norm`` on ``(n k, C, ...)``."""
+    """Covers ``F.group_norm`` on ``(n k, C, ...)``."""
     if input.dim() == 4 and recorder.grouping.has_kernels_for(input):
         return _in_one_kernel(recorder, input, num_groups, weight, bias, eps)
     x = input.to(weight.dtype).contiguous()
@@ -49,7 +50,7 @@ def norm_relu(
     weight: Tensor,
     bias: Tensor,
 ) -> Tensor:
-    """`dpfed.models.norm.norm_relu`."""
+    """Covers `dpfed.models.norm.norm_relu`."""
     with recorder:
         if not (x.dim() == 4 and recorder.grouping.has_kernels_for(x)):
             return one_by_one(x, norm, relu, shortcut)
@@ -74,13 +75,13 @@ def _in_one_kernel(
         recorder.terms += [RowSums.of(target, rows, grouping) for target, rows in pairs if target is not None]
 
     recorder.rows.append(len(images))
-    # Without it, nothing would ask a first layer for gradients.
+    # Without it, autograd would compute no gradients for a first layer.
     start = None if images.requires_grad else torch.zeros((), requires_grad=True)
     return _GroupNorm.apply(images, added, start, weight.detach(), bias.detach(), groups, eps, relu, keep)
 
 
 class _GroupNorm(torch.autograd.Function):
-    """GroupNorm, addition and ReLU in one kernel; the gradients of scale and shift go to who asked for them."""
+    """GroupNorm, addition and ReLU in one kernel; the gradients of scale and shift go to the callback `keep`."""
 
     @staticmethod
     def forward(
@@ -124,7 +125,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``F.layer_norm`` on ``(n k, ..., *normalized_shape)``."""
+    """Covers ``F.layer_norm`` on ``(n k, ..., *normalized_shape)``."""
     output = func(input, normalized_shape, weight.detach(), None if bias is None else bias.detach(), eps)
     targets = recorder.target(weight), recorder.target(bias)
     return recorder.collect(
@@ -144,7 +145,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """``F.batch_norm`` on ``(n k, C, ...)`` by running statistics, or of a kernel; with a batch's own it would mix records."""
+    """Covers ``F.batch_norm`` on ``(n k, C, ...)``, with running statistics (a batch's own mix records), or of a kernel."""
     if recorder.source(input) is not None:
         bare = training and all(value is None for value in (running_mean, running_var, weight, bias))
         return _standardise(recorder, func, input, momentum, eps) if bare else NotImplemented
@@ -177,19 +178,19 @@ def group_norm_terms(
     statistics: tuple[Tensor, Tensor],
     grouping: Grouping,
 ) -> list[RowSums]:
-    """Of scale and shift of a GroupNorm.
+    """Returns the terms of scale and shift of a GroupNorm.
 
     Args:
-        targets: scale and shift, each if it is trained.
-        inputs: ``(n k, C, ...)`` contiguous.
-        gradients: of the output.
-        statistics: mean and inverse standard deviation, each ``(n k, groups)``.
-        grouping: of the records.
+        targets: Destinations of the gradients of scale and shift; ``None`` for one that is not trained.
+        inputs: Inputs ``(n k, C, ...)`` contiguous.
+        gradients: Gradients of the output.
+        statistics: Mean and inverse standard deviation, each ``(n k, groups)``.
+        grouping: Grouping of the records.
     """
     rows, channels = inputs.shape[:2]
     mean, inverse = (statistic.reshape(1, -1) for statistic in statistics)
     # The library adds up over images. With every image's channels as channels of one image there is nothing left to add up.
-    # Scales matter for the gradient of the input alone, which is not asked for; torch 2.11 expects some all the same.
+    # Scales matter only for the gradient of the input, which is not computed; torch 2.11 requires them all the same.
     scales = inputs.new_ones(rows * channels)
     _, *by_image = torch.ops.aten.native_group_norm_backward(
         gradients.contiguous(), inputs, mean, inverse, scales, 1, rows * channels, inputs[0, 0].numel(), mean.shape[1],
@@ -210,7 +211,7 @@ def layer_norm_terms(
     epsilon: float,
     grouping: Grouping,
 ) -> list[RowSums]:
-    """Of scale and shift of a LayerNorm over the last dimensions of ``(n k, ..., *shape)``."""
+    """Returns the terms of scale and shift of a LayerNorm over the last dimensions of ``(n k, ..., *shape)``."""
     parts = []
     if targets[0] is not None:
         parts.append((targets[0], gradients * F.layer_norm(precise(inputs), shape, eps=epsilon)))
@@ -221,7 +222,7 @@ def layer_norm_terms(
 
 
 def _standardise(recorder: Recorder, func: Callable, kernel: Tensor, momentum: float, eps: float) -> Any:
-    """``F.batch_norm`` of a kernel ``(1, O, d)``, as timm standardises weights; of records it would mix them."""
+    """Covers ``F.batch_norm`` of a kernel ``(1, O, d)``, by which timm standardises weights; on records it would mix them."""
     plain = recorder.target(kernel)
     if plain is None or kernel.dim() != 3 or len(kernel) > 1:
         return NotImplemented

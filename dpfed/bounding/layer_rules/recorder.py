@@ -1,7 +1,7 @@
-"""Sees every function that reads a trainable parameter during a forward pass, and applies the rule of that function.
+"""Intercepts every function that reads a trainable parameter during a forward pass, and applies that function's rule.
 
 The forward pass runs on detached parameters: autograd then computes gradients of activations only, and a hook on each layer's
-output hands its gradient to the layer's rule as it comes. Nothing is put on the model; several threads may recorder one model.
+output passes its gradient to the layer's rule. The model itself is not changed; several threads may record one model.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Rules = Mapping[Callable, Callable[..., Any]]
 
 
 class Recorder(TorchFunctionMode):
-    """A forward pass whose layers keep what their parameters' gradients need, group by group.
+    """Mode for a forward pass whose layers keep the inputs of their parameters' gradients, group by group.
 
     Args:
-        rules: by the function of torch that a layer calls (`dpfed.bounding.layer_rules.rules`).
-        sources: the tensors that layers read in place of trainable parameters, and where their gradients go.
-        grouping: of the records in the forward pass.
+        rules: Rules by the torch function that a layer calls (`dpfed.bounding.layer_rules.rules`).
+        sources: Tensors that layers read in place of trainable parameters, each with the destination of its gradient.
+        grouping: Grouping of the records in the forward pass.
 
     Attributes:
-        terms: of every layer, complete after the backward pass.
-        rows: of the leading dimension of every layer's output.
-        grouping: see above.
+        terms: Terms of all layers, complete after the backward pass.
+        rows: Length of the leading dimension of each layer's output.
+        grouping: Grouping of the records in the forward pass.
     """
 
     def __init__(self, rules: Rules, sources: Iterable[tuple[Tensor, Source]], grouping: Grouping) -> None:
@@ -41,7 +41,7 @@ class Recorder(TorchFunctionMode):
         self._rules, self.grouping = rules, grouping
         self.terms: list[Term] = []
         self.rows: list[int] = []
-        # The tensors are kept with their ids, which would otherwise be given out again.
+        # The tensors are kept with their ids, which Python would otherwise use again.
         self._sources = {id(tensor): (tensor, source) for tensor, source in sources}
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -58,14 +58,15 @@ class Recorder(TorchFunctionMode):
         return result
 
     def source(self, tensor: Tensor | None) -> Source | None:
-        """Where the gradient of a tensor goes, if it is watched."""
+        """Returns the destination of a tensor's gradient; ``None`` if the tensor is not watched."""
         return None if tensor is None else self._sources.get(id(tensor), (None, None))[1]
 
     def target(self, tensor: Tensor | None) -> Target | None:
-        """The same for rules that know no adapters and no standardised weights; they detach what is not watched.
+        """Returns a gradient's destination for rules without adapters and standardised weights; they detach unwatched tensors.
 
         Raises:
-            Unsupported: for such a weight, and for one that is computed from activations: its gradient would be lost.
+            Unsupported: If the tensor is an adapted or standardised weight, or one that is computed from activations: its
+                gradient would be lost.
         """
         source = self.source(tensor)
         if isinstance(source, AdaptedWeight):
@@ -84,7 +85,7 @@ class Recorder(TorchFunctionMode):
     def alias(self, seen: Tensor, tensor: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
         """Watches ``seen = view(tensor)``, a view of a watched tensor, as well."""
         source = self.source(tensor)
-        if isinstance(source, StandardisedWeight):  # it knows its own shape
+        if isinstance(source, StandardisedWeight):  # `pulled_back` handles the shape
             return self.watch(seen, source)
         target = self.target(tensor)
         if target is None:
@@ -95,13 +96,13 @@ class Recorder(TorchFunctionMode):
         """Registers a layer.
 
         Args:
-            output: of the layer, computed with detached parameters.
-            inputs: what the terms need besides the gradient; nobody may write into it before they have it.
-            terms: from the gradient of the output to the terms of the layer's parameters.
-            rounded: whether kernels may get this gradient in the type of the output, without a copy.
+            output: Output of the layer, computed with detached parameters.
+            inputs: Tensor that the terms need besides the gradient; it must not be overwritten before they are computed.
+            terms: Function from the gradient of the output to the terms of the layer's parameters.
+            rounded: Whether kernels may get this gradient in the dtype of the output, without a copy.
 
         Returns:
-            The output, through which a gradient will come.
+            The output, with a hook that receives its gradient.
         """
         self.rows.append(len(output))
         if not output.requires_grad:
@@ -109,7 +110,7 @@ class Recorder(TorchFunctionMode):
         waiting = [(inputs, None if inputs is None else inputs._version, terms)]
 
         def arrived(gradient: Tensor) -> None:
-            inputs, version, terms = waiting.pop()  # and so lets go of them: the next layer may use their memory
+            inputs, version, terms = waiting.pop()  # releases them: the next layer may use their memory
             if inputs is not None and inputs._version != version:
                 raise Unsupported("a layer's input is overwritten in place [layer-overwritten]")
             with torch.no_grad():
@@ -121,17 +122,17 @@ class Recorder(TorchFunctionMode):
 
 
 class _Beginning(torch.autograd.Function):
-    """Where the backward pass ends: a gradient arrives at the output of a first layer, and nothing keeps a copy of it."""
+    """The end of the backward pass: the output of a first layer receives its gradient, and no copy of it is kept."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, _: Tensor) -> Tensor:
-        """The output itself; what it comes with requires a gradient, and so the output does."""
+        """Returns the output itself, which now requires a gradient, as the second argument does."""
         ctx.mark_dirty(output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[None, None]:
-        """Nobody asks for more."""
+        """Ends the backward pass."""
         return None, None
 
 

@@ -14,14 +14,14 @@ from dpfed.bounding.layer_rules.term import Target, Term, add_weighted, squares_
 
 
 class RowSums:
-    """What rows of a pass add up to, of one parameter, or of several side by side.
+    """Gradients that are sums of a group's rows, for one parameter or for several side by side.
 
     Side by side, they take one call for each group; apart, one for each group and parameter, which costs more than it computes.
 
     Args:
-        targets: the parameters, and how many entries each has.
-        rows: ``(n k, N)`` what each row of the pass adds to all of them.
-        grouping: of the records.
+        targets: Destinations of the parameters' gradients, with the number of entries of each.
+        rows: Contribution ``(n k, N)`` of each row of the pass to all parameters.
+        grouping: Grouping of the records.
     """
 
     slack = 0.0
@@ -31,13 +31,13 @@ class RowSums:
 
     @classmethod
     def of(cls, target: Target, rows: Tensor, grouping: Grouping) -> RowSums:
-        """Of one parameter; the rows are ``(n k, ...)`` in its shape."""
+        """Returns the sums for one parameter; the rows ``(n k, ...)`` have its shape."""
         flat = rows.flatten(1)
         return cls([(target, flat.shape[1])], flat, grouping)
 
     @property
     def target(self) -> Target:
-        """See `Term`; the first of several."""
+        """See `Term`; the first target of several."""
         return self.targets[0][0]
 
     @cached_property
@@ -63,7 +63,7 @@ class RowSums:
 
 
 def side_by_side(terms: Iterable[Term]) -> list[Term]:
-    """The same terms; those that are sums of equally many rows have become one."""
+    """Returns the terms, with row sums over equally many rows merged into one."""
     kept: list[Term] = []
     sums: dict[int, list[RowSums]] = defaultdict(list)
     for term in terms:

@@ -1,4 +1,4 @@
-"""Which function of torch a layer calls, and the rule for it."""
+"""The table of rules, by the torch function that a layer calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from dpfed.bounding.layer_rules.linear import linear, matmul
 from dpfed.bounding.layer_rules.normalisation import batch_norm, group_norm, layer_norm, norm_relu
 from dpfed.models import norm
 
-# A rule is called with the recorder, the function, and the function's arguments; NotImplemented: it does not cover these.
+# A rule is called with the recorder, the function, and the function's arguments. It returns NotImplemented if it does not cover
+# these arguments.
 RULES: dict[Callable, Callable[..., Any]] = {
     F.linear: linear,
     F.conv2d: convolution,

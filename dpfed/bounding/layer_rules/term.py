@@ -1,4 +1,4 @@
-"""What every rule comes down to: one parameter's gradient, group by group."""
+"""The results of all rules: one parameter's gradient, group by group."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ View = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Target:
-    """Where a gradient goes: a trainable parameter, or a view of one.
+    """Destination of a gradient: a trainable parameter, or a view of one.
 
     Attributes:
-        parameter: its number among the trainable ones.
-        views: from the parameter to the tensor that the layer read, one after the other.
-        part: which of several parts of a parameter that have nothing in common, if it has such.
+        parameter: Index among the trainable parameters.
+        views: Views that lead, one after the other, from the parameter to the tensor that the layer read.
+        part: Index among the disjoint parts of a parameter, if the target is one of these.
     """
 
     parameter: int
@@ -33,30 +33,30 @@ class Target:
     part: int | None = None
 
     def of(self, parts: Sequence[Tensor]) -> Tensor:
-        """The place in a sum, cut up like the parameters."""
+        """Returns the view of the target in a sum that is cut up like the parameters."""
         part = parts[self.parameter]
         for view in self.views:
             part = view(part)
         return part
 
     def through(self, view: View) -> Target:
-        """A view of this view."""
+        """Returns the target of a view of this target."""
         return replace(self, views=(*self.views, view))
 
     def entry(self, number: int) -> Target:
-        """One of the parts along the first dimension."""
+        """Returns the target of one of the parts along the first dimension."""
         return replace(self.through(lambda whole: whole[number]), part=number)
 
 
 class Term(Protocol):
-    """The gradients of G groups with respect to one target, as far as they are needed.
+    """The gradients of G groups with respect to one target: their norms and their weighted sum.
 
-    Everything of a group is a function of the group's own rows of the pass, bit by bit.
+    All figures of a group are functions of the group's own rows of the pass, bit by bit.
 
     Attributes:
-        target: the parameter.
-        squares: ``(G,)`` squared norm of each group's gradient.
-        slack: ``(G,)`` how far rounding may have moved that from the squared norm of what `add_weighted` adds, or 0.
+        target: Destination of the gradient.
+        squares: Squared norm of each group's gradient, ``(G,)``.
+        slack: Largest rounding error ``(G,)`` of `squares`, relative to the gradients that `add_weighted` adds; or 0.
     """
 
     @property
@@ -69,27 +69,28 @@ class Term(Protocol):
     def slack(self) -> Tensor | float: ...  # noqa: D102
 
     def parts(self, group: int) -> list[Tensor]:
-        """All that the group's gradient is computed from: the gradient itself, or rows of the pass."""
+        """Returns the tensors from which the group's gradient is computed: the gradient itself, or rows of the pass."""
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
-        """Adds the groups' gradients up, each times its factor (`dpfed.bounding.foreach.add_`). A group of factor 0 is left
-        out: it need not be finite.
+        """Adds up the groups' gradients, each times its factor (`dpfed.bounding.foreach.add_`).
+
+        A group of factor 0 is left out: it need not be finite.
 
         Args:
-            factors: ``(G,)`` float32.
-            parts: of a sum, one for each trainable parameter; added to in place. Whole numbers, or floats without privacy.
+            factors: Factors ``(G,)`` float32.
+            parts: Views of the sum, one for each trainable parameter; added to in place. Integers; floats without privacy.
         """
 
 
 @dataclass
 class Materialised:
-    """Gradients that are there.
+    """Gradients that are materialised.
 
     Args:
-        target: the parameter.
-        gradients: of each group, in the shape of the target, or of its `place`.
-        grouping: of the records.
-        place: from the target's place in a sum to where the gradients are added; default: the place itself.
+        target: Destination of the gradients.
+        gradients: Gradients of each group, in the shape of the target, or of its `place`.
+        grouping: Grouping of the records.
+        place: Function from the target's view in a sum to the view to which the gradients are added; default: the same view.
     """
 
     target: Target
@@ -100,7 +101,7 @@ class Materialised:
 
     def __post_init__(self) -> None:
         if isinstance(self.gradients, list) and self.grouping.has_kernels_for(self.gradients[0]):
-            stacked = torch.stack(self.gradients)  # a sum of more groups than `GROUPS_OF_A_PASS` is one of blocks
+            stacked = torch.stack(self.gradients)  # more groups than `GROUPS_OF_A_PASS` are summed in blocks
             missing = self.grouping.places - len(stacked)
             self.gradients = torch.cat([stacked, stacked.new_zeros(missing, *stacked.shape[1:])])
         self.squares = squares_of(self.gradients, self.grouping)
@@ -116,12 +117,12 @@ class Materialised:
 
 
 def add_weighted(gradients: Gradients, factors: Tensor, place: Tensor) -> None:
-    """See `Term.add_weighted`.
+    """Adds up gradients, each times its factor, see `Term.add_weighted`.
 
     Args:
-        gradients: of the groups.
-        factors: ``(G,)``; of all places, where the gradients are.
-        place: where they are added.
+        gradients: Gradients of the groups.
+        factors: Factors ``(G,)``, or ``(places,)`` for gradients of all places.
+        place: View of the sum to which they are added.
     """
     if isinstance(gradients, Tensor):
         flat = gradients.reshape(len(gradients), -1)
@@ -140,7 +141,7 @@ def add_weighted(gradients: Gradients, factors: Tensor, place: Tensor) -> None:
 
 
 def squares_of(gradients: Gradients, grouping: Grouping) -> Tensor:
-    """``(G,)`` exact sums of squares."""
+    """Returns the sums of squares ``(G,)``, in the grouping's exact dtype."""
     if isinstance(gradients, Tensor):
         flat = gradients.reshape(len(gradients), -1)
         if grouping.has_kernels_for(flat):
@@ -151,29 +152,29 @@ def squares_of(gradients: Gradients, grouping: Grouping) -> Tensor:
     return foreach.norms(gradients, grouping.exact).square()
 
 
-# Relative: 16 roundings, more than is seen in dot products of thousands of entries.
+# Relative error: 16 roundings, more than occurs in dot products of thousands of entries.
 _ROUNDING = {torch.float32: 1e-6, torch.float64: 2e-15}
-_UNDERFLOW = 2.0**-126  # what a product in float32 may lose where it is too small for all its digits
+_UNDERFLOW = 2.0**-126  # largest loss of a float32 product that underflows
 
 
 def gram_squares(a: Tensor, g: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Squared norm of a sum of outer products, from the Gram matrices of both sides.
+    """Computes the squared norm of a sum of outer products from the Gram matrices of both sides.
 
     ``||sum_t g_t a_t^T||^2 = sum_tu (a_t . a_u)(g_t . g_u)`` (Goodfellow 2015; Li et al. 2022 for sequences).
 
     Args:
-        a: ``(T, d)`` rows a_t.
-        g: ``(T, p)`` rows g_t.
-        exact: type to add up in.
+        a: Rows a_t, ``(T, d)``.
+        g: Rows g_t, ``(T, p)``.
+        exact: Dtype in which to add up.
 
     Returns:
-        The squared norm, and how far rounding and underflow may have moved it: scalars.
+        The squared norm, and a bound on its error from rounding and underflow: scalars.
     """
     first, second = a @ a.mT, g @ g.mT
     lengths = [gram.diagonal().clamp(min=0) for gram in (first, second)]
-    # Where rows cancel, the sum is small beside its parts, and their rounding counts.
+    # Where rows cancel, the sum is small relative to its parts, and their rounding matters.
     parts = (lengths[0].sqrt() * lengths[1].sqrt()).sum(dtype=exact).square()
-    # Where one side is tiny, its inner products vanish, and the other side may be as large as what is lost is small.
+    # Where one side is tiny, its inner products underflow, and the other side may be large enough to make the loss matter.
     longest = [each.amax().to(exact) for each in lengths]
     lost = _UNDERFLOW * (g.shape[1] * longest[0] + a.shape[1] * longest[1] + 1) * len(a) ** 2
     squares = first.mul_(second).sum(dtype=exact).clamp(min=0)
@@ -181,17 +182,17 @@ def gram_squares(a: Tensor, g: Tensor, exact: torch.dtype) -> tuple[Tensor, Tens
 
 
 class OuterProducts:
-    """A matrix ``(p, d)`` whose gradient is a sum of outer products of rows: of linear layers, and what comes down to them.
+    """A matrix ``(p, d)`` whose gradient is a sum of outer products of rows: of a linear layer, or one that reduces to it.
 
-    Where Gram matrices are cheap, the gradients are computed again for the sum, one group after the other: what is added is a
-    clipped gradient, so that its rounding is small beside C even if the outer products nearly cancel.
+    Where Gram matrices are cheap, the gradients are computed again for the sum, one group after the other: the sum adds clipped
+    gradients, so that their rounding is small beside C even if the outer products nearly cancel.
 
     Args:
-        target: the matrix.
-        inputs: ``(n k, ..., d)``, rows of the layer's input, detached.
-        gradients: ``(n k, ..., p)``, rows of the gradient of its output.
-        grouping: of the records.
-        place: from the target's place in a sum to where the matrix is added; default: the place itself.
+        target: Destination of the matrix's gradient.
+        inputs: Rows of the layer's input, ``(n k, ..., d)``, detached.
+        gradients: Rows of the gradient of its output, ``(n k, ..., p)``.
+        grouping: Grouping of the records.
+        place: Function from the target's view in a sum to the view to which the matrix is added; default: the same view.
     """
 
     def __init__(
@@ -209,7 +210,7 @@ class OuterProducts:
         d, p = inputs.shape[-1], gradients.shape[-1]
         usual = grouping.typical * grouping.per_record(inputs) * (inputs[0].numel() // d)
         if inputs.device.type == "cpu" and gram_is_cheaper(usual, d, p):
-            # A Gram matrix goes by where its rows lie in memory, and so by the group's place.
+            # The bits of a Gram matrix depend on the alignment of its rows, and so on the group's position.
             self._rows = [(aligned(own_a), aligned(own_g)) for own_a, own_g in zip(a, g, strict=True)]
         else:
             self._products = [own_g.mT @ own_a for own_a, own_g in zip(a, g, strict=True)]
@@ -217,7 +218,7 @@ class OuterProducts:
 
     @functools.cached_property
     def _found(self) -> tuple[Tensor, Tensor | float]:
-        """From Gram matrices, once somebody asks: after the pass, whose products may be widened (`dpfed.bounding.places`)."""
+        """Squares and slack from Gram matrices, computed after the pass, in which products may be padded (`places`)."""
         squares, slack = zip(*(gram_squares(a, g, self._exact) for a, g in self._rows), strict=True)
         return torch.stack(squares), torch.stack(slack)
 
@@ -242,7 +243,7 @@ class OuterProducts:
             add_weighted(self._products, factors, into if self._place is None else self._place(into))
             return
         d, p = (rows.shape[1] for rows in self._rows[0])
-        there = self._place is None and into.is_contiguous()  # a place may lie here and there in a sum: it is added to once
+        there = self._place is None and into.is_contiguous()  # a view that is not contiguous is added to once
         total = into.view(p, d) if there else torch.zeros(p, d, dtype=into.dtype)
         blocks = total.split(max(_NUMBERS_OF_A_BLOCK // d, 16))
         product = torch.empty(blocks[0].shape, dtype=self._rows[0][0].dtype)
@@ -257,27 +258,27 @@ class OuterProducts:
 
 
 def _of_places(inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Tensor:
-    """``(places, p, d)`` sums of outer products, of the groups of all places in one product."""
+    """Returns the sums of outer products of the groups of all places, ``(places, p, d)``, from one launch."""
     from dpfed.bounding.kernels import outer_products
 
     a, g = (side.reshape(len(side), 1, -1, side.shape[-1]).contiguous() for side in (inputs, gradients.to(inputs.dtype)))
     return outer_products(g, a, grouping.offsets * grouping.per_record(inputs))[:, :, 0, 0]
 
 
-_NUMBERS_OF_A_BLOCK = 1 << 19  # of a product that is added while a core's cache holds it
-# Writing a gradient, reading it for its norm and keeping it for the sum costs about as much time as so many multiplications.
+_NUMBERS_OF_A_BLOCK = 1 << 19  # entries of a product that is added while a core's cache holds it
+# Writing a gradient, reading it for its norm and keeping it for the sum take as long as this many multiplications per entry.
 _MULTIPLICATIONS_PER_ENTRY = 40
-_MULTIPLICATIONS_PER_CALL = 1 << 22  # the calls for two small matrices take as long as so many
+_MULTIPLICATIONS_PER_CALL = 1 << 22  # the calls for two small matrices take as long as this many multiplications
 
 
 def gram_is_cheaper(rows: int, d: int, p: int) -> bool:
-    """Whether the norm of a ``(p, d)`` gradient of T rows costs less by Gram matrices than by writing it down.
+    """Returns whether the norm of a ``(p, d)`` gradient of T rows costs less from Gram matrices than from the gradient.
 
     Gram matrices need ``T^2 (d + p)`` multiplications; materialised, the gradient's ``d p`` entries go through memory and back.
 
     Args:
         rows: T.
-        d: entries of a row of the input.
-        p: entries of a row of the output.
+        d: Number of entries of a row of the input.
+        p: Number of entries of a row of the output.
     """
     return rows * rows * (d + p) + _MULTIPLICATIONS_PER_CALL < _MULTIPLICATIONS_PER_ENTRY * d * p

@@ -1,37 +1,37 @@
 """Private moments: two noisy releases of moments of frozen towers' features, and heads that follow from them in closed form.
 
 Step 0 releases the mean of each tower's features; step 1, given these, the cross-moment of image and text and each tower's
-auto-moment. Every record takes part in both. Nothing is drawn, nothing is trained, and the towers see each record by itself.
+auto-moment. Every record takes part in both. There is no sampling and no training, and the towers embed each record on its own.
 
-**A record's part.** A tower's features f are taken to unit length, less a public point o (the mean of public features, or 0),
-and multiplied by a public matrix P, as a rule a projection to k dimensions: ``d = P (f / |f| - o)``. Divided by its length,
-this is ``x = d / max(|d|, |P| / 10^4)``, so |x| <= 1, also for features near o. P and o are fixed before any record is read.
-Features of several captions are averaged first; several views of an image give several such vectors. Step 0 takes the mean m
-of them for each of n towers, n = 2 for image and text and 1 for images alone. Step 1 subtracts a released centre c, ``u = (x -
-c) / max(|x - c|, 10^-4)``, so |u| <= 1, and takes the mean M of all products ``u v'`` of an image's vector u with a text's v
-(of images alone: of two different views), and for each tower the mean A of all ``u u'``. Features that are not finite, or
-zero, give the vector 0.
+**A record's part.** A tower's features f are normalised to unit length; a public point o (the mean of public features, or 0) is
+subtracted, and the result multiplied by a public matrix P, usually a projection to k dimensions: ``d = P (f / |f| - o)``. This
+is normalised to ``x = d / max(|d|, |P| / 10^4)``, so |x| <= 1, also for features near o. P and o are fixed before any record is
+read. The features of several captions are averaged first; several views of an image give several vectors x. Step 0 takes their
+mean m for each of n towers; n = 2 for image and text, and 1 for images alone. Step 1 subtracts a released centre c, ``u = (x -
+c) / max(|x - c|, 10^-4)``, so |u| <= 1. It takes the mean M of all products ``u v'`` of an image's vector u with a text's
+vector v (of images alone: of two different views), and for each tower the mean A of all ``u u'``. Features that are zero or not
+finite give the vector 0.
 
-**Lemma.** One record more moves the sum of step t by at most sqrt(w_t), where w_0 = a and w_1 = 1 - a: in the L2 norm, for any
-centre. Step 0: each m is a mean of vectors of length 1 at most, and enters times sqrt(a / n): together sqrt(a). Step 1: a
-product of two vectors of length 1 at most has Frobenius norm 1 at most, and so have means of them. M enters times sqrt(b), each
-of n matrices A times sqrt((1 - a - b) / n): together sqrt(b + (1 - a - b)) = sqrt(1 - a). Symmetric matrices enter as their
-upper triangle with sqrt(2) times what is off the diagonal, which has the same length. The bound is tight: unit features reach
-it. ∎
+**Lemma.** Adding one record moves the sum of step t by at most sqrt(w_t) in the L2 norm, for any centre, where w_0 = a and
+w_1 = 1 - a. Step 0: each m is a mean of vectors of length 1 at most, and is scaled by sqrt(a / n): together sqrt(a). Step 1: a
+product of two vectors of length 1 at most has Frobenius norm 1 at most, and so has a mean of such products. M is scaled by
+sqrt(b), each of n matrices A by sqrt((1 - a - b) / n): together sqrt(b + (1 - a - b)) = sqrt(1 - a). A symmetric matrix is
+represented by its upper triangle, with the entries off the diagonal times sqrt(2), which has the same length. The bound is
+tight: unit features reach it. ∎
 
 **Both steps are one Gaussian mechanism** of sensitivity 1 and noise sigma. Noise of the same standard deviation sigma is added
-to each number of both sums, and the second is chosen from the first (by c). Gaussian releases with ratios of sensitivity to
-noise mu_0 and mu_1, the second chosen from the first, are together dominated by one with ratio sqrt(mu_0^2 + mu_1^2) (Dong,
-Roth and Su 2022, corollary 3.3). Here this is sqrt(a + 1 - a) / sigma = 1 / sigma. One step alone costs what its share says;
+to each number of both sums, and the second sum depends on the first release (by c). Gaussian releases with ratios of
+sensitivity to noise mu_0 and mu_1, the second chosen adaptively, are together dominated by one with ratio sqrt(mu_0^2 + mu_1^2)
+(Dong, Roth and Su 2022, corollary 3.3). Here this is sqrt(a + 1 - a) / sigma = 1 / sigma. One step alone costs its own share;
 accounting takes the larger one (`Mechanism.poisson_steps`). Neighbours have one record more or less, and there is no sampling.
 
-**In floating point.** A record's features are computed by a pass of its own, or in one whose shape is public and where its
-neighbours change no bit (`dpfed.features`). What follows uses whole numbers, whose sums float64 holds exactly: the features
-over their length, o, the projection, its length, the centre and the distance from it are whole numbers of steps of 2^-20 or
-less, and each is divided or rounded by itself. So a record's vector is a function of the record, bit by bit. Unit vectors are
-then cut to steps of 2^-g, which makes none longer, and products of them are whole numbers of steps of 2^-2g. They are added up
-as whole numbers, and multiplied by whole numbers that are no larger than R times the scales above. So the lemma holds for the
-numbers themselves, times C: for any N, with any number of owners (`dpfed.bounding.pair_moments`, `dpfed.models.moment_layout`,
+**In floating point.** A record's features are computed in a pass of its own, or in a pass of public shape in which other
+records change no bit (`dpfed.features`). The remaining steps use integers, whose sums float64 holds exactly: the features
+over their length, o, the projection, its length, the centre and the distance from it are integers in steps of 2^-20 or less,
+and each is divided or rounded separately. So a record's vector is a function of the record, bit by bit. Unit vectors are then
+truncated to steps of 2^-g, which makes none longer, and products of them are integers in steps of 2^-2g. They are added up as
+integers, and multiplied by integers that are no larger than R times the scales above. So the lemma, times C, holds for the
+computed numbers: for any N, with any number of owners (`dpfed.bounding.pair_moments`, `dpfed.models.moment_layout`,
 docs/guarantee.md).
 
 Units: the parts of a unit's records are averaged, so a unit moves the sum as one record does.
@@ -49,10 +49,10 @@ from dpfed.privacy.method import Method, MethodInputs, poisson
 from dpfed.privacy.parameters import MechanismParameters
 from dpfed.schema.section import Section
 
-# a, and b with a random and with a public basis: near the best at every epsilon (docs/moments.md)
+# a, then b for a random and b for a public basis: close to the best values at every epsilon (docs/moments.md)
 MEAN_SHARE, CROSS_SHARE, CROSS_SHARE_OF_PUBLIC = 0.05, 0.8, 0.9
-_VIEWS = 8  # of images alone
-BASIS_ROWS = 256  # of a public basis: more dimensions let in more noise than they bring
+_VIEWS = 8  # random views of an image without captions
+BASIS_ROWS = 256  # rows of a public basis: more dimensions add more noise than signal
 
 
 class _Options(Section):
@@ -64,8 +64,8 @@ class _Options(Section):
     )
     basis: Literal["generated", "store", "random"] | None = Field(
         None,
-        description="what the projection is made of: public pictures and words that dpfed has (default), the records of "
-        "public.path, or random numbers (default of towers that are aligned already)",
+        description="source of the projection: public pictures and words that dpfed has (default), the records of "
+        "public.path, or random numbers (default for towers that are aligned already)",
     )
     layers: Literal["last", "several"] | None = Field(
         None,
@@ -86,7 +86,7 @@ def _numbers(inputs: MethodInputs) -> dict[str, Any]:
 
 
 def _radius(given: MechanismParameters) -> float:
-    """2^46, which gives unit vectors steps of 2^-19; less where the sum, or its noise, would leave no room in 64 bits."""
+    """Returns R: 2^46, which gives unit vectors steps of 2^-19; less where the sum, or its noise, would not fit in 64 bits."""
     of_sum, of_noise = 60 - math.log2(given.records), 56 - math.log2(given.noise_multiplier)
     return 2.0 ** math.floor(min(46, of_sum, of_noise))
 

@@ -1,6 +1,6 @@
 """No privacy: the same loop as group clipping, without clipping and without noise.
 
-A reference, and a warm start on public data.
+It serves as a reference, and for warm starts on public data.
 """
 
 from __future__ import annotations

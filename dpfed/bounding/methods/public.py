@@ -1,22 +1,22 @@
-"""Public contrast: every private record is contrasted with public ones alone, in a group of its own.
+"""Public contrast: every private record is contrasted with public records only, in a group of its own.
 
-Every drawn record makes a group, which M records of a public set join: a function of the record's key and the step. The loss is
-what the record adds: its own terms of the contrast, with itself as anchor in both directions, or, where a loss is made of
-statistics (Barlow Twins), the loss of the group without the loss of its public records alone. The gradient flows
-through all records of the group, public ones included, and is clipped to C. (Without it through the public ones, the direction
-that all records have in common fills the clip, and little is learnt.)
+Every drawn record forms a group with M records of a public set, which the record's key and the step determine. The group's loss
+is the record's own contribution: its terms of the contrast, with the record as anchor in both directions; or, for a loss made
+of statistics (Barlow Twins), the loss of the group minus the loss of its public records alone. The gradient flows through all
+records of the group, public ones included, and is clipped to C. (If it did not flow through the public ones, the direction that
+all records have in common would fill the clip, and little would be learnt.)
 
 **Lemma.** Neighbours D and D' = D + x: the sum moves by at most **C**. The public set is fixed before training and
-holds no record of D'. The group of any record y of D is y itself and public records that y's key chose, with views that are
+holds no record of D'. The group of any record y of D is y itself and public records that y's key selects, with views that are
 functions of the key of each; so its loss and its clipped gradient are the same in D and D'. If x is drawn, D' has one group
 more, and the sum one vector more, of norm C at most. If it is not, the sums are equal. Units: a drawn unit makes one group of
 its (at most `per_unit`) records and M public ones, so D' has again one clipped gradient more. ∎
 
-The bound is tight: a gradient of norm C or longer reaches it. A group of private records moves by 2C, because it is there with
-and without x. The divisor is the expected number of groups, B, which is public; how many there are in a step is not.
+The bound is tight: a gradient of norm C or longer reaches it. (With group clipping the bound is 2C, because the group exists
+with and without x.) The divisor is the expected number of groups, B, which is public; the actual number in a step is private.
 
-What a record can do to the model is bounded whatever the public set is. That the set was not chosen by looking at the private
-records is up to the user. How many groups a Poisson batch makes has no limit; it exceeds 2B + 100 once in 10^60 steps.
+A record's influence is bounded for any public set. The user is responsible for not choosing that set by looking at the private
+records. The number of groups of a Poisson batch is unbounded; it exceeds 2B + 100 once in 10^60 steps.
 """
 
 from __future__ import annotations
