@@ -97,7 +97,7 @@ def require_memory(config: Config, device: torch.device) -> None:
         raise UserError(
             f"training takes at least {_size(needs.together)}: a model with {needs.parameters:,} parameters "
             f"{_size(needs.model)}, one group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, the "
-            f"images of a microbatch {_size(needs.images)}; this machine has {_size(there)} of memory. Choose a smaller model "
+            f"images of a microbatch {_size(needs.images)}; the device has {_size(there)} of memory. Choose a smaller model "
             f"(model.architecture, model.image, ...), or lower data.size, {members} or bounding.microbatch. [memory-too-little]"
         )
 
