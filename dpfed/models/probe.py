@@ -22,7 +22,7 @@ _EXACT = 1e-9  # tolerance as a part of the largest value: far above rounding in
 
 
 class Probe:
-    """A copy of a model in training mode. After `move_weights` its weights are such as training may reach, with open gates.
+    """A copy of a model in training mode. `move_weights` moves its weights to values that training may reach, with open gates.
 
     Layers that mix a group on purpose (`dpfed.models.norm`) take their statistics from the anchors alone.
 

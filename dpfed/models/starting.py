@@ -160,11 +160,14 @@ class StartingWeights:
         """Refuses weights if there are any differences, given as name -> (value in the weights, value in this model)."""
         if not differences:
             return
-        said = [f"{name} is {there} there and {here} here" for name, (there, here) in list(differences.items())[:_SHOWN]]
+        said = [
+            f"{name} is {there} in the weights and {here} in this model"
+            for name, (there, here) in list(differences.items())[:_SHOWN]
+        ]
         more = f", and {len(differences) - _SHOWN} more differ" if len(differences) > _SHOWN else ""
         raise UserError(
             f"model.start: the weights in {self.path} are those of another model: {', '.join(said)}{more}. Set [model] as it "
-            "was, or give other weights. [start-other-model]"
+            "was for these weights, or give other weights. [start-other-model]"
         )
 
 

@@ -63,7 +63,7 @@ class TimmBlueprint:
 
     @property
     def random(self) -> bool:
-        """Whether the weights are random; BatchNorm would then have no statistics."""
+        """Returns whether the weights are random; BatchNorm would then have no statistics."""
         return not (self.published or self.file or self.started)
 
     @property
@@ -73,7 +73,7 @@ class TimmBlueprint:
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether the architecture has BatchNorm, whose statistics are never trained and never sent."""
+        """Returns whether the architecture has BatchNorm, whose statistics are never trained and never sent."""
         return _shapes(self.name)[1]
 
     @property

@@ -45,7 +45,7 @@ def add_moment_heads(
     widths = feature_widths(model, image_size(config), tokenizer)
     if basis is not None and tuple(own.rows.shape[1] for own in basis.values()) != widths:
         raise UserError(
-            f"the public basis is one of other towers: these have {' and '.join(map(str, widths))} numbers. [basis-towers]"
+            f"the public basis is for other towers: these have {' and '.join(map(str, widths))} features. [basis-towers]"
         )
     give_heads(model, moment_heads(plan, widths, aligned, noise_std, noise_shares, basis, FEWEST_IMAGES))
 

@@ -44,8 +44,8 @@ def say_what_is_trained(parts: Parts, progress: Progress) -> None:
     heads = getattr(parts.model, ATTRIBUTE, None)
     if isinstance(heads, MomentHeads) and heads.noise.leaves_public(heads.layout.towers):
         progress.note(
-            f"views of fewer than {FEWEST_IMAGES:,} images teach nothing: the run spends its epsilon, and gives the public "
-            "tower as it is"
+            f"views of fewer than {FEWEST_IMAGES:,} images teach nothing: the run spends its epsilon, and returns the public "
+            "tower unchanged"
         )
     tokenizer = parts.views.tokenizer
     if tokenizer is None:
