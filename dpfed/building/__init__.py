@@ -1,1 +1,1 @@
-"""From a configuration to the parts of a run: the one room that knows both. A part itself takes values and its own options."""
+"""Makes the parts of a run from its configuration. Only this room knows both; a part takes values and its own options."""

@@ -1,4 +1,4 @@
-"""From a configuration to the engine that computes its clipped sums."""
+"""Makes the engine that computes the clipped sums of a run, from the run's configuration."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from dpfed.privacy.randomness import Randomness
 def engine_for(
     model: nn.Module, plan: PrivacyPlan, randomness: Randomness, rank: int, *, config: Config, loss: GroupLoss | None = None
 ) -> Engine:
-    """The engine of a worker.
+    """Makes the engine of a worker.
 
     Args:
-        model: on its device.
-        plan: what is promised.
-        randomness: the workers'.
-        rank: the worker's number.
-        config: its defaults resolved, nothing left to choose.
-        loss: of one group; default: that of the configuration.
+        model: Model, on its device.
+        plan: Privacy plan of the run.
+        randomness: Secret randomness of the workers.
+        rank: Number of the worker, from 0.
+        config: Configuration with its defaults resolved and no choice left open.
+        loss: Loss of one group; default: the configuration's.
+
+    Returns:
+        The engine.
     """
     return maker_of(plan.bounding.method)(
         EngineInputs(
@@ -50,7 +53,7 @@ def engine_for(
 
 
 def maker_of(method: Method) -> MakeEngine:
-    """How the engine of a method is made."""
+    """Returns the function that makes the engine of a method."""
     if method.picks_engine:
         return of_groups
     if method.name in MAKERS:

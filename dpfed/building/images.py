@@ -1,4 +1,4 @@
-"""What a configuration says of its images. torch is imported for a timm model only."""
+"""Size and shape of a configuration's images. torch is imported for a timm model only."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from dpfed.config import Config
 
 
 def image_size(config: Config) -> int:
-    """Side of the images, pixels, in a configuration whose size is resolved (`dpfed.runs.resolution.resolve_defaults`)."""
+    """Returns the side of the images, pixels.
+
+    Args:
+        config: Configuration whose size is resolved (`dpfed.runs.resolution.resolve_defaults`).
+
+    Raises:
+        ValueError: If the size is not resolved.
+    """
     if config.data.size is None:
         raise ValueError("the size of the images is not resolved")
     return config.data.size
 
 
 def image_shape(config: Config) -> tuple[int, int, int]:
-    """(C, H, W) of a view, in a configuration whose defaults are resolved."""
+    """Returns the shape (C, H, W) of a view, from a configuration whose defaults are resolved."""
     if config.views.shape is not None:
         channels, height, width = config.views.shape
         return channels, height, width

@@ -1,4 +1,4 @@
-"""What a configuration asks of its method of bounding: public numbers, the loss of a group, how many records are contrasted."""
+"""Reads a configuration for its method of bounding: public numbers, the loss of a group, the number of contrasted records."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def options_of(config: Config) -> Any:
-    """The checked ``[bounding.options]`` of a configuration; see `Method.checked`."""
+    """Returns the checked ``[bounding.options]`` of a configuration; see `Method.checked`."""
     return method_named(config.bounding.method).checked(config.objective.name, config.bounding.options)
 
 
 def public_parameters(config: Config) -> dict[str, Any]:
-    """The method's part of a plan.
+    """Returns the method's part of a plan: its public numbers, by their names.
 
     Raises:
-        UserError: for a loss, an option or a setting that the method cannot take.
+        UserError: If the method does not support the loss, an option or another setting.
     """
     method, objective, options = method_named(config.bounding.method), config.objective, options_of(config)
     if method.closed_form:
@@ -49,17 +49,17 @@ def public_parameters(config: Config) -> dict[str, Any]:
 
 
 def contrasted(config: Config) -> int:
-    """How many records are contrasted with each other; see `Method.contrasted`."""
+    """Returns the number of records that are contrasted with each other; see `Method.contrasted`."""
     method = method_named(config.bounding.method)
     return method.contrasted(config.bounding.group_size, config.privacy.batch, config.public.records)
 
 
 def group_loss(config: Config, own: Callable[..., Tensor] | None = None) -> GroupLoss:
-    """The loss of one group.
+    """Returns the loss of one group.
 
     Args:
-        config: names it.
-        own: the user's own, in its place.
+        config: Configuration, which names the loss.
+        own: The user's own loss; it replaces the configuration's.
     """
     if own is not None:
         return OwnLoss(own)
@@ -82,7 +82,7 @@ def _refuse_trained_towers(config: Config) -> None:
 
 
 def _refuse_untrained_weights(config: Config) -> None:
-    """Refuses towers that have learnt nothing: what is released would be moments of noise."""
+    """Refuses towers with random weights: the run would release moments of meaningless features."""
     model = config.model
     own = (model.architecture or "").startswith("local-dir:")
     if model.start is None and model.weights is None and not own:

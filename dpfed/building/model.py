@@ -1,4 +1,4 @@
-"""From a configuration to its model, and what is said of it."""
+"""Makes the model of a configuration, and describes it for the model's folder and for the user."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dpfed.privacy.method import method_named
 def model_of(
     config: Config, load_weights: bool = True, start: StartingWeights | None = None, adaptation: AdaptationConfig | None = None
 ) -> Model:
-    """Makes the model of a configuration before training, with centres where they are asked for.
+    """Makes the model of a configuration before training, with centres if the configuration asks for them.
 
     Args:
-        config: its defaults resolved.
-        load_weights: see `build_model`, as the next.
-        start: see `load_weights`.
-        adaptation: in the place of the configuration's.
+        config: Configuration with its defaults resolved.
+        load_weights: Whether to load pretrained weights; see `build_model`.
+        start: Starting weights; see `build_model`.
+        adaptation: Trained parts of the towers; default: the configuration's.
 
     Raises:
-        UserError: see `build_model`.
+        UserError: See `build_model`.
     """
     adaptation, size = adaptation or config.adaptation, image_size(config)
     model = build_model(config.model, config.objective, adaptation, size, load_weights, start)
@@ -42,17 +42,17 @@ def model_of(
 
 
 def has_centres(config: Config) -> bool:
-    """Whether private and public records have a centre each."""
+    """Returns whether private and public records each have a centre (`dpfed.models.centres`)."""
     return method_named(config.bounding.method).public_records and config.public.centring > 0
 
 
 def facts_of(config: Config) -> ModelFacts:
-    """What a model folder keeps of a configuration whose defaults are resolved."""
+    """Returns the facts that a model folder keeps of a configuration whose defaults are resolved."""
     preprocessing = preprocessing_of(config.model, config.data.resize)
     return ModelFacts(config.model, config.objective, image_size(config), preprocessing, image_shape(config))
 
 
 def trained_of(model: nn.Module, config: Config) -> Trained:
-    """How much of a model is trained, in the words of its configuration."""
+    """Counts and describes the trained part of a model, in the words of its configuration."""
     closed_form = method_named(config.bounding.method).closed_form
     return trained_part(model, config.model, config.adaptation, closed_form)

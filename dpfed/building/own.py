@@ -1,4 +1,4 @@
-"""Parts of a run that are the user's own: handed over in Python, or found by the names in a configuration."""
+"""Parts of a run that are the user's own: passed in Python, or found by the names in a configuration."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class OwnParts:
     """Parts of a run that are the user's own; ``None``: the part is one of dpfed's.
 
     Attributes:
-        records: the records.
-        model: the model that is trained, in place. An encoder by name is a part of a model that dpfed builds.
-        views: random views of the records.
-        loss: of one group's embeddings (`dpfed.objectives.own.OwnLoss`).
-        optimizer: with its own learning rates. One by name has those of the configuration.
+        records: Records.
+        model: Model, trained in place. (An encoder that a configuration names becomes part of a model that dpfed builds.)
+        views: Random views of the records.
+        loss: Loss of one group's embeddings (`dpfed.objectives.own.OwnLoss`).
+        optimizer: Optimizer with its own learning rates. (An optimizer that a configuration names has the configuration's.)
     """
 
     records: Records | None = None
@@ -35,14 +35,14 @@ class OwnParts:
 
 
 def own_parts(config: Config, given: OwnParts | None = None) -> OwnParts:
-    """The user's own parts of a run.
+    """Collects the user's own parts of a run.
 
     Args:
-        config: may name some.
-        given: those that were handed over.
+        config: Configuration, which may name some parts.
+        given: Parts that were passed in Python; they take precedence over the configuration's.
 
     Raises:
-        UserError: for a name that leads to nothing, or to something else.
+        UserError: If a name in the configuration leads to nothing, or to an object of another kind.
     """
     given = given or OwnParts()
     records, views, loss = given.records, given.views, given.loss
@@ -58,13 +58,13 @@ def own_parts(config: Config, given: OwnParts | None = None) -> OwnParts:
 
 
 def own_records(config: Config) -> Records:
-    """The records that a configuration names.
+    """Returns the records that a configuration names.
 
     Args:
-        config: its source is ``package.module:function``.
+        config: Configuration whose ``data.source`` is ``package.module:function``.
 
     Raises:
-        UserError: for a name that leads to nothing, or to something else.
+        UserError: If the name leads to nothing, or to an object of another kind.
     """
     records = discovery.call_named(config.data.source, "data.source", config.data.options)
     if not isinstance(records, Records | nn.Module) and hasattr(records, "__getitem__") and hasattr(records, "__len__"):
@@ -75,11 +75,14 @@ def own_records(config: Config) -> Records:
 
 
 def said_of_parts(config: Config, given: OwnParts) -> dict[str, str]:
-    """The user's own parts in words, by their key in the configuration: name, version, and hash of the module's file.
+    """Describes the user's own parts: name, version, and hash of the module's file.
 
     Args:
-        config: of the run.
-        given: the parts.
+        config: Configuration of the run.
+        given: The parts.
+
+    Returns:
+        The descriptions, by the parts' keys in the configuration.
     """
     model = given.model
     encoder = getattr(model, "encoder", None) or getattr(model, "image_encoder", None) or model

@@ -1,4 +1,4 @@
-"""From a configuration to its privacy plan, without torch: so that a mistake is answered at once."""
+"""Makes the privacy plan of a configuration. Nothing here imports torch, so that a mistake is reported at once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from dpfed.privacy.plan import STEPS_IN_CLOSED_FORM, PrivacyPlan
 from dpfed.privacy.plan_checks import MOST_RECORDS, require, require_batch, require_epsilon
 from dpfed.privacy.plan_parts import Bounding, NoiseScale, PrivateProgress, Promise, Sampling
 
-_AUTOMATIC = 1.0  # C, where every gradient is normalised, or there are none
-_SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
+_AUTOMATIC = 1.0  # C, where every gradient is normalised, or the method has no gradients
+_SPREAD = 4.0  # standard deviations of a Poisson batch's size above its mean: batches hardly ever reach this cap
 
 
 def plan_of(records: int, config: Config) -> PrivacyPlan:
-    """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
+    """Makes the plan of a configuration, with calibrated noise.
+
+    Args:
+        records: N, number of training records, or of units where the plan protects units.
+        config: Configuration of the run.
+
+    Raises:
+        UserError: If no such plan is possible.
+    """
     plan = _draft(records, config).calibrated()
     if plan.statistics is not None:
         plan.statistics.refuse_noise_alone(plan.noise_std)
@@ -25,10 +33,14 @@ def plan_of(records: int, config: Config) -> PrivacyPlan:
 
 
 def sketch_of(config: Config, at_most: int = MOST_RECORDS) -> PrivacyPlan:
-    """A plan before the number of training records is known, with N = `at_most` and noise that is not calibrated yet.
+    """Makes a plan before the number of training records is known: N = `at_most`, and the noise is not calibrated yet.
+
+    Args:
+        config: Configuration of the run.
+        at_most: Largest possible number of training records (or units).
 
     Raises:
-        UserError: for whatever cannot be a plan, however many records there are, up to `at_most`.
+        UserError: If no number of records up to `at_most` makes a possible plan.
     """
     draft = _draft(at_most, config)
     if draft.private and draft.promise.accountant == "pld" and config.privacy.delta is not None:
@@ -38,9 +50,9 @@ def sketch_of(config: Config, at_most: int = MOST_RECORDS) -> PrivacyPlan:
 
 
 def describes(config: Config, plan: PrivacyPlan) -> bool:
-    """Whether a configuration describes a plan: the same mechanism, with enough noise for its epsilon.
+    """Returns whether a configuration describes a plan: the same mechanism, with enough noise for its epsilon.
 
-    The noise is not searched for again, for another version of an accountant may find a little more or less.
+    The noise is not calibrated again, because another version of an accountant may find slightly more or less.
     """
     delta, target = plan.promise.delta, plan.promise.target_epsilon
     given = {"epsilon": None, "noise_multiplier": plan.noise.multiplier if plan.private else None, "delta": delta}
@@ -51,7 +63,7 @@ def describes(config: Config, plan: PrivacyPlan) -> bool:
 
 
 def _draft(records: int, config: Config) -> PrivacyPlan:
-    """A plan whose noise is given, or still to be calibrated for its target."""
+    """Makes a plan whose noise is given, or still to be calibrated for its target epsilon."""
     privacy, method = config.privacy, method_named(config.bounding.method)
     closed_form = method.closed_form
     noise, promise = _noise(config), _promise(records, config)
@@ -70,7 +82,7 @@ def _draft(records: int, config: Config) -> PrivacyPlan:
 
 
 def _noise(config: Config) -> NoiseScale:
-    """What a configuration adds: with `privacy.epsilon`, a multiplier of 1 until it is calibrated."""
+    """Returns the noise of a configuration; with `privacy.epsilon`, the multiplier is 1 until it is calibrated."""
     target, sigma = config.privacy.epsilon, config.privacy.noise_multiplier
     private = method_named(config.bounding.method).private
     require(
@@ -85,7 +97,7 @@ def _noise(config: Config) -> NoiseScale:
 
 
 def _promise(records: int, config: Config) -> Promise:
-    """What a configuration promises for so many training records (or units)."""
+    """Returns the privacy promise of a configuration for N training records (or units)."""
     privacy, known = config.privacy, method_named(config.bounding.method).accountants
     if privacy.epsilon is not None:
         require_epsilon("privacy.epsilon", privacy.epsilon)
@@ -99,7 +111,7 @@ def _promise(records: int, config: Config) -> Promise:
 
 
 def _bounding(config: Config) -> Bounding:
-    """How a configuration bounds."""
+    """Returns how a configuration bounds the influence of a record."""
     given, method, batch = config.bounding, method_named(config.bounding.method), config.privacy.batch
     clipping, max_batch = given.clipping if method.private else "fixed", given.max_batch
     if method.capped and max_batch is None:
@@ -117,10 +129,10 @@ def _bounding(config: Config) -> Bounding:
 
 
 def _progress(config: Config) -> PrivateProgress | None:
-    """What a configuration releases, with every number that it leaves open; ``None``: nothing.
+    """Returns the private training metrics that a configuration releases, every number filled in; ``None``: it releases none.
 
     Raises:
-        UserError: if the loss does not say its range, and the configuration gives none.
+        UserError: If neither the loss nor the configuration gives the range of the loss per record.
     """
     if config.diagnostics != "private":
         return None

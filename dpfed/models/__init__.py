@@ -1,1 +1,1 @@
-"""Encoders, the contrastive models made of them, and the check that they keep records apart."""
+"""Encoders, the contrastive models made of them, and the check that no model mixes records."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 Side = Literal["image", "text"]
 SIDES: tuple[Side, Side] = ("image", "text")
-MOST_PUBLIC, FEWEST_PUBLIC = 10_000, 100  # records of a user: how many a basis is made of, and how many it needs
+MOST_PUBLIC, FEWEST_PUBLIC = 10_000, 100  # a basis is made of at most, and of at least, so many of the user's public records
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Basis:
     """The public map ``f -> P (f/|f| - c)`` of one tower, to unit length.
 
     Args:
-        rows: P, ``(k, F)`` float32, orthonormal up to rounding.
-        centre: c, ``(F,)`` float32, of norm at most 1; ``None``: 0.
+        rows: Matrix P, ``(k, F)`` float32, its rows orthonormal up to rounding.
+        centre: Vector c, ``(F,)`` float32, of norm at most 1; ``None``: 0.
 
     Raises:
-        ValueError: if the shapes differ, rows are all 0, or the centre is longer than 1, which no mean of unit vectors is.
+        ValueError: If the shapes differ, all rows are 0, or the centre is longer than 1, which no mean of unit vectors is.
     """
 
     rows: Tensor
@@ -40,7 +40,7 @@ class Basis:
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or not bool(self.rows.isfinite().all()):
             raise ValueError(f"rows are a matrix of finite numbers, got the shape {tuple(self.rows.shape)}")
-        if not bool(self.rows.any()):  # nothing could be divided by their length
+        if not bool(self.rows.any()):  # every projection would be 0, which has no unit length
             raise ValueError("all rows are zero")
         if self.centre is not None and (
             self.centre.shape != self.rows.shape[1:] or not self.centre.double().norm().item() <= 1 + 1e-6
@@ -48,10 +48,10 @@ class Basis:
             raise ValueError(f"a centre has {self.rows.shape[1]} numbers and at most length 1, got {tuple(self.centre.shape)}")
 
     def first(self, dimensions: int) -> Basis:
-        """The basis of the first k rows.
+        """Returns the basis of the first k rows.
 
         Raises:
-            ValueError: if there are fewer than k rows.
+            ValueError: If there are fewer than k rows.
         """
         if dimensions > len(self.rows):
             raise ValueError(f"the basis has {len(self.rows)} rows; expected {dimensions} or more")
@@ -76,9 +76,9 @@ def random_basis(width: int, dimensions: int, number: int) -> Basis:
     """Draws random orthonormal rows from a public seed; returns the identity if k equals F.
 
     Args:
-        width: F.
-        dimensions: k.
-        number: the tower's number, which is part of the seed.
+        width: F, width of the tower's features.
+        dimensions: k, number of rows.
+        number: Number of the tower, which is part of the seed.
     """
     if width == dimensions:
         return Basis(torch.eye(width))
@@ -92,9 +92,9 @@ def random_bases(widths: tuple[int, ...], dimensions: int, alike: bool) -> dict[
     """Draws random rows for each tower.
 
     Args:
-        widths: F of each tower, image first.
-        dimensions: k.
-        alike: whether the towers are aligned; they then share one projection.
+        widths: F of each tower, the image tower's first.
+        dimensions: k, number of rows.
+        alike: Whether the towers are aligned; they then share one projection.
     """
     return {
         side: random_basis(width, dimensions, 0 if alike else number)
@@ -108,11 +108,11 @@ def principal_basis(features: Tensor, most: int) -> Basis:
     Numbers are rounded to float16, which halves the size of a federation's terms; rows stay orthonormal up to 0.1 %.
 
     Args:
-        features: ``(n, F)``, of public records. Rows that are zero or not finite are left out.
-        most: largest number of components; there are at most n - 1 and F.
+        features: Features of public records, ``(n, F)``. Rows that are zero or not finite are left out.
+        most: Largest number of components; there are at most n - 1 and F.
 
     Raises:
-        ValueError: for fewer than two features.
+        ValueError: For fewer than two usable features.
     """
     features = features.double()
     features = features[features.isfinite().all(1) & features.any(1)]
@@ -141,7 +141,7 @@ def read(content: bytes) -> dict[Side, Basis]:
     """Parses the bytes that `written` returned.
 
     Raises:
-        ValueError: if the bytes are no basis.
+        ValueError: If the bytes are no basis.
     """
     try:
         tensors = {name: numbers.float() for name, numbers in load(content).items()}
@@ -153,10 +153,10 @@ def read(content: bytes) -> dict[Side, Basis]:
 
 
 def fingerprint(content: bytes) -> str:
-    """Fingerprint of a serialised basis (`written`), hexadecimal."""
+    """Computes the fingerprint of a serialised basis (`written`): 32 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _portable(numbers: Tensor) -> Tensor:
-    """Rounds to float16, and returns float32."""
+    """Rounds numbers to float16 precision and returns them as float32."""
     return numbers.half().float().contiguous()

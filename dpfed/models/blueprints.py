@@ -1,4 +1,4 @@
-"""What an open_clip model is made of before it is built: architecture, preprocessing, and where its weights are.
+"""Blueprints of open_clip models before they are built: architecture, preprocessing, and the place of their weights.
 
 An architecture is a name that open_clip knows, a JSON file in open_clip's format (the user's, or one that dpfed ships), or
 ``local-dir:DIR``; weights are a tag that open_clip knows, a local file, or those of the ``local-dir``. Nothing is downloaded
@@ -36,12 +36,12 @@ class Blueprint:
     """An open_clip model that can be built.
 
     Attributes:
-        name: of the architecture.
-        model_cfg: open_clip's description of both towers.
-        preprocessing: what the image tower expects.
-        tag: of weights that open_clip can fetch, or ``None``.
-        file: local weights, or ``None``; without both, weights are random.
-        folder: the ``local-dir``, which may hold a tokenizer, or ``None``.
+        name: Name of the architecture.
+        model_cfg: Description of both towers in open_clip's format.
+        preprocessing: Preprocessing that the image tower expects.
+        tag: Tag of weights that open_clip can fetch, or ``None``.
+        file: File of local weights, or ``None``; without tag and file, weights are random.
+        folder: The ``local-dir``, which may hold a tokenizer, or ``None``.
     """
 
     name: str
@@ -69,20 +69,20 @@ class Blueprint:
 
     @property
     def vocabulary(self) -> int:
-        """Token numbers of the text tower."""
+        """Number of different tokens that the text tower knows."""
         return int(self.model_cfg["text_cfg"].get("vocab_size", 49408))
 
     @property
     def context(self) -> int:
-        """Tokens of a caption that are read."""
+        """Number of tokens of a caption that the text tower reads."""
         return int(self.model_cfg["text_cfg"].get("context_length", 77))
 
 
 def blueprint(config: ModelConfig) -> Blueprint:
-    """Looks up what a configuration names; builds and fetches nothing.
+    """Looks up the open_clip architecture that a configuration names; builds and fetches nothing.
 
     Raises:
-        UserError: for an unknown architecture or tag, a missing or malformed file, or a missing package.
+        UserError: For an unknown architecture or tag, a missing or malformed file, or a missing package.
     """
     if importlib.util.find_spec("open_clip") is None:
         raise UserError("model.kind = 'open_clip' needs the package open_clip_torch; install dpfed[clip]. [clip-package]")
@@ -98,7 +98,7 @@ def blueprint(config: ModelConfig) -> Blueprint:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences open_clip's remarks on the root logger (that weights are random is something we asked for)."""
+    """Silences the warnings that open_clip logs on the root logger, such as that weights are random, which dpfed asked for."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -116,7 +116,7 @@ def _by_name(name: str, weights: str | None) -> Blueprint:
         raise UserError(f"unknown model.architecture {name!r}; {nearest(name, known)} [clip-architecture]")
     tags = open_clip.list_pretrained_tags_by_model(name)
     tag = weights if weights in tags else None
-    # Preprocessing belongs to the weights; where they are local or random, that of the first published ones is the model's own.
+    # Preprocessing belongs to the weights. Local and random weights get the preprocessing of the first published weights.
     published = get_pretrained_cfg(name, tag or tags[0]) if tags else {}
     file = None
     if weights is not None and tag is None:
@@ -135,7 +135,7 @@ def _local_dir(folder: Path, weights: str | None) -> Blueprint:
     model_cfg, preprocessing = _read_json(folder / CONFIG)
     file = _weights_file(weights, f"the architecture in {folder}")
     if file is None:
-        # Which file stock open_clip would take: version 3.3 has no public name for it.
+        # The file that stock open_clip would take: version 3.3 has no public function for this.
         from open_clip.factory import _find_checkpoint_in_dir as find
 
         with quiet():
@@ -145,7 +145,7 @@ def _local_dir(folder: Path, weights: str | None) -> Blueprint:
 
 
 def _read_json(path: Path) -> tuple[dict[str, Any], Preprocessing]:
-    """An architecture file: the towers alone, or ``{"model_cfg": ..., "preprocess_cfg": ...}``."""
+    """Reads an architecture file: the towers alone, or ``{"model_cfg": ..., "preprocess_cfg": ...}``."""
     try:
         content = json.loads(read_text(path))
     except OSError as error:
@@ -175,13 +175,18 @@ def _preprocessing(given: dict[str, Any]) -> Preprocessing:
     if cfg["resize_mode"] == "longest" and np.any(cfg["fill_color"]):
         raise UserError(
             f"preprocess_cfg.fill_color = {cfg['fill_color']}: dpfed makes black borders; give weights that were trained with "
-            "such, or set resize_mode to shortest or squash. [clip-fill-color]"
+            "black borders, or set resize_mode to shortest or squash. [clip-fill-color]"
         )
     return Preprocessing(tuple(cfg["mean"]), tuple(cfg["std"]), _RESIZE[cfg["resize_mode"]], cfg["interpolation"])
 
 
 def preprocess_cfg(preprocessing: Preprocessing, size: int) -> dict[str, Any]:
-    """The same in open_clip's words, for `open_clip_config.json`."""
+    """Returns the preprocessing in open_clip's words, for `open_clip_config.json`.
+
+    Args:
+        preprocessing: Preprocessing of the images.
+        size: Side of the images, pixels.
+    """
     modes = {ours: theirs for theirs, ours in _RESIZE.items()}
     return {
         "size": [size, size],

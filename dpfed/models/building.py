@@ -1,4 +1,4 @@
-"""From a configuration to a model, its tokenizer, and what it expects of its images."""
+"""Makes a model and its tokenizer from their configuration."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Tokenizer = WordTokenizer | ClipTokenizer | TextTokenizer
 
 
 def tokenizer_for(model: ModelConfig) -> Tokenizer | None:
-    """What turns captions into the token numbers that a model reads; ``None`` for image models.
+    """Returns the tokenizer that turns captions into the token numbers that a model reads; ``None`` for image models.
 
     Raises:
-        UserError: if the tokenizer of open_clip's architecture, or of a pretrained text tower, is not available.
+        UserError: If the tokenizer of the open_clip architecture, or of the pretrained text tower, is not available.
     """
     if model.kind == "open_clip":
         spec = blueprint(model)
@@ -56,17 +56,17 @@ def build_model(
     """Makes a model before training; random weights are drawn from torch's global generator.
 
     Args:
-        model: encoders and their sizes, or an open_clip or timm architecture.
-        objective: temperature and bias, which live in the model.
-        adaptation: what of an open_clip model is trained, by default adapters on q and v of both towers; and what of a timm
-            encoder, by default all.
-        size: side of the images, pixels; by default the architecture's own (open_clip, timm), or 32.
-        load_weights: False leaves the weights of open_clip and timm random, and anchors empty, for a checkpoint to be loaded
-            over them.
-        start: weights in the place of the random ones (or of open_clip's or timm's).
+        model: Encoders and their sizes, or an open_clip or timm architecture.
+        objective: Objective, whose temperature and bias live in the model.
+        adaptation: Trained parts of an open_clip model (default: adapters on q and v of both towers) or of a timm encoder
+            (default: all).
+        size: Side of the images, pixels; default: the architecture's own (open_clip, timm), or 32.
+        load_weights: Whether to load the weights of open_clip and timm; False leaves them random, and anchors empty, for a
+            checkpoint to be loaded over them.
+        start: Starting weights; they replace the random ones (or open_clip's or timm's).
 
     Raises:
-        UserError: if the widths do not fit together, the objective needs another kind of model, an open_clip model, a timm
+        UserError: If the widths do not fit together, the objective needs another kind of model, an open_clip model, a timm
             encoder or the anchors are not available, or the starting weights are those of another model.
     """
     kinds = {"model": (model, ModelConfig), "objective": (objective, ObjectiveConfig)}
@@ -97,7 +97,7 @@ def build_model(
 
 
 def _small(model: ModelConfig, objective: ObjectiveConfig, size: int | None, load_weights: bool) -> SimCLRModel | TwoTowerModel:
-    """A model of dpfed's own: an image encoder, and a projection head or a text tower."""
+    """Makes a model of dpfed's own: an image encoder, and a projection head or a text tower."""
     encoder = _image_encoder(model, size, load_weights)
     bias = None if objective.loss.bias is None else objective.bias or 0.0
     rest: dict[str, Any] = {
@@ -115,7 +115,7 @@ def _small(model: ModelConfig, objective: ObjectiveConfig, size: int | None, loa
 
 
 def _linear(width: int | None, out: int, bias: bool = True) -> nn.Module:
-    """A linear layer; of an encoder of the user's own its width shows when the model is run for the first time."""
+    """Makes a linear layer; behind a user's own encoder (`width` is ``None``), the first forward pass finds its input width."""
     return nn.LazyLinear(out, bias=bias) if width is None else nn.Linear(width, out, bias=bias)
 
 
@@ -130,14 +130,14 @@ def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | T
 
 
 def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> Any:
-    """Features ``(n, features_dim)`` of images; BatchNorm is a baseline's (`dpfed.discovery`)."""
+    """Makes the encoder from images to features ``(n, features_dim)``; its BatchNorm is in a baseline (`dpfed.discovery`)."""
     if model.is_own:
         own = discovery.call_named(model.image, "model.image", model.options)
         if not isinstance(own, nn.Module):
             raise discovery.other_part("model.image", model.image, "returns a torch.nn.Module", own)
         if isinstance(own, SimCLRModel | TwoTowerModel):
             raise UserError(
-                f"model.image = {model.image!r} returns a whole model, {type(own).__name__}, and expected an encoder (images "
+                f"model.image = {model.image!r} returns a whole model, {type(own).__name__}; expected an encoder (images "
                 "to features): return the encoder alone, and dpfed adds the rest ([model] embedding). A whole model, such as "
                 "BYOL, trains in one process: dpfed.Trainer(model, ...). [model-whole]"
             )

@@ -1,6 +1,6 @@
 """An encoder that predicts a slowly moving copy of itself (Grill et al. 2020, "Bootstrap Your Own Latent").
 
-The copy, the target, is an average of weights that were released. So it is post-processing, and costs no privacy. It gets no
+The copy, called the target, is an average of released weights. It is therefore post-processing and costs no privacy. It gets no
 gradient; `dpfed.training.post_processing` moves it after each step.
 """
 
@@ -20,17 +20,17 @@ from dpfed.models.own import SimCLR
 class BYOL(SimCLR):
     """An image encoder with a projection, a prediction, and a target; for the loss `dpfed.losses.Prediction`.
 
-    The target is a buffer, not a parameter, and checkpoints keep it. It begins equal to the encoder and its projection when
-    the model is first run.
+    The target is a buffer, not a parameter, and checkpoints keep it. The first forward pass creates it as a copy of the encoder
+    and its projection.
 
     Args:
-        encoder: any module, images ``(n, C, H, W)`` -> features ``(n, F)``.
+        encoder: Any module, images ``(n, C, H, W)`` -> features ``(n, F)``.
         embedding: D, dimensions of projection and prediction.
-        hidden: width of their hidden layers.
-        decay: of the target's average, in [0, 1): after a step it is decay * target + (1 - decay) * encoder.
+        hidden: Width of their hidden layers.
+        decay: Decay of the target's average, in [0, 1): after a step the target is decay * target + (1 - decay) * encoder.
 
     Raises:
-        UserError: for another decay.
+        UserError: If the decay is not a number in [0, 1).
     """
 
     def __init__(self, encoder: nn.Module, embedding: int = 128, *, hidden: int = 512, decay: float = 0.99) -> None:
@@ -42,12 +42,12 @@ class BYOL(SimCLR):
         self.target: nn.Module = nn.Identity()
 
     def forward(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``{"image": (S, V, C, H, W)}`` -> ``{"image": (S, V, 2 D)}``: the target's projection, and the prediction."""
+        """Maps ``{"image": (S, V, C, H, W)}`` to ``{"image": (S, V, 2 D)}``: the target's projection, then the prediction."""
         return {"image": per_view(self._embed, views["image"])}
 
     def _embed(self, images: Tensor) -> Tensor:
         _, prediction = self.head(self.encoder(images)).chunk(2, dim=1)
-        if isinstance(self.target, nn.Identity):  # now the widths of all layers are known
+        if isinstance(self.target, nn.Identity):  # first forward pass: now the widths of all layers are known
             self.target = _frozen(nn.Sequential(self.encoder, self.head.project))  # type: ignore[arg-type]
         with torch.no_grad():
             aim = self.target(images)
@@ -55,7 +55,7 @@ class BYOL(SimCLR):
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Moves the target towards the encoder."""
+        """Moves the target towards the encoder, by one step of its moving average."""
         moving = nn.Sequential(self.encoder, self.head.project).state_dict()  # type: ignore[arg-type]
         for name, value in self.target.state_dict().items():
             if value.is_floating_point():
@@ -63,7 +63,7 @@ class BYOL(SimCLR):
 
 
 def _frozen(module: nn.Module) -> nn.Module:
-    """A copy whose parameters are buffers."""
+    """Returns a copy of a module whose parameters are buffers."""
     frozen = copy.deepcopy(module)
     for part in frozen.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):

@@ -9,17 +9,17 @@ import torch
 from dpfed.errors import UserError
 from dpfed.models.blueprints import LOCAL_DIR, Blueprint, quiet
 
-_LONGEST_TOKEN = 48  # characters, with the blank behind it; open_clip's own vocabulary knows none above 32
+_LONGEST_TOKEN = 48  # characters, with the blank after it; the longest token of open_clip's own vocabulary has 32
 _OPTIONS = {"shipped": ("clean", "additional_special_tokens", "reduction_mask"), "fetched": ("clean", "strip_sep_token")}
 
 
 class ClipTokenizer:
-    """Captions to token numbers, as the model's text tower learnt to read them.
+    """Turns captions into the token numbers that the model's text tower was trained on.
 
     Args:
-        tokenizer: open_clip's.
-        vocabulary: token numbers of the text tower.
-        context: tokens that are read, with those for start and end; the rest of a caption is cut off.
+        tokenizer: Tokenizer of open_clip.
+        vocabulary: Number of different tokens.
+        context: Number of tokens that are read, start and end tokens included; the rest of a caption is cut off.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, context: int) -> None:
@@ -28,34 +28,34 @@ class ClipTokenizer:
         self.context = context
 
     def __call__(self, texts: list[str]) -> torch.Tensor:
-        """Token numbers ``(n, context)`` int64 of n texts."""
+        """Returns the token numbers of n texts, ``(n, context)`` int64."""
         if not texts:
             return torch.zeros(0, self.context, dtype=torch.int64)
         return self._tokenizer([_beginning(text, self.context) for text in texts], context_length=self.context).long()
 
     @property
     def stock(self) -> Any:
-        """The tokenizer as open_clip has it."""
+        """The tokenizer of open_clip."""
         return self._tokenizer
 
 
 def _beginning(text: str, tokens: int) -> str:
-    """As much of a text as so many tokens can hold: tokenizers take minutes over a million characters."""
+    """Returns the beginning of a text, as long as so many tokens can hold; tokenizers take minutes for a million characters."""
     most = _LONGEST_TOKEN * tokens
     return text if len(text) <= most else " ".join(text.split())[:most]
 
 
 def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
-    """The tokenizer of an architecture: from the package, or from the files beside local weights.
+    """Makes the tokenizer of an architecture, from the package or from the files beside local weights.
 
     Raises:
-        UserError: if it would have to be fetched and cannot be.
+        UserError: If the tokenizer is not on this machine and cannot be fetched.
     """
     from open_clip.tokenizer import SimpleTokenizer
 
     text = spec.model_cfg["text_cfg"]
     name, given = text.get("hf_tokenizer_name"), text.get("tokenizer_kwargs") or {}
-    # An architecture is data: of its options only these are passed on, and none that could make a library run code.
+    # An architecture is untrusted data: only these of its options are passed on, and none that could make a library run code.
     options = {key: given[key] for key in _OPTIONS["fetched" if name else "shipped"] if key in given}
     if not name:
         return ClipTokenizer(SimpleTokenizer(context_length=spec.context, **options), spec.vocabulary, spec.context)

@@ -1,4 +1,4 @@
-"""What a model must offer, whoever wrote it (docs/commands.md), and the sentences for one that does not."""
+"""The contract that every model must keep, also a user's own (docs/commands.md), and the messages for models that break it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _TEMPERATURE = "for example self.register_buffer('temperature', torch.tensor(0.1
 
 
 def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Runs a model on the views of a group, and checks what it gives.
+    """Runs a model on the views of a group, and checks the model's output.
 
     Args:
-        model: any.
-        views: ``{"image": (S, V, 3, H, W)[, "text": (S, W, L)]}``. A class beside them is not shown to the model.
+        model: Any model.
+        views: Views ``{"image": (S, V, 3, H, W)[, "text": (S, W, L)]}``. A class label among them is not shown to the model.
 
     Returns:
-        ``{"image": (S, V, D)[, "text": (S, W, D)]}``, and whatever else of S records the model's own loss needs; of a model
-        with centres (`dpfed.models.centres`) also these.
+        Embeddings ``{"image": (S, V, D)[, "text": (S, W, D)]}``, any further tensors of S records that the model's own loss
+        needs, and the centres of a model that has them (`dpfed.models.centres`).
 
     Raises:
-        UserError: if the model gives something else.
+        UserError: If the model returns anything else.
     """
     views = {name: view for name, view in views.items() if name != LABEL}
     embeddings = model(views)
@@ -63,10 +63,10 @@ def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def temperature_of(model: nn.Module) -> Tensor:
-    """What a model's cosine similarities are divided by: a scalar tensor.
+    """Returns a model's temperature, a scalar tensor that divides its cosine similarities.
 
     Raises:
-        UserError: if the model has no such attribute.
+        UserError: If the model has no such attribute.
     """
     temperature = getattr(model, "temperature", None)
     if not isinstance(temperature, Tensor) or temperature.dim() != 0:
@@ -79,10 +79,10 @@ def temperature_of(model: nn.Module) -> Tensor:
 
 
 def bias_of(model: nn.Module) -> Tensor | None:
-    """What is added to every logit of a pairwise loss: a scalar tensor; ``None`` if the model has no such attribute.
+    """Returns a model's bias, a scalar tensor that is added to every logit of a pairwise loss; ``None``: the model has none.
 
     Raises:
-        UserError: if the attribute is something else.
+        UserError: If the attribute is not a scalar tensor.
     """
     bias = getattr(model, "bias", None)
     if bias is not None and (not isinstance(bias, Tensor) or bias.dim() != 0):
@@ -94,14 +94,14 @@ def bias_of(model: nn.Module) -> Tensor | None:
 
 
 def method_of(model: nn.Module, name: str) -> Callable[..., Any]:
-    """A method that not every model needs.
+    """Returns a method of the contract that not every model needs.
 
     Args:
-        model: any.
-        name: one of those that `_CONTRACT` describes.
+        model: Any model.
+        name: Name of the method, a key of `_CONTRACT`.
 
     Raises:
-        UserError: if the model has no such method.
+        UserError: If the model has no such method.
     """
     method = getattr(model, name, None)
     if not callable(method):

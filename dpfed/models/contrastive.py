@@ -1,4 +1,4 @@
-"""Models of one group: from the views of its records to embeddings, on the unit sphere unless the loss needs their scale.
+"""Models that embed the views of a group's records, on the unit sphere unless the loss needs the embeddings' scale.
 
 Shapes: S records in a group, V views of an image, W texts of a record, L tokens of a text, D dimensions of an embedding,
 F features of the backbone.
@@ -19,7 +19,7 @@ MIN_TEMPERATURE = 0.01
 
 
 class _Contrastive(nn.Module):
-    """Holds temperature and bias, fixed (buffers) or learnt (parameters; of the temperature the logarithm of its inverse)."""
+    """Base of models: holds temperature and bias, fixed (buffers) or learnt (parameters; -log of the temperature)."""
 
     fixed_temperature: torch.Tensor
     bias: torch.Tensor | None
@@ -40,16 +40,16 @@ class _Contrastive(nn.Module):
 
     @property
     def temperature(self) -> torch.Tensor:
-        """What the cosine similarities are divided by: a scalar tensor, at least 0.01 where it is learnt."""
+        """Temperature, which divides the cosine similarities: a scalar tensor, at least 0.01 if it is learnt."""
         if not self.learn_temperature:
             return self.fixed_temperature
         return torch.exp(-self.log_scale).clamp(min=MIN_TEMPERATURE)
 
     def set_temperature(self, temperature: float) -> None:
-        """Sets the temperature, or where learning starts.
+        """Sets the temperature, or the initial value of a learnt one.
 
         Raises:
-            UserError: if it is not positive and finite.
+            UserError: If the temperature is not positive and finite.
         """
         if not 0 < temperature < math.inf:
             raise UserError(f"expected a finite temperature above 0, got {temperature}. [model-temperature-set]")
@@ -60,10 +60,10 @@ class _Contrastive(nn.Module):
                 self.fixed_temperature.fill_(temperature)
 
     def set_bias(self, bias: float | None) -> None:
-        """Sets what is added to every logit of a pairwise loss, or where learning starts; ``None``: nothing is.
+        """Sets the bias that is added to every logit of a pairwise loss, or the initial value of a learnt one.
 
         Args:
-            bias: a number.
+            bias: Bias; ``None``: the model has none.
         """
         if hasattr(self, "bias"):
             del self.bias
@@ -79,15 +79,15 @@ class SimCLRModel(_Contrastive):
     """One encoder with a projection head that is thrown away after training (Chen et al. 2020).
 
     Args:
-        encoder: images ``(n, 3, H, W)`` -> features ``(n, F)``.
-        head: features -> ``(n, D)``.
-        temperature: divides the cosine similarities; where learning starts if it is learnt.
-        learn_temperature: whether it, and the bias, are parameters.
-        bias: added to every logit of a pairwise loss; ``None`` for losses without.
-        unit_length: whether `forward` gives embeddings of unit length; `embed_images` and `embed_text` always do.
+        encoder: Encoder from images ``(n, 3, H, W)`` to features ``(n, F)``.
+        head: Projection head from features to ``(n, D)``.
+        temperature: Temperature, which divides the cosine similarities; the initial value if it is learnt.
+        learn_temperature: Whether temperature and bias are parameters.
+        bias: Bias, added to every logit of a pairwise loss; ``None`` for losses without.
+        unit_length: Whether `forward` returns embeddings of unit length; `embed_images` always does.
 
     Raises:
-        UserError: if the temperature is not positive and finite, or a learnt one starts below 0.01.
+        UserError: If the temperature is not positive and finite, or a learnt one starts below 0.01.
     """
 
     def __init__(
@@ -102,23 +102,23 @@ class SimCLRModel(_Contrastive):
         super().__init__(temperature, learn_temperature, bias, unit_length)
         self.encoder = encoder
         self.head = head
-        self.image_head: nn.Module = nn.Identity()  # behind all of it (`dpfed.models.moments`)
+        self.image_head: nn.Module = nn.Identity()  # the last layer, a head of moments if there is one (`dpfed.models.moments`)
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """``{"image": (S, V, 3, H, W)}`` -> ``{"image": (S, V, D)}``."""
+        """Maps views ``{"image": (S, V, 3, H, W)}`` to embeddings ``{"image": (S, V, D)}``."""
         embed = self.embed_images if self.unit_length else self.project_images
         return {"image": per_view(embed, views["image"])}
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """Backbone features ``(n, F)`` of normalised images ``(n, 3, H, W)``."""
+        """Computes backbone features ``(n, F)`` of normalised images ``(n, 3, H, W)``."""
         return self.encoder(images)
 
     def project_images(self, images: torch.Tensor) -> torch.Tensor:
-        """What the head makes ``(n, D)`` of normalised images ``(n, 3, H, W)``."""
+        """Computes projections ``(n, D)``, not scaled to unit length, of normalised images ``(n, 3, H, W)``."""
         return self.image_head(self.head(self.encoder(images)))
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
+        """Computes embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
         return F.normalize(self.project_images(images), dim=1)
 
 
@@ -126,16 +126,16 @@ class TwoTowerModel(_Contrastive):
     """An image encoder and a text encoder that meet in one space (Radford et al. 2021).
 
     Args:
-        image_encoder: images ``(n, 3, H, W)`` -> features ``(n, F)``.
-        text_encoder: tokens ``(n, L)`` -> ``(n, D)``.
-        projection: image features -> ``(n, D)``.
-        temperature: divides the cosine similarities; where learning starts if it is learnt.
-        learn_temperature: whether it, and the bias, are parameters.
-        bias: added to every logit of a pairwise loss; ``None`` for losses without.
-        unit_length: whether `forward` gives embeddings of unit length; `embed_images` and `embed_text` always do.
+        image_encoder: Encoder from images ``(n, 3, H, W)`` to features ``(n, F)``.
+        text_encoder: Encoder from tokens ``(n, L)`` to ``(n, D)``.
+        projection: Projection of image features to ``(n, D)``.
+        temperature: Temperature, which divides the cosine similarities; the initial value if it is learnt.
+        learn_temperature: Whether temperature and bias are parameters.
+        bias: Bias, added to every logit of a pairwise loss; ``None`` for losses without.
+        unit_length: Whether `forward` returns embeddings of unit length; `embed_images` and `embed_text` always do.
 
     Raises:
-        UserError: if a learnt temperature starts below 0.01.
+        UserError: If the temperature is not positive and finite, or a learnt one starts below 0.01.
     """
 
     def __init__(
@@ -152,37 +152,37 @@ class TwoTowerModel(_Contrastive):
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
         self.projection = projection
-        self.image_head: nn.Module = nn.Identity()  # behind all of it (`dpfed.models.moments`)
+        self.image_head: nn.Module = nn.Identity()  # the last layer, a head of moments if there is one (`dpfed.models.moments`)
         self.text_head: nn.Module = nn.Identity()
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}``."""
+        """Maps views ``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` to ``{"image": (S, V, D), "text": (S, W, D)}``."""
         unit, raw = (self.embed_images, self.embed_text), (self.project_images, self.project_text)
         image, text = unit if self.unit_length else raw
         return {"image": per_view(image, views["image"]), "text": per_view(text, views["text"])}
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """Backbone features ``(n, F)`` of normalised images ``(n, 3, H, W)``, before the projection."""
+        """Computes backbone features ``(n, F)`` of normalised images ``(n, 3, H, W)``, before the projection."""
         return self.image_encoder(images)
 
     def text_features(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Text features ``(n, F)`` of tokens ``(n, L)``: of a pretrained tower before its head, otherwise ``(n, D)``."""
+        """Computes text features of tokens ``(n, L)``: ``(n, F)``, before the head, if pretrained; otherwise ``(n, D)``."""
         return getattr(self.text_encoder, "backbone", self.text_encoder)(tokens)
 
     def project_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Projections ``(n, D)`` of normalised images ``(n, 3, H, W)``."""
+        """Computes projections ``(n, D)``, not scaled to unit length, of normalised images ``(n, 3, H, W)``."""
         return self.image_head(self.projection(self.image_encoder(images)))
 
     def project_text(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Projections ``(n, D)`` of tokens ``(n, L)``."""
+        """Computes projections ``(n, D)``, not scaled to unit length, of tokens ``(n, L)``."""
         return self.text_head(self.text_encoder(tokens))
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
+        """Computes embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
         return F.normalize(self.project_images(images), dim=1)
 
     def embed_text(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embeddings ``(n, D)`` of unit length of tokens ``(n, L)``."""
+        """Computes embeddings ``(n, D)`` of unit length of tokens ``(n, L)``."""
         return F.normalize(self.project_text(tokens), dim=1)
 
 

@@ -1,4 +1,4 @@
-"""What a model folder says of itself (``model.json``), read without torch."""
+"""The description of a model in its folder (``model.json``), read without torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dpfed.models.options import ModelConfig
 FORMAT = 1
 WEIGHTS, DESCRIPTION, HEAD = "model.safetensors", "model.json", "head.safetensors"
 TIMM_CONFIG = "config.json"  # timm's description of weights
-TEXT = "text"  # a folder in the model's: a pretrained text tower, in the Hugging Face format
-MOMENTS = "moments"  # of a description: what the heads of a run in closed form need to know
-# What timm's config.json cannot say of the images in training.
+TEXT = "text"  # subfolder of a model folder: a pretrained text tower, in the Hugging Face format
+MOMENTS = "moments"  # key of a description: facts that the heads of a run in closed form need
+# Notes on the images in training that timm's own keys of config.json cannot express.
 BLACK_BORDERS = (
     "timm's own transform pads with the mean colour, and these images were padded with fill_color, so its features differ."
 )
@@ -26,16 +26,16 @@ _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha
 
 
 def describe(folder: str | Path) -> dict[str, Any]:
-    """What is in a model folder.
+    """Reads the description of the model in a folder.
 
     Returns:
-        The keys ``format, model, objective, image_size`` (pixels)``, normalisation`` (mean and std per channel, of pixels in
-        [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (of the weights), of a timm
-        encoder ``sha256_head`` (of what is beside it), of a pretrained text tower ``sha256_text``, ``digest`` (of all else that
-        is said) and, where they are known, ``trained`` (the runs that made it).
+        The description. Its keys are ``format``, ``model``, ``objective``, ``image_size`` (pixels), ``normalisation`` (mean and
+        std per channel, of pixels in [0, 1]), ``resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (hash of
+        the weights), for a timm encoder ``sha256_head`` (hash of the other weights), for a pretrained text tower
+        ``sha256_text``, ``digest`` (hash of all other keys) and, if known, ``trained`` (the runs that made the model).
 
     Raises:
-        UserError: if there is no description, or it is damaged or of another version.
+        UserError: If there is no description, or it is damaged or of another version.
     """
     path = Path(folder) / DESCRIPTION
     try:
@@ -57,9 +57,9 @@ class Part(NamedTuple):
     """A file with weights of a model.
 
     Attributes:
-        file: its name.
-        hash: the key under which the description has its SHA-256.
-        prefix: what the names of its tensors begin with in the model, and not in the file.
+        file: Name of the file.
+        hash: Key of the file's SHA-256 in the description.
+        prefix: Prefix that the tensors' names have in the model, but not in the file.
     """
 
     file: str
@@ -67,10 +67,14 @@ class Part(NamedTuple):
     prefix: str = ""
 
     def read(self, folder: Path, description: dict[str, Any]) -> bytes:
-        """What the file in a model folder holds.
+        """Reads the file from a model folder.
+
+        Args:
+            folder: The model folder.
+            description: The folder's description (`describe`).
 
         Raises:
-            UserError: if it is missing, or another one than is described.
+            UserError: If the file is missing, or its hash differs from the description's.
         """
         content = read_file(folder / self.file)
         if hashlib.sha256(content).hexdigest() != description.get(self.hash):
@@ -80,16 +84,16 @@ class Part(NamedTuple):
         return content
 
 
-HEADS = Part("heads.safetensors", "sha256_heads")  # of a run in closed form (`dpfed.models.moments`)
+HEADS = Part("heads.safetensors", "sha256_heads")  # heads of a run in closed form (`dpfed.models.moments`)
 
 
 def described_parts(model: ModelConfig, description: dict[str, Any]) -> tuple[Part, ...]:
-    """The files with the weights of a model that is described; the last are its heads, if they are made of moments."""
+    """Lists the files with the weights of a described model; the last one holds its heads, if they are made of moments."""
     return (*weight_parts(model), *((HEADS,) if MOMENTS in description else ()))
 
 
 def weight_parts(model: ModelConfig) -> tuple[Part, ...]:
-    """The files with the weights of a model; stock open_clip and timm read the first, transformers that of the text tower."""
+    """Lists the files with the weights of a model; stock open_clip and timm read the first, transformers the text tower's."""
     if model.kind == "open_clip":
         return (Part(CLIP_WEIGHTS),)
     text = [Part(f"{TEXT}/{WEIGHTS}", "sha256_text", "text_encoder.backbone.net.")] if model.pretrained_text else []
@@ -100,16 +104,16 @@ def weight_parts(model: ModelConfig) -> tuple[Part, ...]:
 
 
 def digest_of(description: dict[str, Any]) -> str:
-    """What guards a description: the hash of all that it says beside."""
+    """Computes the digest that protects a description: the hash of all its other keys."""
     rest = {name: value for name, value in description.items() if name != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_file(path: Path) -> bytes:
-    """What a file of a model folder holds.
+    """Reads a file of a model folder.
 
     Raises:
-        UserError: if it cannot be read.
+        UserError: If the file cannot be read.
     """
     try:
         return read_bytes(path)

@@ -1,4 +1,4 @@
-"""Image encoders. By default every normalisation is a GroupNorm, within one image; `dpfed.models.norm` has the others."""
+"""Image encoders. By default every normalisation is a GroupNorm, within one image; `dpfed.models.norm` has other layers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ Features = Literal["last", "pyramid"]
 
 
 def read_out(maps: Sequence[torch.Tensor], features: Features) -> torch.Tensor:
-    """What an image becomes: a vector from the feature maps of an encoder's stages.
+    """Pools the feature maps of an encoder's stages into one vector per image.
 
-    The pyramid keeps roughly where things are (spatial pyramids, Lazebnik et al. 2006) and what early stages see
-    (hypercolumns, Hariharan et al. 2015), and has no weights of its own; only the head grows.
+    The pyramid keeps rough positions (spatial pyramids, Lazebnik et al. 2006) and the features of early stages (hypercolumns,
+    Hariharan et al. 2015). It has no weights of its own; only the head grows.
 
     Args:
-        maps: of each stage, ``(n, channels, H, W)``.
-        features: ``last``: the last stage's mean; ``pyramid``: every stage's means over its four quadrants.
+        maps: Feature maps of each stage, ``(n, channels, H, W)``.
+        features: Kind of pooling: ``last``: the mean over the last stage; ``pyramid``: the means over the four quadrants of
+            every stage.
 
     Returns:
-        ``(n, channels of the last stage)``, or ``(n, 4 x channels of all stages)``.
+        The features, ``(n, channels of the last stage)`` or ``(n, 4 x channels of all stages)``.
     """
     if features == "last":
         return maps[-1].mean((2, 3))
@@ -42,9 +43,9 @@ class SmallCNN(nn.Module):
     """Four normalised 3x3 convolutions: 0.24 M parameters at width 32, few operations, quick on a CPU.
 
     Args:
-        width: channels of the first stage; the last has four times as many.
-        norm: makes the layer behind a convolution from its number of channels.
-        features: see `read_out`.
+        width: Channels of the first stage; the last has four times as many.
+        norm: Function from the number of channels to the normalisation layer after a convolution.
+        features: Kind of pooling; see `read_out`.
     """
 
     def __init__(self, width: int = 32, norm: Norm = _EIGHT_GROUPS, features: Features = "last") -> None:
@@ -61,7 +62,7 @@ class SmallCNN(nn.Module):
         self.stages = nn.Sequential(*stages)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """``(n, 3, H, W)`` normalised images -> ``(n, features_dim)``."""
+        """Maps normalised images ``(n, 3, H, W)`` to features ``(n, features_dim)``."""
         maps = []
         layers = list(self.stages)
         for convolution, norm, relu in zip(layers[::3], layers[1::3], layers[2::3], strict=True):
@@ -71,7 +72,7 @@ class SmallCNN(nn.Module):
 
 
 class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, under torchvision's names. Its module is not imported: it loads torch's compiler."""
+    """Two 3x3 convolutions and a shortcut, under torchvision's names. torchvision's own block would load torch's compiler."""
 
     expansion = 1
 
@@ -151,7 +152,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """``(n, 3, H, W)`` normalised images -> ``(n, features_dim)``."""
+        """Maps normalised images ``(n, 3, H, W)`` to features ``(n, features_dim)``."""
         x = self.maxpool(norm_relu(self.conv1(images), self.bn1, self.relu))
         maps = []
         for layer in map(self.get_submodule, ("layer1", "layer2", "layer3", "layer4")):
@@ -174,17 +175,18 @@ def resnet(
     norm: Norm = group_norm,
     features: Features = "last",
 ) -> ResNet:
-    """A ResNet (He et al. 2016) with GroupNorm, or another layer, in place of BatchNorm.
+    """Makes a ResNet (He et al. 2016) with GroupNorm, or another layer, in place of BatchNorm.
 
     Args:
-        depth: number of layers.
-        stem: first layer, 3x3 with stride 1 for images of about 32 px, or 7x7 with stride 2 and max-pooling.
-        width: channels of the first stage, 64 in the paper.
-        norm: makes the layer behind a convolution from its number of channels.
-        features: see `read_out`.
+        depth: Number of layers.
+        stem: First layer: ``cifar``, 3x3 with stride 1 for images of about 32 px, or ``imagenet``, 7x7 with stride 2 and
+            max-pooling.
+        width: Channels of the first stage, 64 in the paper.
+        norm: Function from the number of channels to the normalisation layer after a convolution.
+        features: Kind of pooling; see `read_out`.
 
     Raises:
-        ValueError: for another depth or stem.
+        ValueError: For another depth or stem.
     """
     if depth not in _BLOCKS or stem not in ("cifar", "imagenet"):
         raise ValueError(f"expected depth 18, 34 or 50 and stem 'cifar' or 'imagenet', got {depth!r} and {stem!r}")

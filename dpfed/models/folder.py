@@ -1,10 +1,10 @@
-"""A trained model as a folder, and back: tensors and text, nothing that is executed.
+"""Writes a trained model to a folder and reads it back. The folder holds tensors and text, nothing that is executed.
 
-model.json              what the model is, how images must be prepared, and the weights' digest
-model.safetensors       weights of our own models
+model.json              description of the model, of the preprocessing of images, and the weights' digest
+model.safetensors       weights of dpfed's own models
 model.safetensors, config.json, head.safetensors
                         a timm encoder with its adapters merged in: ``timm.create_model("local-dir:FOLDER", pretrained=True)``,
-                        and what stands behind or beside it in training
+                        and, in head.safetensors, the other parts of the trained model
 text/                   a pretrained text tower: ``transformers.AutoModel.from_pretrained("FOLDER/text")``
 open_clip_model.safetensors, open_clip_config.json
                         an open_clip model with its adapters merged in: ``open_clip.create_model("local-dir:FOLDER")``
@@ -69,14 +69,14 @@ from dpfed.objectives import ObjectiveConfig
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model was built with, as its folder keeps it.
+    """Facts that a model was built with, as its folder keeps them.
 
     Attributes:
-        options: encoders and their sizes.
-        objective: temperature and bias, which live in the model.
-        image_size: side of the images, pixels.
-        preprocessing: of the images.
-        shape: (C, H, W) of what the model reads; ``None``: square colour images.
+        options: Encoders and their sizes.
+        objective: Objective, whose temperature and bias live in the model.
+        image_size: Side of the images, pixels.
+        preprocessing: Preprocessing of the images.
+        shape: Shape (C, H, W) of the images that the model reads; ``None``: square colour images.
     """
 
     options: ModelConfig
@@ -92,10 +92,10 @@ def save_encoder(
     """Writes a trained model.
 
     Args:
-        folder: made if missing; a model that is there is replaced.
-        model: built by `build_model`.
-        facts: what it was built with.
-        trained: the runs that made it, oldest first, for those that start from it (`dpfed.runs.starts`).
+        folder: Folder, made if missing; a model in it is replaced.
+        model: Model built by `build_model`.
+        facts: Facts that the model was built with.
+        trained: The runs that made the model, oldest first; runs that start from it read them (`dpfed.runs.starts`).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,13 +104,13 @@ def save_encoder(
     else:
         files = _save_parts(model, facts.options)
         if facts.options.timm is not None:
-            # What stock timm reads beside the weights.
+            # The file that stock timm reads beside the weights.
             encoder = model.get_submodule(weight_parts(facts.options)[0].prefix.removesuffix(".timm."))
             assert isinstance(encoder, TimmEncoder)
             stock = local_dir_config(encoder, str(facts.options.timm), facts.preprocessing, facts.image_size)
             files[TIMM_CONFIG] = _text(stock)
         if facts.options.pretrained_text is not None:
-            # What transformers reads beside the weights of a text tower.
+            # The files that transformers reads beside the weights of a text tower.
             (folder / TEXT).mkdir(exist_ok=True)
             tower, tokenizer = model.get_submodule("text_encoder.backbone"), tokenizer_for(facts.options)
             assert isinstance(tower, FrozenTextTower) and isinstance(tokenizer, TextTokenizer)
@@ -141,16 +141,16 @@ def save_encoder(
 
 
 def _save_clip(folder: Path, model: ClipModel, facts: ModelFacts) -> dict[str, bytes]:
-    """Writes the tokenizer; returns what stock open_clip reads by the names of the files."""
+    """Writes the tokenizer, and returns the contents of the files that stock open_clip reads, by their names."""
     stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(facts.preprocessing, facts.image_size)}
     tokenizer = tokenizer_for(facts.options)
     if isinstance(tokenizer, ClipTokenizer) and hasattr(tokenizer.stock, "save_pretrained"):
-        tokenizer.stock.save_pretrained(str(folder))  # where open_clip does not ship its files
+        tokenizer.stock.save_pretrained(str(folder))  # a tokenizer whose files open_clip does not ship
     return {CLIP_CONFIG: _text(stock), CLIP_WEIGHTS: save(_portable(merged_state(model.clip)))}
 
 
 def _save_parts(model: nn.Module, options: ModelConfig) -> dict[str, bytes]:
-    """The files of a model's weights, adapters merged in; what has no prefix takes what no other file has."""
+    """Serialises a model's weights, adapters merged in, by file; the file without a prefix gets the remaining tensors."""
     state, files = _portable(_published(merged_state(model))), {}
     for part in sorted(weight_parts(options), key=lambda part: -len(part.prefix)):
         own = [name for name in state if name.startswith(part.prefix)]
@@ -167,7 +167,7 @@ def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _described(model: ModelConfig) -> dict[str, Any]:
-    """The configuration without paths of this machine: an open_clip model is rebuilt from its own folder."""
+    """Returns the model's configuration without paths of this machine: an open_clip model is rebuilt from its own folder."""
     name = model.architecture and Path(model.architecture.removeprefix(LOCAL_DIR)).name
     gone = {"architecture": name, "weights": None, "digest": None, "anchors": None, "start": None, "start_digest": None}
     text = {"text": TEXT} if model.pretrained_text else {}
@@ -178,7 +178,7 @@ def load_encoder(folder: str | Path) -> Model:
     """Reads a model that `save_encoder` wrote, on the CPU and in evaluation mode; adapters are merged in.
 
     Raises:
-        UserError: if the folder is missing, damaged, or of another version.
+        UserError: If the folder is missing, damaged, or of another version.
     """
     folder = Path(folder)
     description = describe(folder)
@@ -210,15 +210,15 @@ def load_encoder(folder: str | Path) -> Model:
 
 
 def load_weights_into(folder: str | Path, model: nn.Module, shape: tuple[int, int, int]) -> None:
-    """Gives a model of the user's own the weights of a folder.
+    """Loads the weights in a folder into a user's own model.
 
     Args:
-        folder: that `save_encoder` wrote.
-        model: of the same kind; layers that wait for the width of their input get it.
-        shape: (C, H, W) of what it reads.
+        folder: Folder written by `save_encoder`.
+        model: Model of the same architecture; its lazy layers learn the width of their input.
+        shape: Shape (C, H, W) of the images that it reads.
 
     Raises:
-        UserError: if the folder is missing or damaged, or the model is another one.
+        UserError: If the folder is missing or damaged, or the model has another architecture.
     """
     folder = Path(folder)
     content = Part(WEIGHTS).read(folder, describe(folder))
@@ -230,10 +230,10 @@ def load_weights_into(folder: str | Path, model: nn.Module, shape: tuple[int, in
 
 
 def weights_digest(folder: str | Path) -> str:
-    """The SHA-256 of a model's weights, computed from the file and held against the model's description.
+    """Returns the SHA-256 of a model's weights (of its heads, if they are made of moments), checked against its files.
 
     Raises:
-        UserError: if the folder is missing or damaged.
+        UserError: If the folder is missing or damaged.
     """
     folder = Path(folder)
     description = describe(folder)
@@ -244,8 +244,8 @@ def weights_digest(folder: str | Path) -> str:
 
 
 def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int, shape: Sequence[int] | None) -> Model:
-    """The model before its weights are read, without touching the random state of the process."""
-    if config.external or config.pretrained_text:  # has constants that are computed when it is built: no meta tensors
+    """Builds the model before its weights are read, without changing the random state of the process."""
+    if config.external or config.pretrained_text:  # such models compute constants when they are built: no meta tensors
         whole = AdaptationConfig(image="full", text="full")
         with torch.random.fork_rng(devices=[]):
             return build_model(config, objective, whole, size, load_weights=False)
@@ -259,10 +259,10 @@ def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int, shape:
 
 
 def model_config(folder: str | Path) -> ModelConfig:
-    """The configuration with which the model of a folder can be built and its captions tokenized.
+    """Returns the configuration that rebuilds the model of a folder and its tokenizer.
 
     Raises:
-        UserError: if the folder is missing, damaged, or of another version.
+        UserError: If the folder is missing, damaged, or of another version.
     """
     given = describe(folder)["model"]
     if isinstance(given, dict) and given.get("kind") == "open_clip":
@@ -280,7 +280,7 @@ def _unknown(folder: Path) -> UserError:
 
 
 def preprocessing_in(folder: str | Path) -> Preprocessing:
-    """What the model of a folder expects of its images."""
+    """Returns the preprocessing of images that the model of a folder expects."""
     description = describe(folder)
     normalisation = description["normalisation"]
     resize, interpolation = description.get("resize", "crop"), description.get("interpolation", "bicubic")
@@ -288,7 +288,7 @@ def preprocessing_in(folder: str | Path) -> Preprocessing:
 
 
 def _published(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The named tensors of a model but those that belong to training, and those that have a file of their own."""
+    """Returns the named tensors of a model without its centres, which belong to training, and moments, which have a file."""
     own = f"{CENTRES}.", f"{ATTRIBUTE}."
     return {name: value for name, value in tensors.items() if not name.startswith(own)}
 

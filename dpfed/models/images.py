@@ -1,4 +1,4 @@
-"""What a model expects of its images. torch is imported for a timm model only."""
+"""Size and preprocessing of the images that a model expects. torch is imported for a timm model only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpfed.models.options import SIZE, ModelConfig
 
 
 def default_size(model: ModelConfig) -> int:
-    """Side of the images, pixels, where the user does not say: the architecture's own, or 32."""
+    """Returns the side of the images, pixels, that holds if the user sets none: the architecture's own, or 32."""
     if model.kind == "open_clip":
         return blueprint(model).size
     if model.timm is None:
@@ -23,7 +23,15 @@ def default_size(model: ModelConfig) -> int:
 
 
 def preprocessing_of(model: ModelConfig, resize: Resize = "model") -> Preprocessing:
-    """What the image tower expects; a `resize` other than ``model`` wins."""
+    """Returns the preprocessing that the image tower expects.
+
+    Args:
+        model: Configuration of the model.
+        resize: How images are made square; ``model``: as the tower's weights expect.
+
+    Raises:
+        UserError: If timm's weights expect borders of the mean colour and `resize` is ``model``.
+    """
     if model.kind == "open_clip":
         found = blueprint(model).preprocessing
     elif model.timm is None:

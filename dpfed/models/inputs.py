@@ -1,4 +1,4 @@
-"""What people hand to an encoder: one image or many, in whatever form; one caption or many."""
+"""Converts the inputs that users pass to an encoder: one image or many, in several forms; one caption or many."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _FLOATS = "floats do not say which value is white: give whole numbers 0 to 255, 
 
 
 def square_images(images: Pictures, size: int, wanted: Preprocessing) -> Tensor:
-    """Images as a model sees them: pixels, colours and shape of one picture do not depend on the form in which it comes.
+    """Converts images to squares as a model sees them. The pixels do not depend on the form in which an image is given.
 
     Args:
-        images: one or several, see `_EXPECTED`.
-        size: side, pixels.
-        wanted: how an image becomes square.
+        images: One or several images; `_EXPECTED` lists the forms.
+        size: Side of the squares, pixels.
+        wanted: Preprocessing, which says how an image becomes square.
 
     Returns:
-        ``(n, 3, size, size)`` uint8.
+        The images, ``(n, 3, size, size)`` uint8.
 
     Raises:
-        UserError: for anything else, or none at all.
+        UserError: For an image in another form, or no image.
     """
     if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape[1:] == (3, size, size) and len(images):
         return images
@@ -55,10 +55,10 @@ def square_images(images: Pictures, size: int, wanted: Preprocessing) -> Tensor:
 
 
 def texts(captions: str | Iterable[str]) -> list[str]:
-    """One caption, or several, as a list.
+    """Converts one caption or several to a list.
 
     Raises:
-        UserError: for anything else than texts, or none at all.
+        UserError: For anything else than texts, or no caption.
     """
     if isinstance(captions, str):
         captions = [captions]
@@ -76,7 +76,7 @@ def texts(captions: str | Iterable[str]) -> list[str]:
 
 
 def _each(images: Pictures) -> Iterable[object]:
-    """The single pictures."""
+    """Splits the images into single ones."""
     if isinstance(images, Image.Image):
         return [images]
     if isinstance(images, np.ndarray | Tensor):
@@ -92,7 +92,11 @@ def _each(images: Pictures) -> Iterable[object]:
 
 
 def _decodable(image: object) -> Image.Image | np.ndarray:
-    """One picture in a form that `decode` knows."""
+    """Converts one image to a form that `decode` supports.
+
+    Raises:
+        BrokenImage: For an image in another form.
+    """
     if isinstance(image, Image.Image):
         return image
     if not isinstance(image, np.ndarray | Tensor):

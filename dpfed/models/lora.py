@@ -19,7 +19,7 @@ from dpfed.errors import UserError
 
 BLOCKS = ("q", "k", "v")  # the order of the rows in a packed weight
 _SEPARATE = {"q_proj": "q", "query": "q", "k_proj": "k", "key": "k", "v_proj": "v", "value": "v"}
-_OUT = ("out_proj", "proj")  # of an attention module
+_OUT = ("out_proj", "proj")  # names of an attention module's output projection
 _MLP = ("c_fc", "c_proj", "fc1", "fc2")
 
 
@@ -29,11 +29,11 @@ class LowRankUpdate(nn.Module):
     `up` starts at zero, so an adapted model starts as the model that it adapts.
 
     Args:
-        weight: ``(blocks * out, in)``, the weight that is adapted.
-        blocks: equal blocks of rows that the weight is made of: 3 for packed attention weights, else 1.
-        chosen: which blocks are adapted, ascending.
-        rank: r.
-        scale: alpha / r.
+        weight: Weight to adapt, ``(blocks * out, in)``.
+        blocks: Number of equal blocks of rows in the weight: 3 for packed attention weights, else 1.
+        chosen: Numbers of the adapted blocks, ascending.
+        rank: r, rank of the update.
+        scale: Factor alpha / r.
     """
 
     def __init__(self, weight: Tensor, blocks: int, chosen: Sequence[int], rank: int, scale: float) -> None:
@@ -46,19 +46,19 @@ class LowRankUpdate(nn.Module):
         nn.init.uniform_(self.down, -bound, bound)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight with the update, in the shape of the weight."""
+        """Returns the weight plus the update, in the shape of the weight."""
         return weight + update_of(self.up, self.down, self.scale, self.blocks, self.chosen)
 
 
 def update_of(up: Tensor, down: Tensor, scale: float, blocks: int, chosen: Sequence[int]) -> Tensor:
-    """What adapters add to a weight ``(blocks * out, in)``.
+    """Computes the update that adapters add to a weight, ``(blocks * out, in)``.
 
     Args:
-        up: ``(len(chosen), out, r)``.
-        down: ``(len(chosen), r, in)``.
-        scale: alpha / r.
-        blocks: equal blocks of rows of the weight.
-        chosen: which of them are adapted.
+        up: Factors ``(len(chosen), out, r)``.
+        down: Factors ``(len(chosen), r, in)``.
+        scale: Factor alpha / r.
+        blocks: Number of equal blocks of rows in the weight.
+        chosen: Numbers of the adapted blocks, ascending.
     """
     products = ((up * scale) @ down).unbind()
     if blocks == 1:
@@ -72,23 +72,23 @@ def update_of(up: Tensor, down: Tensor, scale: float, blocks: int, chosen: Seque
 @dataclass(frozen=True)
 class _Target:
     module: nn.Module
-    name: str  # of the weight in the module
+    name: str  # name of the weight in the module
     blocks: int
     chosen: tuple[int, ...]
 
 
 def add_adapters(tower: nn.Module, name: str, layers: Sequence[str], rank: int, scale: float) -> None:
-    """Puts adapters on the layers of a tower; their weights are drawn from torch's global generator.
+    """Adds adapters to the layers of a tower; their weights are drawn from torch's global generator.
 
     Args:
-        tower: holds attention layers; its other parameters are left as they are.
-        name: ``image`` or ``text``, for messages.
-        layers: any of ``q``, ``k``, ``v``, ``out`` (the projection behind the attention) and ``mlp``.
-        rank: r.
-        scale: alpha / r.
+        tower: Tower with attention layers; its other parameters do not change.
+        name: Name of the tower for messages, ``image`` or ``text``.
+        layers: Kinds of layers to adapt: any of ``q``, ``k``, ``v``, ``out`` (the projection after the attention) and ``mlp``.
+        rank: r, rank of the updates.
+        scale: Factor alpha / r.
 
     Raises:
-        UserError: if the tower has none of one of these layers, or the rank exceeds a weight's own.
+        UserError: If the tower has no layer of one of these kinds, or the rank exceeds that of a weight.
     """
     targets, found = _targets(tower, set(layers))
     if missing := [layer for layer in layers if layer not in found]:
@@ -106,7 +106,7 @@ def add_adapters(tower: nn.Module, name: str, layers: Sequence[str], rank: int, 
 
 
 def _targets(tower: nn.Module, layers: set[str]) -> tuple[list[_Target], set[str]]:
-    """The weights to adapt, and the layers that occur."""
+    """Finds the weights to adapt, and those of the asked kinds of layers that the tower has."""
     targets: list[_Target] = []
     found: set[str] = set()
     chosen = tuple(number for number, block in enumerate(BLOCKS) if block in layers)
@@ -139,7 +139,7 @@ def _kind(leaf: str, parent: nn.Module | None) -> str | None:
 
 
 def adapted(model: nn.Module) -> Iterator[tuple[str, LowRankUpdate]]:
-    """The adapted weights, by their names in the model without adapters."""
+    """Yields the adapted weights' names in the model without adapters, and their updates."""
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):
             for name, updates in list(module.parametrizations.items()):
@@ -148,7 +148,7 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, LowRankUpdate]]:
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state of the model with its adapters merged in, under the names of the model without adapters; the model is kept."""
+    """Returns the model's state with its adapters merged in, under the names without adapters; the model does not change."""
     state = dict(model.state_dict())
     for name, _ in adapted(model):
         path, _, leaf = name.rpartition(".")

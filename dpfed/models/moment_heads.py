@@ -1,8 +1,9 @@
-"""From noisy moments to linear heads, in closed form: all of it is post-processing, and all of its numbers are public.
+"""Computes linear heads from noisy moments, in closed form. All of it is post-processing, and all of its numbers are public.
 
 With linear heads, the contrast of all pairs of records (the spectral contrastive loss, HaoChen et al. 2021; regularised
 canonical correlation, Hotelling 1936) depends on the records through their moments alone: the best score of an image x and a
-text y is ``x' A^-1 M B^-1 y``. The ridge follows from the number of records and from the size of the noise.
+text y is ``x' A^-1 M B^-1 y``, with the cross-moment M and the auto-moments A and B. A ridge is added to A and B; it follows
+from the number of records and from the size of the noise.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from torch import Tensor
 
 from dpfed.models.moment_layout import MomentLayout, Moments
 
-# The ridge: of an average eigenvalue where there is no noise (aligned towers have more to lose), and over the noise.
+# The ridge without noise, in average eigenvalues (aligned towers have more to lose), and the ridge in sizes of the noise.
 _RIDGE = 0.15
 _RIDGE_OF_ALIGNED = 1.0
 _RIDGE_OF_NOISE = 6.0
 _HIDDEN = 10.0
-_POWER = 0.5  # of the singular values: their score is worth trusting, and not all of it
-FEWEST_IMAGES = 1000  # of images alone: views of fewer teach nothing, even without noise (docs/results.md)
-_LEAST_ALIKE, _ALIKE = 0.05, 5.0
-_DEVIATIONS = 3.0  # by which a noisy mean must be longer than noise alone
+_POWER = 0.5  # exponent of the singular values in a pair's score: a score is trusted, but only in part
+FEWEST_IMAGES = 1000  # for runs on images alone: views of fewer images teach nothing, even without noise (docs/results.md)
+_LEAST_ALIKE, _ALIKE = 0.05, 5.0  # see `MomentNoise.likeness`
+_DEVIATIONS = 3.0  # standard deviations by which a noisy mean's squared length must exceed that of noise alone
 
 
 @dataclass(frozen=True)
 class MomentNoise:
-    """How noisy released moments are.
+    """Size of the noise on released moments.
 
     Args:
-        records: N.
-        std: of the noise on each number of the released sum, whose sensitivity is 1.
-        fewest: of one tower's features: with fewer records, heads leave features as they are.
+        records: N, number of records.
+        std: Standard deviation of the noise on each number of the released sum, whose sensitivity is 1.
+        fewest: Smallest N for which heads of images alone are learnt; with fewer records, heads leave features as they are.
     """
 
     records: int
@@ -41,13 +42,14 @@ class MomentNoise:
     fewest: int = 0
 
     def leaves_public(self, towers: int) -> bool:
-        """Whether heads leave features as they are: of images alone, where these are too few."""
+        """Returns whether heads leave features as they are: in runs on images alone (one tower) with too few records."""
         return towers == 1 and self.records < self.fewest
 
     def ridge(self, dimensions: int, aligned: bool) -> float:
-        """What is added to the auto-moments, of averages: 0.15 / k + 6 s, where s = sigma sqrt(k) / N is the size of the noise.
+        """Computes the ridge that is added to averaged auto-moments.
 
-        Of aligned towers 1 / k + 6 s (1 + s k / 10): where noise hides all, their heads are exactly the identity.
+        The ridge is 0.15 / k + 6 s, where s = sigma sqrt(k) / N is the size of the noise. For aligned towers it is
+        1 / k + 6 s (1 + s k / 10): if noise hides everything, their heads are exactly the identity.
         """
         noise = self.std * math.sqrt(dimensions) / self.records
         if aligned:
@@ -55,15 +57,19 @@ class MomentNoise:
         return _RIDGE / dimensions + _RIDGE_OF_NOISE * noise
 
     def likeness(self, cross: Tensor, scale: float) -> float:
-        """How much the ridge counts as pairs, from 0.05 to 1: five times the mean product of a pair's features, which may be
-        as large as twice its noise makes it."""
+        """Computes the weight with which the ridge counts as matching pairs, from 0.05 to 1.
+
+        The weight is five times the mean inner product of a pair's features, taken two standard deviations of its noise above
+        the released value.
+        """
         known = cross.trace().item() + 2 * self.std / self.records / scale * math.sqrt(len(cross))
         return min(1.0, max(_LEAST_ALIKE, _ALIKE * known))
 
     def shrunk(self, mean: Tensor, scale: float) -> Tensor:
-        """A noisy mean ``(k,)``, shortened by what noise has added to its length; zero if it could be noise alone.
+        """Shortens a noisy mean ``(k,)`` by the length that noise has added to it; zero if it could be noise alone.
 
-        James and Stein (1961), with an edge a few standard deviations above the length of the noise.
+        This is the estimator of James and Stein (1961), with its threshold three standard deviations above the expected squared
+        length of the noise.
         """
         k = len(mean)
         of_noise = (self.std / self.records / scale) ** 2 * k * (1 + _DEVIATIONS * math.sqrt(2 / k))
@@ -72,19 +78,22 @@ class MomentNoise:
 
 
 def centres(layout: MomentLayout, noise: MomentNoise, moments: Moments) -> Tensor:
-    """What is subtracted from unit features, ``(n, k)`` float64, of the released means."""
+    """Computes the centres that are subtracted from unit features, ``(n, k)`` float64, from the released means."""
     return torch.stack([noise.shrunk(mean.double(), layout.scales[0]) for mean in moments.means])
 
 
 def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: bool) -> tuple[Tensor, Tensor]:
-    """The two linear heads ``(k, k)`` float64: centred features times their head are embeddings, before unit length.
+    """Computes the two linear heads.
 
     Args:
-        layout: of the release.
-        noise: of the release.
-        moments: released, as averages over N records.
-        aligned: whether features of a pair are alike before anything is learnt. Then the ridge counts as records whose image
-            and text agree: where nothing is known, the heads leave features as they are.
+        layout: Layout of the release.
+        noise: Noise of the release.
+        moments: Released moments, as averages over N records.
+        aligned: Whether the towers were aligned before the run, so that the features of a pair are alike. The ridge then counts
+            as records whose image and text agree: without other knowledge, the heads leave features as they are.
+
+    Returns:
+        The heads, two matrices ``(k, k)`` float64. Centred features times their head are embeddings, not of unit length.
     """
     k = layout.dimensions
     ridge, eye = noise.ridge(k, aligned), torch.eye(k, dtype=torch.float64)
@@ -93,13 +102,13 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
         return eye, eye
     if aligned:
         cross = cross + noise.likeness(cross, layout.scales[1]) * ridge * eye
-    elif not bool(cross.any()):  # nothing was released yet
+    elif not bool(cross.any()):  # the run has released nothing yet
         return eye, eye
     inverses = []
-    for auto in moments.autos:  # noisy; true eigenvalues are not negative
+    for auto in moments.autos:  # noise can make eigenvalues negative; the true ones are not
         values, vectors = torch.linalg.eigh(auto.double().cpu())
         inverses.append((vectors / (values.clamp(min=0) + ridge)) @ vectors.T)
-    if layout.towers == 1:  # symmetric: what two views have in common is never negative
+    if layout.towers == 1:  # symmetric: the true cross-moment of two views has no negative eigenvalues
         values, vectors = torch.linalg.eigh(inverses[0] @ cross @ inverses[0])
         head = vectors * values.clamp(min=0).div(values[-1]).pow(_POWER / 2)
         return head, head
@@ -111,18 +120,21 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
 def canonical_heads(
     layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: bool, components: int
 ) -> tuple[Tensor, Tensor]:
-    """Heads onto the most correlated directions alone, ``(k, components)`` float64 (regularised CCA, Hotelling 1936).
+    """Computes heads onto the most correlated directions alone (regularised CCA, Hotelling 1936).
 
-    Both towers' features are whitened by their noisy auto-moments, and the directions are those of the largest singular values
-    of what is left of the cross-moment. Each side is scaled by a root of these, so that a pair's score is the best that so many
+    The noisy auto-moments whiten both towers' features. The directions are those of the largest singular values of the whitened
+    cross-moment. Each side is scaled by the square root of the singular values, so that a pair's score is the best that so many
     directions give.
 
     Args:
-        layout: see `heads`.
-        noise: see `heads`.
-        moments: see `heads`.
-        aligned: see `heads`.
-        components: how many directions.
+        layout: Layout of the release.
+        noise: Noise of the release.
+        moments: Released moments, as averages over N records.
+        aligned: Whether the towers were aligned before the run; see `heads`.
+        components: Number of directions.
+
+    Returns:
+        The heads, two matrices ``(k, components)`` float64.
     """
     k = layout.dimensions
     ridge, cross = noise.ridge(k, aligned), moments.cross.double().cpu()

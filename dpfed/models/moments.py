@@ -1,8 +1,8 @@
 """Heads made of released moments, behind frozen towers (``bounding.method = "moments"``).
 
-A model with such heads is the same model as without: its towers, and in the place of each linear head one that maps features
-to k dimensions by a public basis (`dpfed.models.basis`), subtracts a released centre, and multiplies by a matrix. In training
-the only parameter is the vector of released moments, and heads follow from it; a published model has the heads alone.
+A model with these heads has the same towers as without. In the place of each linear head it has one that maps features to k
+dimensions by a public basis (`dpfed.models.basis`), subtracts a released centre, and multiplies by a matrix. In training the
+only parameter is the vector of released moments, and heads follow from it; a published model has the heads alone.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dpfed.models.text_tower import FrozenTextTower, TextTower
 from dpfed.models.timm_encoders import TimmEncoder
 from dpfed.models.towers import ClipModel
 
-ATTRIBUTE = "moments"  # of a model
+ATTRIBUTE = "moments"  # name of the model's attribute that owns its heads
 
 
 class Head(nn.Module):
-    """From features of a tower to embeddings.
+    """Head that maps the features of a tower to embeddings.
 
     Args:
-        basis: of the tower; its tensors are ``projection`` and, where it has a centre, ``origin``.
-        centre: ``(k,)`` subtracted from projected features of unit length.
-        matrix: ``(k, D)``.
+        basis: Basis of the tower; its tensors are ``projection`` and, if it has a centre, ``origin``.
+        centre: Centre, ``(k,)``, subtracted from projected features of unit length.
+        matrix: Linear map, ``(k, D)``.
     """
 
     projection: Tensor
@@ -47,19 +47,19 @@ class Head(nn.Module):
 
     @property
     def basis(self) -> Basis:
-        """Of the tower."""
+        """Basis of the tower."""
         return Basis(self.projection, self._buffers.get("origin"))
 
     def forward(self, features: Tensor) -> Tensor:
-        """``(..., F)`` -> ``(..., D)``, not of unit length."""
+        """Maps features ``(..., F)`` to embeddings ``(..., D)``, not of unit length."""
         return (projected(features, self.projection, self._buffers.get("origin")) - self.centre) @ self.matrix
 
 
 class PublishedHeads(nn.Module):
-    """The heads of a model that is loaded.
+    """Heads of a model that was loaded from a folder.
 
     Args:
-        tensors: as `published_heads` gives them.
+        tensors: Tensors of the heads, as `published_heads` returns them.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -69,7 +69,7 @@ class PublishedHeads(nn.Module):
             self.add_module(side, Head(Basis(projection, tensors.get(f"{side}.origin")), centre, matrix))
 
     def head(self, side: Side) -> Head:
-        """Of a tower."""
+        """Returns the head of a tower."""
         found = self.get_submodule(side)
         assert isinstance(found, Head)
         return found
@@ -79,13 +79,16 @@ class MomentHeads(nn.Module):
     """The released moments, and the heads that follow from them.
 
     Args:
-        layout: of the release.
-        noise: of the release.
-        bases: of the towers, image first, with k rows each.
-        aligned: whether features of a pair are alike before anything is learnt.
+        layout: Layout of the release.
+        noise: Noise of the release.
+        bases: Bases of the towers, image first, with k rows each.
+        aligned: Whether the towers were aligned before the run, so that the features of a pair are alike.
 
     Attributes:
-        released: ``(numel,)``, averages over records with their noise; 0 until they are released.
+        released: Noisy averages over records, ``(numel,)``; 0 until they are released.
+
+    Raises:
+        ValueError: If a basis does not have k rows.
     """
 
     def __init__(self, layout: MomentLayout, noise: MomentNoise, bases: Mapping[Side, Basis], aligned: bool) -> None:
@@ -101,17 +104,17 @@ class MomentHeads(nn.Module):
         self._made: tuple[Tensor, dict[Side, Head]] | None = None
 
     def basis(self, side: Side) -> Basis:
-        """Of a tower."""
+        """Returns the basis of a tower."""
         return Basis(self.get_buffer(f"{side}_projection"), self._buffers.get(f"{side}_origin"))
 
     @torch.no_grad()
     def centre(self, side: Side) -> Tensor:
-        """What is subtracted from a tower's projected unit features, ``(k,)`` float64, as far as means were released."""
+        """Returns the centre subtracted from a tower's projected unit features, ``(k,)`` float64; 0 before the release."""
         moments = self.layout.decoded(self.released.detach().double().cpu())
         return centres(self.layout, self.noise, moments)[SIDES.index(side)]
 
     def head(self, side: Side) -> Head:
-        """Of a tower, as what was released so far makes it."""
+        """Returns the head of a tower, made from the moments released so far."""
         released = self.released.detach()
         made = self._made
         if made is None or made[0].device != released.device or not torch.equal(made[0], released):
@@ -120,7 +123,7 @@ class MomentHeads(nn.Module):
 
     @torch.no_grad()
     def _heads(self, released: Tensor) -> dict[Side, Head]:
-        # Made outside inference mode, for they may outlive the call that asks for them.
+        # Made outside inference mode, because the heads may outlive the call that asks for them.
         with torch.inference_mode(False):
             moments = self.layout.decoded(released.clone().double().cpu())
             own = centres(self.layout, self.noise, moments)
@@ -135,7 +138,7 @@ class MomentHeads(nn.Module):
 
 
 class _HeadOf(nn.Module):
-    """A tower's head, wherever it is kept: the model has its tensors once."""
+    """Reference to a tower's head in its owner, so that the model has the head's tensors only once."""
 
     def __init__(self, owner: MomentHeads | PublishedHeads, side: Side) -> None:
         super().__init__()
@@ -143,15 +146,15 @@ class _HeadOf(nn.Module):
         self._side: Side = side
 
     def forward(self, features: Tensor) -> Tensor:
-        """``(..., F)`` -> ``(..., D)``."""
+        """Maps features ``(..., F)`` to embeddings ``(..., D)``."""
         return self._owner[0].head(self._side)(features)
 
 
 def bridges(model: nn.Module) -> dict[Side, nn.Module]:
-    """What lies between what the towers give (`features`, `text_features`) and their heads of moments: frozen linear maps.
+    """Returns the frozen linear maps between the towers' features (`features`, `text_features`) and their heads of moments.
 
     Raises:
-        UserError: for a model of another kind.
+        UserError: If the model has no towers for heads of moments.
     """
     if isinstance(model, ClipModel):
         return {"image": nn.Identity(), "text": nn.Identity()}
@@ -164,11 +167,11 @@ def bridges(model: nn.Module) -> dict[Side, nn.Module]:
 
 
 def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -> None:
-    """Freezes a model, and removes all but its towers: the projection head for views, and untrained projections.
+    """Freezes a model and removes everything but its towers: the projection head for views, and untrained projections.
 
     Args:
-        model: see `bridges`.
-        aligned: whether its projections have learnt to bring images and texts together.
+        model: Model with towers; see `bridges`.
+        aligned: Whether the model's projections were trained to align images and texts; they are then kept.
         several_layers: Whether towers that can do so give the features of several layers side by side.
     """
     model.requires_grad_(False)
@@ -193,15 +196,15 @@ def _layered(model: nn.Module) -> list[TimmEncoder | FrozenTextTower]:
 
 @torch.no_grad()
 def feature_widths(model: nn.Module, size: int, tokenizer: Callable[[list[str]], Tensor] | None) -> tuple[int, ...]:
-    """Dimensions of what heads of moments get: of images, and of texts where the model reads them.
+    """Returns the widths of the features that heads of moments get: of images, and of texts if the model reads them.
 
     Args:
-        model: after `keep_towers`, on the CPU.
-        size: side of the images, pixels.
-        tokenizer: of models that read text.
+        model: Model after `keep_towers`, on the CPU.
+        size: Side of the images, pixels.
+        tokenizer: Tokenizer of a model that reads text, else ``None``.
 
     Raises:
-        UserError: if the towers give a black image, or an empty text, numbers that are not finite.
+        UserError: If the features of a black image or of an empty text are not finite.
     """
     between, was_training = bridges(model), model.training
     model.eval()
@@ -218,8 +221,8 @@ def give_heads(model: nn.Module, owner: MomentHeads | PublishedHeads) -> None:
     """Puts heads of moments behind the towers of a model.
 
     Args:
-        model: after `keep_towers`.
-        owner: of the heads.
+        model: Model after `keep_towers`.
+        owner: Owner of the heads.
     """
     setattr(model, ATTRIBUTE, owner)
     for side in bridges(model):
@@ -227,17 +230,17 @@ def give_heads(model: nn.Module, owner: MomentHeads | PublishedHeads) -> None:
 
 
 def has_own_heads(model: nn.Module) -> bool:
-    """Whether a two-tower model has kept projections that had learnt something (`keep_towers`)."""
+    """Returns whether a two-tower model has kept its trained projections (`keep_towers`)."""
     return isinstance(model, TwoTowerModel) and not isinstance(model.projection, nn.Identity)
 
 
 def features_of(model: nn.Module) -> str:
-    """The method that gives features for other uses: ``embed_images`` where heads of moments are, else ``features``."""
+    """Returns the name of the model's method for features: ``embed_images`` with heads of moments, else ``features``."""
     return "embed_images" if hasattr(model, ATTRIBUTE) else "features"
 
 
 def published_heads(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model's heads of moments, by names such as ``image.matrix``; none: it has no such heads."""
+    """Returns the tensors of a model's heads of moments, by names such as ``image.matrix``; empty if it has no such heads."""
     owner = getattr(model, ATTRIBUTE, None)
     if owner is None:
         return {}

@@ -1,10 +1,10 @@
 """Normalisation of image encoders, and of their weights, under group clipping.
 
-GroupNorm and LayerNorm stay within one image. A layer that mixes the images of a pass says so: it has an attribute
-``mixes_one_group = True``, and every pass must then hold one clipped group. It has ``anchors``, the number of public rows that
-its statistics come from in evaluation mode (`dpfed.baselines.anchored_batch_norm`).
+GroupNorm and LayerNorm stay within one image. A layer that mixes the images of a pass declares it by an attribute
+``mixes_one_group = True``, and every pass must then hold one clipped group. Its attribute ``anchors`` is the number of public
+rows from which it takes its statistics in evaluation mode (`dpfed.baselines.anchored_batch_norm`).
 
-Also here: BatchNorm with public statistics that never change: each record is normalised by itself, in every mode.
+Also here: BatchNorm with public statistics that never change. It normalises each record separately, in every mode.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from dpfed.errors import UserError
 
-Norm = Callable[[int], nn.Module]  # from the number of channels to a layer
+Norm = Callable[[int], nn.Module]  # makes a layer for a number of channels
 
 
 def group_norm(channels: int, groups: int = 32) -> nn.GroupNorm:
-    """GroupNorm (Wu and He 2018) for any number of channels.
+    """Makes a GroupNorm (Wu and He 2018) for any number of channels.
 
     Args:
-        channels: channels of the input.
-        groups: channel groups wanted; fewer where they would not divide `channels` or would hold a single channel, which
-            would normalise every channel's contrast away.
+        channels: Channels of the input.
+        groups: Wanted number of channel groups. The layer has fewer groups if these would not divide `channels`, or would hold
+            a single channel, which would normalise every channel's contrast away.
     """
     limit = max(1, min(groups, channels // 2))
     return nn.GroupNorm(max(count for count in range(1, limit + 1) if channels % count == 0), channels)
@@ -41,13 +41,13 @@ def with_group_norm(model: nn.Module) -> nn.Module:
     The scale and the shift of each layer stay; its running statistics go, so pretrained weights need training again.
 
     Args:
-        model: any.
+        model: Any model.
 
     Returns:
-        The model; of a model that is itself a BatchNorm, the new layer.
+        The model; if the model is itself a BatchNorm, the new layer.
 
     Raises:
-        UserError: for a BatchNorm that does not know its channels yet.
+        UserError: If a lazy BatchNorm does not know its channels yet.
     """
     if isinstance(model, _BatchNorm):
         if not model.num_features:
@@ -65,21 +65,21 @@ def with_group_norm(model: nn.Module) -> nn.Module:
 
 
 def layer_norm(channels: int) -> nn.GroupNorm:
-    """LayerNorm (Ba et al. 2016) of feature maps: over all channels and positions of an image, a GroupNorm with one group."""
+    """Makes a LayerNorm (Ba et al. 2016) over all channels and positions of an image: a GroupNorm with one group."""
     return nn.GroupNorm(1, channels)
 
 
 def norm_relu(
     x: Tensor, norm: nn.Module, relu: nn.Module, shortcut: Callable[[], Tensor] | None = None, **read: Tensor
 ) -> Tensor:
-    """``relu(norm(x) + shortcut())``, in one call that a `TorchFunctionMode` may compute in its own way.
+    """Computes ``relu(norm(x) + shortcut())``, in one call that a `TorchFunctionMode` may compute in its own way.
 
     Args:
-        x: ``(n, channels, H, W)``.
-        norm: of such images.
-        relu: behind it.
-        shortcut: gives what is added, in the shape of `x`.
-        **read: the parameters that the call reads, for such a mode.
+        x: Feature maps, ``(n, channels, H, W)``.
+        norm: Normalisation of the feature maps.
+        relu: Activation after the sum.
+        shortcut: Function that returns the addend, in the shape of `x`; ``None``: nothing is added.
+        **read: Parameters that the call reads, for the mode.
     """
     if isinstance(norm, nn.GroupNorm) and has_torch_function((x,)):
         return handle_torch_function(norm_relu, (x,), x, norm, relu, shortcut, weight=norm.weight, bias=norm.bias)
@@ -87,7 +87,7 @@ def norm_relu(
 
 
 def one_by_one(x: Tensor, norm: nn.Module, relu: nn.Module, shortcut: Callable[[], Tensor] | None = None) -> Tensor:
-    """As `norm_relu`, module by module."""
+    """Computes `norm_relu` module by module."""
     y = norm(x)
     if shortcut is not None:
         y += shortcut()
@@ -95,22 +95,22 @@ def one_by_one(x: Tensor, norm: nn.Module, relu: nn.Module, shortcut: Callable[[
 
 
 def mixes_records(layer: nn.Module) -> bool:
-    """Whether any layer normalises the records of one forward pass together, so that each pass must hold one clipped group."""
+    """Returns whether any layer normalises the records of a pass together, so that each pass must hold one clipped group."""
     return any(getattr(one, "mixes_one_group", False) for one in layer.modules())
 
 
 def refuse_mixing(model: nn.Module, what: str) -> None:
     """Refuses a model that normalises records together, for methods and engines that pass records of several groups at once.
 
-    There one record would change the contributions of groups, or records, that are clipped apart from it. Padding is enough for
-    that: how much of it a group gets depends on the largest group beside it.
+    In such a pass one record would change the contributions of groups, or records, that are clipped separately from it. Padding
+    alone is enough for that: a group's padding depends on the largest group in the pass.
 
     Args:
-        model: any module.
-        what: the setting that does not go with it, such as ``bounding.engine = 'layerwise'``.
+        model: Any module.
+        what: The setting that is incompatible with such a model, such as ``bounding.engine = 'layerwise'``.
 
     Raises:
-        UserError: if `mixes_records`.
+        UserError: If a layer of the model mixes records (`mixes_records`).
     """
     if mixes_records(model):
         raise UserError(
@@ -120,31 +120,31 @@ def refuse_mixing(model: nn.Module, what: str) -> None:
 
 
 class StandardisedWeight(nn.Module):
-    """A parametrisation: every output's weights get mean 0 and variance 1 (Qiao et al. 2019, equations 6 and 7).
+    """A parametrisation that gives each output's weights mean 0 and variance 1 (Qiao et al. 2019, equations 6 and 7).
 
-    What is trained, clipped and noised is the plain weight; standardising it is post-processing.
+    The plain weight is trained, clipped and noised; its standardisation is post-processing.
     """
 
     def forward(self, weight: Tensor) -> Tensor:
-        """``(out, ...)`` -> the same shape."""
+        """Returns the standardised weight, in the shape ``(out, ...)`` of the given one."""
         variance, mean = torch.var_mean(weight, tuple(range(1, weight.dim())), correction=0, keepdim=True)
         return (weight - mean) * torch.rsqrt(variance + 1e-5)
 
 
-_BEHIND = ("drop", "act")  # what timm's BatchNormAct2d does to the output
+_BEHIND = ("drop", "act")  # modules of timm's BatchNormAct2d that follow the normalisation
 
 
 class FixedBatchNorm(nn.Module):
-    """Normalises by running statistics alone, also in training mode; scale and shift may be trained.
+    """A BatchNorm that normalises by running statistics alone, also in training mode; scale and shift may be trained.
 
-    The statistics belong to pretrained weights, so anyone may see them, and no record enters them. The names of all tensors
-    are those of the BatchNorm layer, so weights go both ways.
+    The statistics belong to pretrained weights, so they are public, and no record enters them. All tensors have the names that
+    they have in the BatchNorm layer, so each layer can load the other's weights.
 
     Args:
-        layer: torch's, or timm's with an activation, whose tensors are taken over.
+        layer: BatchNorm of torch, or of timm with an activation; this layer takes its tensors over.
 
     Raises:
-        UserError: for another subclass, or a layer without running statistics.
+        UserError: For another subclass, or a layer without running statistics.
     """
 
     running_mean: Tensor
@@ -166,7 +166,7 @@ class FixedBatchNorm(nn.Module):
             self.add_module(name, child)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(n, channels, ...)`` -> the same shape."""
+        """Returns the normalised input, in its shape ``(n, channels, ...)``."""
         x = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps)
         for name in _BEHIND:
             x = getattr(self, name)(x) if name in self._modules else x
@@ -177,13 +177,13 @@ def fix_batch_norm(net: nn.Module) -> int:
     """Replaces every BatchNorm inside a network by a `FixedBatchNorm`, in place.
 
     Args:
-        net: with the weights, and the statistics, that it starts from.
+        net: Network with the weights and statistics that it starts from.
 
     Returns:
-        How many layers were replaced.
+        The number of replaced layers.
 
     Raises:
-        UserError: see `FixedBatchNorm`.
+        UserError: See `FixedBatchNorm`.
     """
     layers: list[tuple[Any, str, _BatchNorm]] = [
         (parent, name, child)

@@ -1,4 +1,4 @@
-"""What may be chosen about a model and what of it is trained: sections of a configuration. Nothing here imports torch."""
+"""Sections of a configuration that choose a model and its trained parts. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dpfed.schema.conditions import When, only
 from dpfed.schema.named import Arguments, is_name
 from dpfed.schema.section import Items, Section
 
-SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
-PROCEDURAL = "procedural"  # of model.start: weights that were trained on procedural images alone
+SIZE = 32  # side of the images, pixels, if neither the user nor the architecture sets one
+PROCEDURAL = "procedural"  # value of model.start: weights that were trained on procedural images alone
 _ENCODERS = tuple(discovery.shipped("encoders"))
 _TIMM, _TORCHVISION = "timm/", "torchvision/"
 _OWN_TEXT = "transformer"
-SENTENCES = "sentence-transformers/"  # of model.text: a pretrained tower by its name on the hub
+SENTENCES = "sentence-transformers/"  # prefix of model.text: a pretrained tower by its name on the hub
 
-# What a kind of model reads.
+# Conditions of keys that only some kinds of models read.
 _CLIP = only("model.kind", "open_clip")
 _OURS = only("model.kind", "image", "image-text", why="an open_clip architecture has its own; ")
 _TEXT = only("model.kind", "image-text")
 _HEAD = only("model.kind", "image")
-# What its parts read.
+# Conditions of keys that only some parts of a model read.
 _OUR_ENCODER = When(
     "model.image",
     lambda model: model.timm is None and not model.is_own,
@@ -44,7 +44,7 @@ _EXTERNAL = When(
 _FOREIGN = When(
     "model.kind model.image model.text", lambda model: model.external or model.pretrained_text is not None, "a run writes it"
 )
-_NO_START = When("model.start", lambda model: model.start is None, "the start has the weights; choose one of both")
+_NO_START = When("model.start", lambda model: model.start is None, "the start has the weights; choose one of the two")
 _START = When("model.start", lambda model: model.start is not None, "set model.start")
 
 
@@ -131,35 +131,35 @@ class ModelConfig(Section):
 
     @property
     def reads_text(self) -> bool:
-        """Whether there is a text tower."""
+        """Returns whether the model has a text tower."""
         return self.kind != "image"
 
     @property
     def timm(self) -> str | None:
-        """timm's name of the image encoder, or torchvision's with its prefix, where it is one of theirs."""
+        """Name of timm's image encoder, or of torchvision's with its prefix; ``None``: the encoder is of neither library."""
         ours = self.kind != "open_clip" and self.image.startswith((_TIMM, _TORCHVISION))
         return self.image.removeprefix(_TIMM) if ours else None
 
     @property
     def is_own(self) -> bool:
-        """Whether the image encoder is the user's own."""
+        """Returns whether the image encoder is the user's own."""
         return self.kind != "open_clip" and is_name(self.image)
 
     @property
     def pretrained_text(self) -> str | None:
-        """Where a pretrained text tower is, in a model that has one beside an image encoder."""
+        """Name or folder of the pretrained text tower beside an image encoder; ``None``: the model has none."""
         return self.text if self.kind == "image-text" and self.text != _OWN_TEXT else None
 
     @property
     def external(self) -> bool:
-        """Whether the image tower is one of open_clip's, timm's or torchvision's."""
+        """Returns whether the image tower is one of open_clip's, timm's or torchvision's."""
         return self.kind == "open_clip" or self.timm is not None
 
     @field_validator("image")
     @classmethod
     def _known(cls, image: str) -> str:
         if image not in _ENCODERS and (foreign := discovery.announced("encoders").get(image)) is not None:
-            return foreign.place  # as if the user had named it in full
+            return foreign.place  # as if the user had given its full name
         if image not in _ENCODERS and not is_name(image) and not image.startswith((_TIMM, _TORCHVISION)):
             hint = f"did you mean '{_TIMM}{image}'?" if "_" in image else nearest(image, _ENCODERS)
             raise ValueError(f"expected one of {', '.join(_ENCODERS)}, or timm/NAME such as timm/vit_tiny_patch16_224; {hint}")
@@ -177,7 +177,7 @@ Training = Literal["full", "last", "bias", "lora", "frozen"]
 
 
 class AdaptationConfig(Section):
-    """Which parts of an open_clip model or a timm encoder are trained. Frozen parts cost no gradient, noise or traffic."""
+    """Trained parts of an open_clip model or a timm encoder. Frozen parts cost no gradient, noise or traffic."""
 
     image: Literal["auto", "full", "last", "bias", "lora", "frozen"] = Field(
         "auto",
@@ -193,7 +193,7 @@ class AdaptationConfig(Section):
     )
 
     def of_images(self, kind: str) -> Training:
-        """What of the image tower is trained in a model of a kind, with the choice of ``auto`` made."""
+        """Returns the trained part of the image tower for a kind of model, with ``auto`` resolved."""
         return self.image if self.image != "auto" else "lora" if kind == "open_clip" else "full"
 
     @field_validator("image_layers", "text_layers")

@@ -1,6 +1,6 @@
-"""Models around encoders of the user's own: any module from images to features, and from tokens to features.
+"""Models around a user's own encoders: any module from images to features, and any module from tokens to features.
 
-How many features an encoder gives shows when the model is run for the first time (`finish_model`).
+A first forward pass finds the number of features of an encoder (`finish_model`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class SimCLR(SimCLRModel):
     """An image encoder with a projection head, which is thrown away after training (Chen et al. 2020).
 
     Args:
-        encoder: any module, images ``(n, C, H, W)`` -> features ``(n, F)``.
+        encoder: Any module from images ``(n, C, H, W)`` to features ``(n, F)``.
         embedding: D, dimensions of the space in which views are contrasted.
-        hidden: width of the head's hidden layer.
-        head: features -> ``(n, D)``, in the place of a head of two layers.
-        temperature: divides cosine similarities, for losses that read the model's.
-        learn_temperature: whether it is a parameter.
-        normalize: whether the loss sees embeddings of unit length.
+        hidden: Width of the head's hidden layer.
+        head: Projection head from features to ``(n, D)``; default: two linear layers with a ReLU between them.
+        temperature: Temperature, which divides cosine similarities in losses that read the model's temperature.
+        learn_temperature: Whether the temperature is a parameter.
+        normalize: Whether the loss sees embeddings of unit length.
 
     Raises:
-        UserError: if the encoder is not a module, or a temperature is not positive and finite.
+        UserError: If the encoder is not a module, the temperature is not positive and finite, or a learnt one is below 0.01.
     """
 
     def __init__(
@@ -53,17 +53,18 @@ class TwoTower(TwoTowerModel):
     """An image encoder and a text encoder that meet in one space (Radford et al. 2021).
 
     Args:
-        image: any module, images ``(n, C, H, W)`` -> features ``(n, F)``.
-        text: any module, tokens ``(n, L)`` -> features ``(n, F_t)``.
-        tokenizer: a function of a list of n texts, which gives tokens ``(n, L)`` int64; L is the same for all texts.
-        vocabulary: how many tokens there are; default: what the tokenizer says.
-        embedding: D, dimensions of the space.
-        temperature: see `SimCLR`, as the next ones.
-        learn_temperature: see there.
-        normalize: see there.
+        image: Any module from images ``(n, C, H, W)`` to features ``(n, F)``.
+        text: Any module from tokens ``(n, L)`` to features ``(n, F_t)``.
+        tokenizer: Function from a list of n texts to tokens ``(n, L)`` int64; L is the same for all texts.
+        vocabulary: Number of different tokens; default: the tokenizer's attribute ``vocabulary`` or ``vocab_size``.
+        embedding: D, dimensions of the common space.
+        temperature: Temperature; see `SimCLR`.
+        learn_temperature: Whether the temperature is a parameter.
+        normalize: Whether the loss sees embeddings of unit length.
 
     Raises:
-        UserError: if a tower is not a module; if the tokenizer gives something else, or does not say how many tokens there are.
+        UserError: If a tower is not a module, the tokenizer returns anything else, the number of tokens is unknown, or the
+            temperature is impossible (see `SimCLR`).
     """
 
     def __init__(
@@ -86,30 +87,30 @@ class TwoTower(TwoTowerModel):
 
 
 class TextTower(nn.Module):
-    """A text encoder and a linear head."""
+    """Text encoder with a linear head."""
 
     def __init__(self, backbone: nn.Module, embedding: int) -> None:
         super().__init__()
         self.backbone, self.head = backbone, nn.LazyLinear(embedding, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """``(n, L)`` -> ``(n, D)``."""
+        """Maps tokens ``(n, L)`` to embeddings ``(n, D)``."""
         return self.head(self.backbone(tokens))
 
 
 class OwnTokenizer:
-    """A tokenizer of the user's own, with what is known of its tokens.
+    """A user's own tokenizer, with the number and the length of its tokens.
 
     Args:
-        function: a list of n texts -> ``(n, L)`` int64.
-        vocabulary: how many tokens there are; ``None``: the function's attribute ``vocabulary`` or ``vocab_size`` says it.
+        function: Function from a list of n texts to tokens ``(n, L)`` int64.
+        vocabulary: Number of different tokens; ``None``: the function's attribute ``vocabulary`` or ``vocab_size``.
 
     Attributes:
-        vocabulary: how many tokens there are.
-        context: L.
+        vocabulary: Number of different tokens.
+        context: L, number of tokens of a text.
 
     Raises:
-        UserError: for a function that gives something else.
+        UserError: If the function fails or returns anything else, or the number of tokens is unknown or too small.
     """
 
     def __init__(self, function: Callable[[list[str]], Tensor], vocabulary: int | None) -> None:
@@ -130,12 +131,12 @@ class OwnTokenizer:
         self.vocabulary = known
 
     def __call__(self, texts: list[str]) -> Tensor:
-        """``(n, L)`` int64 of n texts."""
+        """Returns the tokens of n texts, ``(n, L)`` int64."""
         try:
             tokens = self._function(list(texts))
         except Exception as error:
             raise UserError(
-                f"TwoTower: the tokenizer failed on a list of {len(texts)} texts, which it has to make ({len(texts)}, L) of: "
+                f"TwoTower: the tokenizer failed on a list of {len(texts)} texts; expected tokens ({len(texts)}, L): "
                 f"{type(error).__name__}: {error}. [model-tokenizer]"
             ) from error
         if not isinstance(tokens, Tensor) or tokens.dim() != 2 or len(tokens) != len(texts) or tokens.is_floating_point():
@@ -147,28 +148,31 @@ class OwnTokenizer:
 
 
 def as_model(given: Any) -> nn.Module:
-    """A model of the contract: as it is, or an encoder with a projection head.
+    """Returns a model that keeps the contract: the given model, or a `SimCLR` around the given encoder.
 
     Args:
-        given: a `SimCLR`, a `TwoTower`, another model of the contract (docs/library.md), or an encoder.
+        given: A `SimCLR`, a `TwoTower`, another model that keeps the contract (docs/library.md), or an encoder.
 
     Raises:
-        UserError: if it is not a module.
+        UserError: If `given` is not a module.
     """
     _require_module(given, "model")
     return given if hasattr(given, "temperature") and callable(getattr(given, "features", None)) else SimCLR(given)
 
 
 def finish_model(model: nn.Module, image: Tensor, tokens: Tensor | None) -> None:
-    """Runs a model once, so that layers which wait for the width of their input get it, and refuses one that does not fit.
+    """Runs a model once, so that its lazy layers learn the width of their input, and refuses a model that does not fit.
+
+    Afterwards the model is on the CPU.
 
     Args:
-        model: on its device.
-        image: ``(n, C, H, W)``, n = 2 or more.
-        tokens: ``(n, L)``, of models that read text.
+        model: Model on any device.
+        image: Images, ``(n, C, H, W)``, n = 2 or more.
+        tokens: Tokens, ``(n, L)``, for a model that reads text, else ``None``.
 
     Raises:
-        UserError: for a model that gives something else than features; for parameters on several devices, or of half precision.
+        UserError: If the model fails, its encoders do not return features, or it has no parameters, or parameters that are
+            not float32 or have no values.
     """
     _refuse_kinds(model)
     towers: list[tuple[str, nn.Module, Tensor]] = []
@@ -227,7 +231,7 @@ def _refuse_kinds(model: nn.Module) -> None:
     kinds = {one.dtype for one in ready}
     if any(one.is_meta for one in ready):
         raise UserError("the model has parameters on 'meta', which have no values: build it on a real device. [model-meta]")
-    model.to("cpu")  # heads that were just made, and a model that came on a GPU; the run moves them together
+    model.to("cpu")  # new heads are on the CPU, and the model may be on a GPU; the run moves all of it later
     if kinds != {torch.float32}:
         said = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise UserError(

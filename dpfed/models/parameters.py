@@ -1,6 +1,6 @@
-"""The trainable parameters of a model as one flat vector: what is clipped, noised, sent and hashed.
+"""The trainable parameters of a model as one flat vector, which is clipped, noised, sent and hashed.
 
-Also here: which parameters of a pretrained tower are trained, where it is neither all of them nor adapters.
+Also here: the choice of a pretrained tower's trained parameters, if these are neither all of them nor adapters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dpfed.models.options import Training
 
 
 def exact_type(device: torch.device) -> torch.dtype:
-    """What norms and sums are added up in: float32 errs by a part in a thousand over millions. mps has no better."""
+    """Returns the dtype in which norms and sums are added up: float64, because float32 errs by a part in a thousand over
+    millions of numbers; mps has only float32."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -21,7 +22,7 @@ class TrainableVector:
     """Names, shapes and order of a model's trainable parameters.
 
     Raises:
-        UserError: if nothing is trainable.
+        UserError: If the model has no trainable parameter.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,40 +35,40 @@ class TrainableVector:
         self.device = self.parameters[0].device
 
     def zeros(self) -> Tensor:
-        """An empty sum of gradients: a flat ``(P,)`` vector of `exact_type` on the model's device."""
+        """Returns an empty sum of gradients: a flat ``(P,)`` vector of `exact_type` on the model's device."""
         return torch.zeros(self.numel, dtype=exact_type(self.device), device=self.device)
 
     def split(self, flat: Tensor) -> list[Tensor]:
-        """Views into a flat ``(P,)`` vector, one per parameter, in their shapes."""
+        """Returns views into a flat ``(P,)`` vector, one per parameter, in the parameters' shapes."""
         parts = flat.split([parameter.numel() for parameter in self.parameters])
         return [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
 
     def gather(self) -> Tensor:
-        """A flat copy of the parameters' values."""
+        """Returns a flat float32 copy ``(P,)`` of the parameters' values."""
         return torch.cat([parameter.detach().reshape(-1).float() for parameter in self.parameters])
 
     @torch.no_grad()
     def assign(self, flat: Tensor) -> None:
-        """Writes a flat vector into the parameters."""
+        """Writes a flat vector ``(P,)`` into the parameters."""
         for parameter, part in zip(self.parameters, self.split(flat), strict=True):
             parameter.copy_(part)
 
 
-# Of open_clip's own image towers: the last block, and what stands behind it.
+# In open_clip's own image towers: names of the last block and of the layers after it.
 _LAST_OF_CLIP = ("transformer.resblocks.{}", "ln_post.", "proj", "attn_pool.", "layer4.{}", "attnpool.")
 
 
 def train_part(tower: nn.Module, training: Training, name: str) -> None:
-    """Freezes a tower but for what is trained of it; with ``lora``, adapters come later.
+    """Freezes a tower except for its trained part; with ``lora``, adapters are added later.
 
     Args:
-        tower: one of timm's, or the image tower of an open_clip model.
-        training: ``bias``: biases, and the scales and shifts of normalisations (DP-BiTFiT, Bu et al. 2022); ``last``: the last
-            block and what stands behind it; ``full``; otherwise nothing.
-        name: of the tower, for messages.
+        tower: Encoder of timm, or image tower of an open_clip model.
+        training: Trained part. ``full``: all parameters; ``bias``: biases, and the scales and shifts of normalisations
+            (DP-BiTFiT, Bu et al. 2022); ``last``: the last block and the layers after it; otherwise nothing.
+        name: Name of the tower, for messages.
 
     Raises:
-        UserError: if the tower has no such part.
+        UserError: If the tower has no such part.
     """
     tower.requires_grad_(training == "full")
     if training not in ("bias", "last"):
@@ -82,7 +83,7 @@ def train_part(tower: nn.Module, training: Training, name: str) -> None:
 
 
 def _last_block(tower: nn.Module) -> set[str]:
-    """The names of the last block's parameters, and of those behind it."""
+    """Returns the names of the parameters of the last block and of the layers after it."""
     trunk = getattr(tower, "trunk", None)
     if trunk is not None or hasattr(tower, "group_matcher"):
         from timm.models import group_parameters

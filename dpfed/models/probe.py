@@ -1,4 +1,4 @@
-"""Runs a copy of a model on random groups, to see what an embedding depends on."""
+"""Runs a copy of a model on random groups, to find which records an embedding depends on."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from dpfed.models.contract import embeddings_of
 
 Views = dict[str, Tensor]
 
-_MOVED = 0.1  # of its root mean square: how far each trained weight is moved; of weights that are all zero, absolute
-_EXACT = 1e-9  # of the largest value: far above rounding in float64, far below what float32 can show
+_MOVED = 0.1  # move of each trained weight, as a part of the tensor's root mean square; absolute if a tensor is all zero
+_EXACT = 1e-9  # tolerance as a part of the largest value: far above rounding in float64, far below what float32 can show
 
 
 class Probe:
-    """A copy of a model in training mode, at weights as training may reach them: gates that start at zero are open.
+    """A copy of a model in training mode. `move_weights` moves its weights to values that training may reach, with open gates.
 
     Layers that mix a group on purpose (`dpfed.models.norm`) take their statistics from the anchors alone.
 
     Attributes:
-        model: the copy.
-        draws: whether a forward pass was seen to draw random numbers.
+        model: The copy.
+        draws: Whether a forward pass has drawn random numbers.
 
     Args:
-        model: is not changed, and no random state of the process is.
-        dtype: to compute in; default: the model's own.
+        model: Model to copy. Neither the model nor any random state of the process changes.
+        dtype: Floating-point type of the computation; default: the model's own.
 
     Raises:
-        UserError: if the model cannot be copied.
+        UserError: If the model cannot be copied.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         self._dtype, self.draws = dtype, False
         try:
             self.model = copy.deepcopy(model)
-        except Exception as error:  # whatever the attributes of a user's model do
+        except Exception as error:  # the attributes of a user's model can raise anything
             raise UserError(
                 f"{type(model).__name__} cannot be copied ({error}), but dpfed checks a copy of it: if it keeps tensors of a "
                 "forward pass in its attributes, remove them. [probe-no-copy]"
@@ -55,7 +55,7 @@ class Probe:
                 module.eval()
 
     def move_weights(self) -> None:
-        """Moves everything that training moves a little, always in the same way."""
+        """Moves all trainable weights a little, by the same noise in every call, so that gates that start at zero open."""
         weights = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -66,7 +66,7 @@ class Probe:
 
     @contextlib.contextmanager
     def without_dropout(self) -> Iterator[None]:
-        """The copy in evaluation mode for a while."""
+        """Puts the copy into evaluation mode while the context is open."""
         modes = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
@@ -76,10 +76,10 @@ class Probe:
                 module.training = training
 
     def embed(self, views: Views, seed: int = 0) -> Views:
-        """The embeddings; the same seed gives dropout the same masks.
+        """Computes the embeddings of views; the same seed gives dropout the same masks.
 
         Raises:
-            UserError: if the model does not keep its contract.
+            UserError: If the model breaks the contract (`dpfed.models.contract`).
         """
         with torch.no_grad(), _seeded(views, seed):
             before = _random_state()
@@ -88,9 +88,12 @@ class Probe:
             return embeddings
 
     def leaning(self, views: Views) -> tuple[int, int] | None:
-        """Two records of which the first's embeddings have a derivative in the second's image; ``None``: there are none.
+        """Finds two records such that the first's embeddings have a derivative in the second's image.
 
-        What does not depend on an image has a derivative of exactly zero in it, however the rest is rounded.
+        An embedding that does not depend on an image has a derivative of exactly zero in it, however the rest is rounded.
+
+        Returns:
+            The numbers of the two records in the group; ``None``: there are no such records.
         """
         records = len(views["image"])
         views = self._own(views)
@@ -98,19 +101,19 @@ class Probe:
         with torch.enable_grad(), _seeded(views, 0):
             embeddings = embeddings_of(self.model, {**views, "image": leaf.clone()})  # a model may write into its views
             for record in range(records):
-                # A sum would not do: after a LayerNorm it is constant.
+                # A random weighted sum, because a plain sum after a LayerNorm is constant.
                 parts = [(z[record] * torch.randn_like(z[record])).sum() for z in embeddings.values() if z.requires_grad]
                 if not parts:
                     return None
                 (slopes,) = torch.autograd.grad(sum(parts[1:], parts[0]), leaf, retain_graph=True, allow_unused=True)
                 for other in range(records):
-                    # What is not a number has come of zero times infinity in another record's own part.
+                    # NaN comes from zero times infinity in another record's own part, so it counts as zero.
                     if slopes is not None and other != record and slopes[other].nan_to_num(0.0, 1.0, 1.0).any():
                         return record, other
         return None
 
     def activations(self, views: Views, seed: int = 0) -> list[tuple[str, Tensor]]:
-        """What every module put out, in the order in which they finished (inner modules first)."""
+        """Returns every module's name and output, in the order in which the modules finished (inner modules first)."""
         outputs: list[tuple[str, Tensor]] = []
 
         def note(path: str, module: nn.Module, _: object, output: object) -> None:
@@ -132,17 +135,17 @@ class Probe:
 
 
 def same(first: Views, second: Views) -> bool:
-    """Whether two runs gave the same, to the bit; what is not a number equals itself."""
+    """Returns whether two passes gave the same embeddings, bit for bit; NaN equals NaN."""
     return all(bool(((first[name] == second[name]) | (first[name].isnan() & second[name].isnan())).all()) for name in first)
 
 
 def close(first: Views, second: Views) -> bool:
-    """Whether two runs in float64 differ by rounding only."""
+    """Returns whether two passes in float64 differ by rounding only."""
     return all(_close(first[name], second[name], _EXACT) for name in first)
 
 
 def nearly(first: Views, second: Views) -> bool:
-    """Whether two runs, of batches of different sizes, may differ by rounding only in float32."""
+    """Returns whether two passes in float32, with batches of different sizes, differ by rounding only."""
     return all(_close(first[name], second[name], 1e-5) for name in first)
 
 
@@ -153,7 +156,7 @@ def _close(first: Tensor, second: Tensor, part: float) -> bool:
 
 @contextlib.contextmanager
 def _seeded(views: Views, seed: int) -> Iterator[None]:
-    """The same random numbers for every run, from torch, NumPy and Python; afterwards all are as they were."""
+    """Seeds torch, NumPy and Python while the context is open, and restores their random states afterwards."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     devices = {tensor.device for tensor in views.values() if tensor.is_cuda}
     try:

@@ -1,6 +1,6 @@
-"""Weights that a model starts from: where they are, whether they are of the same model, and how they get into it.
+"""Finds the weights that a model starts from, checks that they belong to the same model, and loads them.
 
-All but `StartingWeights.load_into` does without torch, so that a mistake is answered at once.
+Only `StartingWeights.load_into` imports torch, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _EXPECTED = "the folder of a finished run, its model/, or a .safetensors file of weights"
-# Of [model]: where files are, and what the weights do not depend on.
+# Keys of [model] that hold places of files, or that the weights do not depend on.
 _NOT_OF_THE_ARCHITECTURE = ("architecture", "text", "weights", "digest", "start", "start_digest", "anchors", "anchor_count")
-# Settings of a run's own objective and normalisation, which live in the model.
+# Tensors of a model that hold settings of a run's own objective.
 _SETTINGS = ("log_scale", "fixed_temperature", "bias", "logit_scale", "logit_bias")
-_OWN_OF_OPEN_CLIP = ("vision_cfg.image_size", "init_logit_bias")  # likewise, in its description
+_OWN_OF_OPEN_CLIP = ("vision_cfg.image_size", "init_logit_bias")  # settings of a run's own in an open_clip description
 _BLOCK = 1 << 20  # bytes that are hashed at a time
-_SHOWN = 3  # differences that a message names
+_SHOWN = 3  # most differences that a message names
 
 
 class MissingStart(UserError):
-    """There is nothing where the starting weights should be."""
+    """Raised if there is nothing at the path of the starting weights."""
 
 
 @dataclass(frozen=True)
 class StartingWeights:
-    """A file of weights, found.
+    """File of starting weights that was found.
 
     Attributes:
-        path: of the safetensors file; in a folder of a timm encoder, of the first of two.
-        digest: its SHA-256, hexadecimal.
-        description: what its model folder says (`describe`); ``None``: the file stands alone.
+        path: Path of the safetensors file; in a folder of a timm encoder, path of the first of several.
+        digest: SHA-256 of the file, hexadecimal.
+        description: Description in the file's model folder (`describe`); ``None``: the file stands alone.
     """
 
     path: Path
@@ -56,18 +56,18 @@ class StartingWeights:
 
     @property
     def trained(self) -> list[dict[str, Any]] | None:
-        """The runs that made the weights, oldest first; ``None``: nothing says which."""
+        """The runs that made the weights, oldest first; ``None``: unknown."""
         return None if self.description is None else self.description.get("trained")
 
     def refuse_another_architecture(self, model: ModelConfig, idle: Container[str] = ()) -> None:
-        """Refuses weights of another model, as far as their folder says what model it is.
+        """Refuses weights of another model, as far as their folder describes their model.
 
         Args:
-            model: that starts from them.
-            idle: keys such as ``model.stem``, that have no effect on it.
+            model: Configuration of the model that starts from the weights.
+            idle: Keys without effect on that model, such as ``model.stem``.
 
         Raises:
-            UserError: naming what differs.
+            UserError: If the models differ, naming the differences; or if the folder's heads are made of moments.
         """
         if self.description is None:
             return
@@ -85,8 +85,11 @@ class StartingWeights:
     def refuse_other_towers(self, model_cfg: dict[str, Any]) -> None:
         """Refuses the weights of another open_clip architecture, as far as their folder describes it.
 
+        Args:
+            model_cfg: Description of the architecture that starts from the weights, in open_clip's format.
+
         Raises:
-            UserError: naming what differs.
+            UserError: If the architectures differ, naming the differences.
         """
         try:
             there = leaves(json.loads(read_text(self.path.with_name(CLIP_CONFIG)))["model_cfg"])
@@ -97,13 +100,14 @@ class StartingWeights:
         self._refuse({key: (shown(there.get(key)), shown(here.get(key))) for key in keys if there.get(key) != here.get(key)})
 
     def load_into(self, model: nn.Module) -> None:
-        """Gives a model these weights. Temperature, bias and anchors stay the model's own: a run's objective sets them.
+        """Loads these weights into a model. Temperature, bias and anchors stay the model's own: the run's settings fix them.
 
         Args:
-            model: as it is built, without adapters.
+            model: Model as it was built, without adapters.
 
         Raises:
-            UserError: if the file is damaged, is another one than was found, or holds other tensors than the model.
+            UserError: If the file is damaged, has changed since it was found, or holds other tensors than the model, or numbers
+                that are not finite.
         """
         tensors = self._tensors()
         wanted = {name: value for name, value in model.state_dict().items() if not _is_setting(name)}
@@ -116,16 +120,16 @@ class StartingWeights:
         model.load_state_dict(given, strict=False)
 
     def refuse_damage(self) -> None:
-        """Refuses files that are not those that their description names.
+        """Refuses files whose hash differs from their description's.
 
         Raises:
-            UserError: naming the file.
+            UserError: If a file is damaged or was replaced, naming the file.
         """
         for _ in self._contents():
             pass
 
     def _contents(self) -> Iterator[tuple[Part, Path, bytes]]:
-        """The files of weights, whole."""
+        """Yields each file of weights with its path and its whole content, after checking its hash."""
         for part, digest in self._parts():
             path = self.path.parent / part.file
             content = read_file(path)
@@ -146,33 +150,36 @@ class StartingWeights:
         return tensors
 
     def _parts(self) -> list[tuple[Part, str | None]]:
-        """The files of weights, each with its hash; one that stands alone is the whole model."""
+        """Lists the files of weights, each with its hash; a file that stands alone holds the whole model."""
         if self.description is None:
             return [(Part(self.path.name), self.digest)]
         first, *others = weight_parts(_model_in(self.description))
         return [(first, self.digest), *((part, self.description.get(part.hash)) for part in others)]
 
     def _refuse(self, differences: dict[str, tuple[str, str]]) -> None:
-        """Refuses weights of which something is one thing there and another one here."""
+        """Refuses weights if there are any differences, given as name -> (value in the weights, value in this model)."""
         if not differences:
             return
-        said = [f"{name} is {there} there and {here} here" for name, (there, here) in list(differences.items())[:_SHOWN]]
+        said = [
+            f"{name} is {there} in the weights and {here} in this model"
+            for name, (there, here) in list(differences.items())[:_SHOWN]
+        ]
         more = f", and {len(differences) - _SHOWN} more differ" if len(differences) > _SHOWN else ""
         raise UserError(
             f"model.start: the weights in {self.path} are those of another model: {', '.join(said)}{more}. Set [model] as it "
-            "was, or give other weights. [start-other-model]"
+            "was for these weights, or give other weights. [start-other-model]"
         )
 
 
 def find_start(given: str | Path) -> StartingWeights:
-    """Finds the weights that a path means; reads no more than what describes them, or, of a file alone, its hash.
+    """Finds the weights at a path. Reads only their description; a file without one is read to compute its hash.
 
     Args:
-        given: a run's directory, a model folder, or a file of weights.
+        given: Path of a run's directory, of a model folder, or of a file of weights.
 
     Raises:
-        MissingStart: if nothing is there.
-        UserError: for a place where there are no weights, or a damaged description.
+        MissingStart: If there is nothing at the path.
+        UserError: If the path holds no weights, or a damaged description.
     """
     path = Path(os.path.expanduser(path_of(given, "model.start")))
     if os.path.isdir(path):
@@ -211,7 +218,7 @@ def _in_folder(folder: Path) -> StartingWeights:
 
 
 def _model_in(description: dict[str, Any]) -> ModelConfig:
-    """What of a description says where its weights are; the rest of it may be of another version."""
+    """Reads only the keys of a description that tell the files of its weights; its other keys may be of another version."""
     there = {key: description["model"].get(key) for key in ("kind", "image", "text")}
     return ModelConfig().model_copy(update={key: value for key, value in there.items() if isinstance(value, str)})
 

@@ -1,4 +1,4 @@
-"""What of a model is trained, in words and numbers: for the terminal and the privacy card."""
+"""Describes the trained part of a model in words and numbers, for the terminal and the privacy card."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _WORDS = {"full": "in full", "last": "the last block", "bias": "biases and scale
 
 @dataclass(frozen=True)
 class Trained:
-    """How much of a model is trained.
+    """The trained part of a model, counted and described.
 
     Attributes:
-        trainable: parameters that get gradients, noise and updates.
-        total: parameters, frozen ones included.
-        how: what is trained, in words.
-        start: where the weights come from, in words.
+        trainable: Number of parameters that get gradients, noise and updates.
+        total: Number of all parameters, frozen ones included.
+        how: Trained parts, in words.
+        start: Origin of the starting weights, in words.
     """
 
     trainable: int
@@ -34,7 +34,7 @@ class Trained:
 
     @property
     def bytes_per_aggregate(self) -> int:
-        """Size of the clipped sum of one step, int64: what travels between workers and coordinator."""
+        """Bytes of the clipped sum of one step, int64, which workers send to the coordinator."""
         return 8 * self.trainable
 
     def __str__(self) -> str:
@@ -43,13 +43,13 @@ class Trained:
 
 
 def trained_part(net: nn.Module, model: ModelConfig, adaptation: AdaptationConfig, closed_form: bool = False) -> Trained:
-    """Counts what a model trains and words it.
+    """Counts and describes the trained part of a model.
 
     Args:
-        net: the model.
-        model: what it was built with.
-        adaptation: what of its towers is trained.
-        closed_form: towers are frozen, and heads follow from moments.
+        net: The model.
+        model: Configuration that the model was built with.
+        adaptation: Trained parts of its towers.
+        closed_form: Whether the run is in closed form: towers are frozen, and heads follow from moments.
     """
     total = sum(parameter.numel() for parameter in net.parameters())
     how = _how_of(net) if model.is_own and not closed_form else _how(model, adaptation, closed_form)
@@ -57,7 +57,7 @@ def trained_part(net: nn.Module, model: ModelConfig, adaptation: AdaptationConfi
 
 
 def _how_of(net: nn.Module) -> str:
-    """What is trained of a model of the user's own: each of its parts in full, in part, or not at all."""
+    """Describes the trained parts of a user's own model: each child module in full, in part, or frozen."""
     found: dict[str, list[str]] = {}
     for name, part in net.named_children():
         asked = [parameter.requires_grad for parameter in part.parameters()]
@@ -89,7 +89,7 @@ def _how(model: ModelConfig, adaptation: AdaptationConfig, closed_form: bool) ->
 
 
 def start_of(model: ModelConfig) -> str:
-    """Where the weights of a model come from, in words; ``random``: from nowhere."""
+    """Describes the origin of a model's starting weights in words; ``random``: the weights are drawn."""
     image, text = image_start_of(model), model.pretrained_text
     if text is None or model.start is not None:
         return image
@@ -98,7 +98,7 @@ def start_of(model: ModelConfig) -> str:
 
 
 def image_start_of(model: ModelConfig) -> str:
-    """The same of the image tower."""
+    """Describes the origin of the image tower's starting weights in words; ``random``: the weights are drawn."""
     if model.start is not None:
         return "procedural images" if model.start == PROCEDURAL else f"'{'/'.join(Path(model.start).parts[-2:])}'"
     if model.is_own:

@@ -1,4 +1,4 @@
-"""The text tower: a small pre-norm transformer over token numbers."""
+"""dpfed's own text tower: a small pre-norm transformer over token numbers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-_EXPANSION = 2  # hidden width of the feed-forward layers; 4 is usual, but each parameter more is one more that gets noise
+_EXPANSION = 2  # relative hidden width of the feed-forward layers; 4 is usual, but each further parameter gets noise, too
 
 
 class TextTransformer(nn.Module):
-    """Captions to vectors.
+    """Transformer that maps captions to vectors.
 
-    No dropout (a group's gradient is then a function of its records and views alone) and few operations, because in private
-    training it runs on a handful of captions at a time, where starting an operation costs more than computing it.
+    It has no dropout, so a group's gradient is a function of its records and views alone. It has few operations, because
+    private training runs it on a handful of captions at a time, where starting an operation costs more than computing it.
 
     Args:
-        vocabulary: token numbers; 0 is padding.
-        width: dimensions of a token.
-        layers: transformer blocks.
-        heads: attention heads, a divisor of `width`.
-        context: longest caption, tokens.
-        out: dimensions of the result.
+        vocabulary: Number of different tokens; token 0 is padding.
+        width: Dimensions of a token.
+        layers: Number of transformer blocks.
+        heads: Number of attention heads, a divisor of `width`.
+        context: Number of tokens of the longest caption.
+        out: Dimensions of the result.
     """
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, context: int, out: int) -> None:
@@ -40,10 +40,10 @@ class TextTransformer(nn.Module):
         nn.init.normal_(self.position, std=0.3)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """``(n, L)`` int64 tokens, L up to `context` -> ``(n, out)``, the projected mean over the tokens.
+        """Maps tokens ``(n, L)`` int64, L up to `context`, to ``(n, out)``, the projected mean over the tokens.
 
-        A caption of padding only is read as one padding token, so that its result is finite. Always in float32: the tower is
-        small, and the batched backward pass of torch.func mixes types up under autocast.
+        A caption of padding only is read as one padding token, so that its result is finite. The computation is always in
+        float32: the tower is small, and the batched backward pass of torch.func confuses types under autocast.
         """
         with torch.autocast(tokens.device.type, enabled=False):
             return self._read(tokens)
@@ -63,7 +63,7 @@ class TextTransformer(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention and feed-forward, without biases: LayerNorm has one, and each tensor more is one more to clip and to add up."""
+    """Attention and feed-forward without biases: LayerNorm has a bias, and each further tensor must be clipped and added up."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Block(nn.Module):
         self.contract = nn.Linear(_EXPANSION * width, width, bias=False)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Tokens of n captions, ``(n L, width)``, with a key mask ``(n, 1, 1, L)`` of bool."""
+        """Maps the tokens of n captions, ``(n L, width)``, to the same shape, with a bool key mask ``(n, 1, 1, L)``."""
         qkv = self.qkv(self.norm1(x)).view(len(mask), -1, 3, self.heads, x.shape[1] // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         scores = (q @ k.mT).div(q.shape[-1] ** 0.5).masked_fill(~mask, -math.inf)

@@ -1,7 +1,7 @@
-"""Where a pretrained text tower is: a folder of the Hugging Face format, local or fetched once; read without torch.
+"""Blueprints of pretrained text towers: folders in the Hugging Face format, local or fetched once; read without torch.
 
-The folder holds ``config.json``, the tokenizer's files and ``model.safetensors``, and, where sentence-transformers wrote it,
-``modules.json`` and how the tokens of a text become one vector. Nothing in it is executed.
+A folder holds ``config.json``, the tokenizer's files and ``model.safetensors``. One that sentence-transformers wrote also holds
+``modules.json`` and the pooling, which makes one vector from the tokens of a text. Nothing in the folder is executed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LENGTH = "sentence_bert_config.json"
 POOLING = "1_Pooling/config.json"
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 _FETCHED = ["*.json", "*.txt", "*.model", WEIGHTS, "1_Pooling/*.json"]
-_KNOWN = ("Transformer", "Pooling", "Normalize")  # modules of sentence-transformers; lengths do not matter to us
-_LONGEST = 512  # tokens, where a model knows no end
+_KNOWN = ("Transformer", "Pooling", "Normalize")  # supported modules of sentence-transformers; dpfed needs no Normalize
+_LONGEST = 512  # tokens, for a model without a limit of its own
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class TextBlueprint:
     """A text tower that can be built.
 
     Attributes:
-        folder: of its files.
-        width: dimensions of its features.
-        vocabulary: token numbers.
-        context: tokens of a text that are read.
-        padding: the token number of what is not a token.
-        pooling: how the tokens of a text become one vector: ``mean`` of all, or the first one's (``cls``).
+        folder: Folder of the tower's files.
+        width: Dimensions of its features.
+        vocabulary: Number of different tokens.
+        context: Number of tokens of a text that the tower reads.
+        padding: Number of the padding token.
+        pooling: Pooling of a text's tokens into one vector: ``mean`` of all tokens, or the first token's vector (``cls``).
     """
 
     folder: Path
@@ -63,14 +63,14 @@ class TextBlueprint:
 
 
 def text_blueprint(name: str, weights: bool = True) -> TextBlueprint:
-    """Looks up what ``model.text`` names; only a name of the hub that is not on this machine yet is fetched.
+    """Looks up the text tower that ``model.text`` names; fetches only a tower of the hub that is not on this machine yet.
 
     Args:
-        name: ``sentence-transformers/NAME``, or a folder.
-        weights: they must be there, too.
+        name: Name ``sentence-transformers/NAME``, or a folder.
+        weights: Whether the weights must be there, too.
 
     Raises:
-        UserError: if there is no such folder, or a file is missing or says what dpfed cannot do.
+        UserError: If there is no such folder, or a file is missing, unreadable or asks for something unsupported.
     """
     if importlib.util.find_spec("transformers") is None:
         raise UserError(f"model.text = '{name}' needs the package transformers: install dpfed[text]. [text-package]")
@@ -114,7 +114,7 @@ def _fetched(name: str) -> Path:
     try:
         with quiet():
             return Path(snapshot_download(name, allow_patterns=_FETCHED))
-    except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
+    except Exception as error:  # a download can raise anything: the network, the disk, the hub's client
         raise UserError(
             f"model.text = '{name}' is unavailable ({not_fetched(error)}); give a folder. [text-unavailable]"
         ) from error

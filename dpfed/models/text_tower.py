@@ -19,30 +19,30 @@ _SENTENCE_MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"))
 
 
 class FrozenTextTower(nn.Module):
-    """Texts to vectors by weights that are never trained; always in evaluation mode, so nothing is drawn by chance.
+    """Maps texts to vectors by weights that are never trained. It stays in evaluation mode, so it draws no random numbers.
 
     Args:
-        net: of transformers.
-        spec: what it is made of.
+        net: Model of transformers.
+        spec: Blueprint of the tower.
     """
 
-    net: Any  # of transformers
+    net: Any  # model of transformers
 
     def __init__(self, net: nn.Module, spec: TextBlueprint) -> None:
         super().__init__()
         self.net, self.spec, self.several_layers = net, spec, False
         for module in net.modules():
-            if isinstance(module, nn.Dropout):  # where it could draw, engines would take one group at a time
+            if isinstance(module, nn.Dropout):  # engines would pass one group at a time if dropout could draw
                 module.p = 0.0
         self.requires_grad_(False)
         self.train()
 
     def train(self, mode: bool = True) -> FrozenTextTower:
-        """Stays in evaluation mode."""
+        """Keeps the tower in evaluation mode, whatever the mode."""
         return super().train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> FrozenTextTower:
-        """Stays frozen."""
+        """Keeps the tower frozen, whatever the argument."""
         return super().requires_grad_(False)
 
     @property
@@ -55,7 +55,7 @@ class FrozenTextTower(nn.Module):
         self.several_layers = True
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """``(n, L)`` int64 tokens -> ``(n, F)`` float32; a text of padding only is read as one token of padding."""
+        """Maps tokens ``(n, L)`` int64 to features ``(n, F)`` float32; reads a text of padding only as one padding token."""
         first = torch.arange(tokens.shape[1], device=tokens.device) == 0
         real = ((tokens != self.spec.padding) | first).long()
         with torch.autocast(tokens.device.type, enabled=False):
@@ -74,11 +74,11 @@ class FrozenTextTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """A frozen tower and a head that is trained.
+    """Frozen tower with a trained head.
 
     Args:
-        backbone: tokens ``(n, L)`` -> features ``(n, F)``.
-        head: features -> ``(n, D)``.
+        backbone: Tower from tokens ``(n, L)`` to features ``(n, F)``.
+        head: Head from features to ``(n, D)``.
     """
 
     def __init__(self, backbone: FrozenTextTower, head: nn.Module) -> None:
@@ -86,7 +86,7 @@ class TextTower(nn.Module):
         self.backbone, self.head = backbone, head
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """``(n, L)`` int64 tokens -> ``(n, D)``."""
+        """Maps tokens ``(n, L)`` int64 to ``(n, D)``, not of unit length."""
         return self.head(self.backbone(tokens))
 
 
@@ -94,19 +94,19 @@ def build_text_tower(spec: TextBlueprint, out: int, load_weights: bool = True) -
     """Builds a tower; the head is drawn from torch's global generator.
 
     Args:
-        spec: where it is.
-        out: D.
-        load_weights: read them; otherwise they are to be loaded over random ones.
+        spec: Blueprint of the tower.
+        out: D, dimensions of the head's output.
+        load_weights: Whether to read the weights; False leaves them random, for a checkpoint to be loaded over them.
 
     Raises:
-        UserError: if transformers cannot build it, or its weights do not fit.
+        UserError: If transformers cannot build the tower, or its weights do not fit.
     """
     with torch.random.fork_rng(devices=[]), quiet():
         try:
             net = _load(spec, load_weights)
         except UserError:
             raise
-        except Exception as error:  # whatever a description or a file of weights can do to transformers
+        except Exception as error:  # a bad description or file of weights can make transformers raise anything
             raise UserError(f"model.text: the tower in {spec.folder} cannot be built: {words(error)}. [text-build]") from error
     return TextTower(FrozenTextTower(net, spec), nn.Linear(spec.width, out, bias=False))
 
@@ -123,7 +123,7 @@ def _load(spec: TextBlueprint, load_weights: bool) -> nn.Module:
         raise UserError(f"model.text: {spec.folder} holds a decoder, too; give an encoder alone. [text-has-decoder]")
     if not load_weights:
         return AutoModel.from_config(config, trust_remote_code=False, attn_implementation="eager")
-    # "eager" asks of no batch whether it has padding: so a text's features do not depend on the texts beside it.
+    # "eager" attention does not depend on whether a batch has padding, so a text's features do not depend on other texts.
     options = {**given, "use_safetensors": True, "attn_implementation": "eager", "dtype": torch.float32}
     net, found = AutoModel.from_pretrained(spec.folder, config=config, output_loading_info=True, **options)
     missing = [name for name in found["missing_keys"] if not name.startswith("pooler.")]
@@ -133,13 +133,13 @@ def _load(spec: TextBlueprint, load_weights: bool) -> nn.Module:
 
 
 class TextTokenizer:
-    """Texts to token numbers, as a pretrained tower learnt to read them; nothing is learnt from the texts.
+    """Turns texts into the token numbers that a pretrained tower was trained on; nothing is learnt from the texts.
 
     Args:
-        spec: of the tower.
+        spec: Blueprint of the tower.
 
     Raises:
-        UserError: if transformers cannot read the tokenizer's files.
+        UserError: If transformers cannot read the tokenizer's files.
     """
 
     def __init__(self, spec: TextBlueprint) -> None:
@@ -148,16 +148,16 @@ class TextTokenizer:
         try:
             with quiet():
                 self.stock = AutoTokenizer.from_pretrained(spec.folder, trust_remote_code=False, local_files_only=True)
-        except Exception as error:  # whatever a damaged file can do to transformers
+        except Exception as error:  # a damaged file can make transformers raise anything
             raise UserError(f"model.text: the tokenizer in {spec.folder} fails ({words(error)}). [text-tokenizer]") from error
         self.vocabulary, self.context, self._padding = spec.vocabulary, spec.context, spec.padding
 
     def __call__(self, texts: list[str]) -> Tensor:
-        """Token numbers ``(n, context)`` int64 of n texts, padded on the right."""
+        """Returns the token numbers of n texts, ``(n, context)`` int64, padded on the right."""
         tokens = torch.full((len(texts), self.context), self._padding, dtype=torch.int64)
         if not texts:
             return tokens
-        beginnings = [text[: 64 * self.context] for text in texts]  # tokenizers take minutes over a million characters
+        beginnings = [text[: 64 * self.context] for text in texts]  # tokenizers take minutes for a million characters
         numbers = self.stock(beginnings, truncation=True, max_length=self.context, padding=False)["input_ids"]
         for row, own in zip(tokens, numbers, strict=True):
             row[: len(own)] = torch.tensor(own)
@@ -165,7 +165,7 @@ class TextTokenizer:
 
 
 def save_tower_files(tower: FrozenTextTower, tokenizer: TextTokenizer, folder: Path) -> None:
-    """Writes all of a tower but its weights, as transformers and sentence-transformers read it."""
+    """Writes all files of a tower except its weights, as transformers and sentence-transformers read them."""
     tower.net.config.save_pretrained(folder)
     tokenizer.stock.save_pretrained(folder)
     (folder / POOLING).parent.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
-"""What a timm or torchvision encoder is made of before it is built: architecture, preprocessing, and where its weights are.
+"""Blueprints of timm and torchvision encoders before they are built: architecture, preprocessing, and the place of the weights.
 
 Weights are a tag that timm or torchvision knows, or a local file or folder. Nothing is downloaded unless a tag asks for it. An
-encoder must keep records apart: BatchNorm has the fixed statistics of pretrained weights (`dpfed.models.norm`), and is refused
-without such weights.
+encoder must not mix records: BatchNorm uses the fixed statistics of pretrained weights (`dpfed.models.norm`), and is refused
+without pretrained weights.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from dpfed.models.torchvision_encoders import create as create_torchvision
 from dpfed.models.torchvision_encoders import described, weights_of
 from dpfed.models.weight_files import not_fetched, words
 
-_FILES = (WEIGHTS, "pytorch_model.bin", "pytorch_model.pth", "model.pth")  # of weights in a folder, the first wins
-_SIZES = ("img_size", "in_chans", "num_classes")  # arguments that leave the layers between the first and the last alone
-RESIZE = {"center": "crop", "squash": "squash", "border": "pad"}  # timm's crop_mode, and our word
+_FILES = (WEIGHTS, "pytorch_model.bin", "pytorch_model.pth", "model.pth")  # files of weights in a folder; the first is taken
+_SIZES = ("img_size", "in_chans", "num_classes")  # arguments that do not change the layers between the first and the last
+RESIZE = {"center": "crop", "squash": "squash", "border": "pad"}  # timm's crop_mode -> dpfed's data.resize
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class TimmBlueprint:
     """A timm or torchvision encoder that can be built.
 
     Attributes:
-        name: of the architecture; torchvision's has its prefix.
-        cfg: timm's ``pretrained_cfg`` of the weights, or of the architecture.
-        preprocessing: what the weights expect; without weights dpfed's own.
-        published: the weights are to be fetched by timm, which knows them.
-        file: local weights, or ``None``; with none of these, weights are random.
-        started: the model has starting weights (``model.start``), which take their place.
+        name: Name of the architecture, with the prefix ``torchvision/`` for torchvision's.
+        cfg: Configuration of the weights or of the architecture, in the form of timm's ``pretrained_cfg``.
+        preprocessing: Preprocessing that the weights expect; without weights, dpfed's own.
+        published: Whether timm or torchvision knows the weights and fetches them.
+        file: File of local weights, or ``None``.
+        started: Whether the model has starting weights (``model.start``) instead. Without any weights they are random.
     """
 
     name: str
@@ -58,22 +58,22 @@ class TimmBlueprint:
 
     @property
     def title(self) -> str:
-        """What `model.image` says."""
+        """Name of the encoder as `model.image` gives it."""
         return _title(self.name)
 
     @property
     def random(self) -> bool:
-        """Whether the weights are random, and BatchNorm would have no statistics."""
+        """Returns whether the weights are random; BatchNorm would then have no statistics."""
         return not (self.published or self.file or self.started)
 
     @property
     def size(self) -> int:
-        """Side of the images that the architecture is made for, pixels."""
+        """Side of the images that the architecture expects, pixels."""
         return int(self.cfg["input_size"][-1])
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether the architecture has BatchNorm, whose statistics are never trained and never sent."""
+        """Returns whether the architecture has BatchNorm, whose statistics are never trained and never sent."""
         return _shapes(self.name)[1]
 
     @property
@@ -81,7 +81,7 @@ class TimmBlueprint:
         """Hash of architecture and preprocessing, not of the weights.
 
         Raises:
-            UserError: if the architecture cannot be built, or has BatchNorm and no pretrained weights.
+            UserError: If the architecture cannot be built, or has BatchNorm and no pretrained weights.
         """
         if self.has_batch_norm and self.random:
             raise batch_norm_without_weights(self.name)
@@ -90,10 +90,10 @@ class TimmBlueprint:
 
 
 def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
-    """Looks up what a configuration names; builds and fetches nothing.
+    """Looks up the encoder that a configuration names; builds and fetches nothing.
 
     Raises:
-        UserError: for an unknown architecture, unknown weights, or a missing package.
+        UserError: For an unknown architecture, unknown weights, or a missing package.
     """
     name, weights = model.timm or "", model.weights
     if name.startswith(TORCHVISION):
@@ -152,7 +152,7 @@ def _title(name: str) -> str:
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """What the description in a folder says."""
+    """Reads timm's description of the weights in a folder."""
     try:
         return dict(json.loads(read_text(folder / TIMM_CONFIG)))
     except (OSError, ValueError, TypeError) as error:
@@ -162,10 +162,15 @@ def _of_folder(folder: Path) -> dict[str, Any]:
 
 
 def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, Any]:
-    """The ``pretrained_cfg`` of a description that must be one of the architecture as timm builds it by name.
+    """Returns the part of ``pretrained_cfg`` in timm's description that dpfed uses.
+
+    Args:
+        name: Name of the architecture; the description must be of this architecture, as timm builds it by name.
+        where: Place of the weights, for messages.
+        description: timm's description of the weights.
 
     Raises:
-        UserError: for another architecture, or a changed one.
+        UserError: If the description is of another architecture, or of a changed one, or malformed.
     """
     architecture, arguments = description.get("architecture"), description.get("model_args") or {}
     cfg = description.get("pretrained_cfg", description)
@@ -193,15 +198,15 @@ def _preprocessing(cfg: dict[str, Any]) -> Preprocessing:
 
 
 def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn.Module:
-    """The model without its classifier.
+    """Builds the model of a blueprint without its classifier.
 
     Args:
-        spec: names it.
-        pretrained: fetch the published weights; otherwise they are drawn from torch's global generator.
-        options: further arguments of timm's ``create_model``.
+        spec: Blueprint of the encoder.
+        pretrained: Whether to fetch the published weights; otherwise they are drawn from torch's global generator.
+        options: Further arguments of timm's ``create_model``.
 
     Raises:
-        UserError: if it cannot be built so, or its weights are not available.
+        UserError: If the model cannot be built with these arguments, or its weights are not available.
     """
     from timm import create_model
 
@@ -225,7 +230,7 @@ def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn
 
 
 def batch_norm_without_weights(name: str) -> UserError:
-    """For an encoder whose BatchNorm has no statistics but those of the private records."""
+    """Makes the error for an encoder whose BatchNorm would have to take its statistics from private records."""
     import timm
 
     siblings = [known for known in timm.list_models("*_gn") if not known.startswith("test_")]
@@ -239,7 +244,7 @@ def batch_norm_without_weights(name: str) -> UserError:
 
 @functools.cache
 def _shapes(name: str) -> tuple[dict[str, list[int]], bool]:
-    """The names and shapes of an architecture's tensors, which tell one version of timm from another; and whether it has
+    """Returns the shapes of an architecture's tensors by name, which may differ between versions of timm, and whether it has
     BatchNorm."""
     spec = TimmBlueprint(name, _cfg_of(name), Preprocessing())
     with torch.random.fork_rng(devices=[]):
@@ -253,7 +258,7 @@ def _shapes(name: str) -> tuple[dict[str, list[int]], bool]:
 
 
 def _cfg_of(name: str) -> dict[str, Any]:
-    """What an architecture is like with its first weights."""
+    """Returns the ``pretrained_cfg`` of an architecture's default weights."""
     if name.startswith(TORCHVISION):
         return described(name.removeprefix(TORCHVISION), None)[0]
     from timm.models import PretrainedCfg, get_pretrained_cfg

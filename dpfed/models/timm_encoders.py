@@ -50,11 +50,11 @@ class TimmEncoder(nn.Module):
             self.several_layers, self.features_dim = True, self.features_dim + sum(stages)
 
     def train(self, mode: bool = True) -> TimmEncoder:
-        """A frozen encoder stays in evaluation mode."""
+        """Sets training mode; a frozen encoder stays in evaluation mode."""
         return super().train(mode and any(parameter.requires_grad for parameter in self.parameters()))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalised images ``(n, 3, H, W)`` -> ``(n, features_dim)``."""
+        """Maps normalised images ``(n, 3, H, W)`` to features ``(n, features_dim)``."""
         if not self.several_layers:
             return self.timm(images)
         net: Any = self.timm
@@ -78,13 +78,13 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
     """Builds an encoder; random weights are drawn from torch's global generator.
 
     Args:
-        model: names it.
-        size: side of the images, pixels; default: the architecture's own. Position embeddings are resized.
-        load_weights: fetch or read the weights that the configuration names.
+        model: Configuration of the model, which names the encoder.
+        size: Side of the images, pixels; default: the architecture's own. Position embeddings are resized.
+        load_weights: Whether to fetch or read the weights that the configuration names.
 
     Raises:
-        UserError: if the architecture has BatchNorm and no weights, or does not take such images, or the weights are missing
-            or do not fit.
+        UserError: If the architecture has BatchNorm and no weights, or does not take images of this size, or the weights are
+            missing or do not fit.
     """
     spec = timm_blueprint(model)
     size = size or spec.size
@@ -100,14 +100,14 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
     if fix_batch_norm(net) and load_weights and spec.random:
         raise batch_norm_without_weights(spec.name)
     for module in net.modules():
-        if getattr(module, "inplace", False):  # neither torch.func nor hooks on gradients allow it
+        if getattr(module, "inplace", False):  # neither torch.func nor gradient hooks allow in-place operations
             module.inplace = False  # type: ignore[assignment]
         _draw_nothing(module)
     return TimmEncoder(net, _features_dim(spec.title, net, size))
 
 
 def _draw_nothing(module: nn.Module) -> None:
-    """Turns dropout and stochastic depth off: torch's global generator is not part of a run, and engines could not agree."""
+    """Turns dropout and stochastic depth off: torch's global generator is not part of a run, and engines would disagree."""
     from timm.layers import DropBlock2d, DropPath, PatchDropout
     from torchvision.ops import StochasticDepth
 
@@ -119,13 +119,13 @@ def _draw_nothing(module: nn.Module) -> None:
 
 
 def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: dict[str, Any]) -> nn.Module:
-    """With given weights, all of which must fit; a classifier among them is taken off.
+    """Builds the model with given weights, all of which must fit; removes a classifier among them.
 
     Args:
-        spec: names the architecture.
-        state: the weights.
-        where: they are from, for messages.
-        options: further arguments of timm's ``create_model``.
+        spec: Blueprint of the encoder.
+        state: Weights by name.
+        where: Place of the weights, for messages.
+        options: Further arguments of timm's ``create_model``.
     """
     from timm import create_model
 
@@ -138,7 +138,7 @@ def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: di
         places = spec.cfg.get("classifier") or ()
         heads = [state.get(f"{place}.weight") for place in ((places,) if isinstance(places, str) else places)]
         classes = next((len(head) for head in heads if head is not None), 0)
-        # With as many classes as the file has, timm expects every tensor to be there and to fit.
+        # If the number of classes is the file's, timm requires every tensor to be there and to fit.
         given = {"state_dict": state, "num_classes": classes, "label_offset": 0, "custom_load": False}
         net: Any = create_model(spec.name, pretrained=True, pretrained_cfg_overlay=given, num_classes=classes, **options)
         net.reset_classifier(0)
@@ -148,10 +148,10 @@ def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: di
 
 @torch.no_grad()
 def _features_dim(title: str, net: nn.Module, size: int) -> int:
-    """Runs a black image, to see whether the encoder takes it and what comes out.
+    """Runs the encoder on a black image, and returns the number of features.
 
     Raises:
-        UserError: if it does not, or does not give one vector.
+        UserError: If the encoder does not take images of this size, or does not return one vector per image.
     """
     patch = getattr(getattr(net, "patch_embed", None), "patch_size", None)
     patch = patch[0] if isinstance(patch, (tuple, list)) else patch
@@ -164,7 +164,7 @@ def _features_dim(title: str, net: nn.Module, size: int) -> int:
     weight = next(net.parameters())
     try:
         features = net.eval()(weight.new_zeros(1, 3, size, size))
-    except Exception as error:  # whatever a model says of an image that is too small or too large
+    except Exception as error:  # a model can raise anything for an image that is too small or too large
         raise UserError(f"{title} takes no images of {size} pixels ({words(error)}): try another. [encoder-size]") from error
     finally:
         net.train()
@@ -174,13 +174,13 @@ def _features_dim(title: str, net: nn.Module, size: int) -> int:
 
 
 def local_dir_config(encoder: TimmEncoder, name: str, preprocessing: Preprocessing, size: int) -> dict[str, Any]:
-    """What timm reads in ``config.json`` beside the weights: ``timm.create_model("local-dir:DIR", pretrained=True)``.
+    """Makes the ``config.json`` that timm reads beside the weights: ``timm.create_model("local-dir:DIR", pretrained=True)``.
 
     Args:
-        encoder: trained, with adapters or without.
-        name: of the architecture.
-        preprocessing: of the images in training.
-        size: their side, pixels.
+        encoder: Trained encoder, with adapters or without.
+        name: Name of the architecture.
+        preprocessing: Preprocessing of the images in training.
+        size: Side of the images in training, pixels.
     """
     net: Any = encoder.timm
     cfg = net.pretrained_cfg

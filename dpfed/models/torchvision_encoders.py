@@ -1,4 +1,4 @@
-"""Image encoders of torchvision (``model.image = "torchvision/NAME"``): what timm does not build, in the same wrapper."""
+"""Image encoders of torchvision (``model.image = "torchvision/NAME"``), which timm does not build, in the same wrapper."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _SIZE = 224  # pixels
 
 
 def known() -> list[str]:
-    """Names of torchvision's classifiers of images."""
+    """Lists the names of torchvision's image classifiers."""
     from torchvision import models
 
     return models.list_models(module=models)
 
 
 def weights_of(name: str) -> dict[str, Any]:
-    """The published weights of an architecture by their tags, such as ``IMAGENET1K_V1``.
+    """Returns the published weights of an architecture by their tags, such as ``IMAGENET1K_V1``.
 
     Raises:
-        UserError: for an architecture that torchvision does not have.
+        UserError: If torchvision has no such architecture.
     """
     from torchvision import models
 
@@ -34,11 +34,14 @@ def weights_of(name: str) -> dict[str, Any]:
 
 
 def described(name: str, tag: str | None) -> tuple[dict[str, Any], Preprocessing]:
-    """The size of an architecture's images and what its weights expect of them, as timm words them.
+    """Describes the images that an architecture's weights expect.
 
     Args:
-        name: of the architecture, without the prefix.
-        tag: of published weights; default: those that the architecture is known by, whatever their values are.
+        name: Name of the architecture, without the prefix.
+        tag: Tag of published weights; default: the description of the architecture's first weights, without loading them.
+
+    Returns:
+        The description in the form of timm's ``pretrained_cfg``, and the preprocessing.
     """
     weights = weights_of(name)
     expected = weights[tag].transforms() if tag else next(iter(weights.values())).transforms()
@@ -52,16 +55,16 @@ def described(name: str, tag: str | None) -> tuple[dict[str, Any], Preprocessing
 
 
 def create(name: str, tag: str | None, state: dict[str, Tensor] | None = None) -> nn.Module:
-    """The model without its classifier.
+    """Builds a torchvision model without its classifier.
 
     Args:
-        name: of the architecture, without the prefix.
-        tag: of published weights, which torchvision fetches; ``None``: none.
-        state: weights in their place, all of which must fit, with a classifier of any number of classes or none.
+        name: Name of the architecture, without the prefix.
+        tag: Tag of published weights, which torchvision fetches; ``None``: random weights.
+        state: Weights by name that replace these; all must fit. They may have a classifier of any number of classes, or none.
 
     Raises:
-        UserError: for an architecture whose classifier is not a linear layer at its end.
-        RuntimeError: for weights that do not fit.
+        UserError: If the architecture's classifier is not a linear layer at its end.
+        RuntimeError: If the weights do not fit.
     """
     from torchvision import models
 

@@ -29,13 +29,17 @@ _NOT_TEXT = ("visual.", "logit_", "text_decoder.")
 class ClipModel(nn.Module):
     """An open_clip model under the contract of docs/architecture.md.
 
-    Temperature and bias live in open_clip's own ``logit_scale`` and ``logit_bias``, so that a saved model says the same of a
-    pair in stock open_clip.
+    Temperature and bias live in open_clip's own ``logit_scale`` and ``logit_bias``, so that a saved model gives a pair the same
+    score in stock open_clip.
 
     Args:
-        clip: the open_clip module.
-        model_cfg: its description, as open_clip would read it.
-        objective: temperature and bias, fixed or where learning starts; whether `forward` gives embeddings of unit length.
+        clip: Module of open_clip.
+        model_cfg: Description of both towers in open_clip's format.
+        objective: Objective with temperature and bias (initial values, if learnt). It also says whether `forward` returns
+            embeddings of unit length.
+
+    Raises:
+        UserError: If a learnt temperature starts below 0.01.
     """
 
     clip: Any  # open_clip ships no types
@@ -43,7 +47,7 @@ class ClipModel(nn.Module):
     def __init__(self, clip: Any, model_cfg: dict[str, Any], objective: ObjectiveConfig) -> None:
         super().__init__()
         self.clip = clip
-        self.image_head: nn.Module = nn.Identity()  # behind all of it (`dpfed.models.moments`)
+        self.image_head: nn.Module = nn.Identity()  # the last layer, a head of moments if there is one (`dpfed.models.moments`)
         self.text_head: nn.Module = nn.Identity()
         self.model_cfg = dict(model_cfg)
         if objective.learn_temperature and objective.temperature < MIN_TEMPERATURE:
@@ -62,43 +66,43 @@ class ClipModel(nn.Module):
 
     @property
     def temperature(self) -> torch.Tensor:
-        """What the cosine similarities are divided by: a scalar tensor, at least 0.01 where it is learnt."""
+        """Temperature, which divides the cosine similarities: a scalar tensor, at least 0.01 if it is learnt."""
         return torch.exp(-self.clip.logit_scale).clamp(min=self._least).reshape(())
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """Added to every logit of a pairwise loss: a scalar tensor, or ``None``."""
+        """Bias, which is added to every logit of a pairwise loss: a scalar tensor, or ``None``."""
         bias = getattr(self.clip, "logit_bias", None)
         return None if bias is None else bias.reshape(())
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}``."""
+        """Maps views ``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` to ``{"image": (S, V, D), "text": (S, W, D)}``."""
         unit, raw = (self.embed_images, self.embed_text), (self.project_images, self.project_text)
         image, text = unit if self.unit_length else raw
         return {"image": per_view(image, views["image"]), "text": per_view(text, views["text"])}
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """Image features ``(n, D)`` of normalised images ``(n, 3, H, W)``: what open_clip's ``encode_image`` gives."""
+        """Computes image features ``(n, D)`` of normalised images ``(n, 3, H, W)``, with open_clip's ``encode_image``."""
         return self.clip.encode_image(images)
 
     def text_features(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Text features ``(n, D)`` of tokens ``(n, L)``: what open_clip's ``encode_text`` gives."""
+        """Computes text features ``(n, D)`` of tokens ``(n, L)``, with open_clip's ``encode_text``."""
         return self.clip.encode_text(tokens)
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
+        """Computes embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
         return F.normalize(self.project_images(images), dim=-1)
 
     def embed_text(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embeddings ``(n, D)`` of unit length of tokens ``(n, L)``."""
+        """Computes embeddings ``(n, D)`` of unit length of tokens ``(n, L)``."""
         return F.normalize(self.project_text(tokens), dim=-1)
 
     def project_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Image embeddings ``(n, D)``, not scaled to unit length, of normalised images ``(n, 3, H, W)``."""
+        """Computes image embeddings ``(n, D)``, not scaled to unit length, of normalised images ``(n, 3, H, W)``."""
         return self.image_head(self.features(images))
 
     def project_text(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Text embeddings ``(n, D)``, not scaled to unit length, of tokens ``(n, L)``."""
+        """Computes text embeddings ``(n, D)``, not scaled to unit length, of tokens ``(n, L)``."""
         return self.text_head(self.text_features(tokens))
 
 
@@ -108,25 +112,26 @@ def build_clip(
     """Builds an open_clip model; random weights are drawn from torch's global generator.
 
     Args:
-        spec: what to build.
-        objective: temperature and bias.
-        size: side of the images, pixels; where it is not the architecture's own, position embeddings are resized.
-        load_weights: fetch or read the weights that the blueprint names.
-        start: weights that are taken instead.
+        spec: Blueprint of the model.
+        objective: Objective with temperature and bias.
+        size: Side of the images, pixels; if it is not the architecture's own, position embeddings are resized.
+        load_weights: Whether to fetch or read the weights that the blueprint names.
+        start: Starting weights; they replace the blueprint's.
 
     Raises:
-        UserError: if the architecture cannot be built, or the weights are not available or do not fit.
+        UserError: If the architecture cannot be built, the weights are not available or do not fit, or it has BatchNorm and no
+            pretrained weights.
     """
     import open_clip
 
     with tempfile.TemporaryDirectory() as folder, quiet():
-        # Any architecture is a local-dir: the one way into open_clip that takes a description and downloads nothing.
+        # The architecture is given as a local-dir: only so does open_clip accept a description and download nothing.
         Path(folder, CONFIG).write_text(json.dumps({"model_cfg": spec.model_cfg}), encoding="utf-8")
         try:
             clip = open_clip.create_model(
                 f"{LOCAL_DIR}{folder}",
                 load_weights=False,
-                device=torch.get_default_device(),  # "meta" where the model's size is asked for
+                device=torch.get_default_device(),  # "meta" if the caller only counts parameters
                 pretrained_text=False,
                 force_image_size=None if size == spec.size else size,
                 force_patch_dropout=None if "timm_model_name" in spec.model_cfg["vision_cfg"] else 0.0,
@@ -148,10 +153,15 @@ def build_clip(
 
 
 def adapt(model: ClipModel, adaptation: AdaptationConfig, objective: ObjectiveConfig) -> None:
-    """Freezes everything but what is to be trained, and adds adapters.
+    """Freezes everything except the trained parts, and adds adapters.
+
+    Args:
+        model: Model to adapt, in place.
+        adaptation: Trained parts of both towers.
+        objective: Objective, which says whether temperature and bias are learnt.
 
     Raises:
-        UserError: if the part that should be trained is not there.
+        UserError: If the model lacks a part that should be trained.
     """
     clip = model.clip
     model.requires_grad_(False)
@@ -168,7 +178,7 @@ def adapt(model: ClipModel, adaptation: AdaptationConfig, objective: ObjectiveCo
         tower = clip.text if hasattr(clip, "text") else clip.transformer
         add_adapters(tower, "text", adaptation.text_layers, adaptation.rank, scale)
     if "lora" in (images, adaptation.text):
-        # The fused inference kernel of nn.MultiheadAttention looks its weight up several times per call, and each look merges.
+        # The fused inference kernel of nn.MultiheadAttention reads its weight several times per call, and each read merges.
         torch.backends.mha.set_fastpath_enabled(False)
     if objective.learn_temperature:
         clip.logit_scale.requires_grad_(True)
@@ -186,7 +196,7 @@ def _fetched(spec: Blueprint) -> Path:
     try:
         with quiet():
             return Path(download_pretrained(published))
-    except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
+    except Exception as error:  # a download can raise anything: the network, the disk, the hub's client
         why = not_fetched(error)
         raise UserError(
             f"cannot fetch the weights '{spec.tag}' of {spec.name} ({why}); set model.weights to a file. [clip-fetch]"

@@ -1,7 +1,7 @@
-"""Refuses models whose layers mix records: then one record would change the embeddings of others, beyond its own group.
+"""Refuses models whose layers mix records: one record would then change the embeddings of others, beyond its own group.
 
-The one exception are layers that mix the records of one group and say so: whoever runs such a model must give it one group at a
-time (`dpfed.models.norm.mixes_records`).
+The one exception are layers that mix the records of one group and declare it: a caller must pass one group at a time to such a
+model (`dpfed.models.norm.mixes_records`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from dpfed.errors import UserError
 from dpfed.models.probe import Probe, Views, close, nearly, same
 
-_SEEDS = 8  # of the random numbers that a model draws: at some of them it may mix
+_SEEDS = 8  # tried seeds of a model that draws random numbers: it may mix records at some of them only
 _REMEDY = "Let each record be embedded by itself (for normalisation: GroupNorm or LayerNorm)."
 
 
@@ -25,11 +25,11 @@ def validate(model: nn.Module) -> None:
     """Checks the types of all layers.
 
     Args:
-        model: any module.
+        model: Any module.
 
     Raises:
-        UserError: for BatchNorm of any kind but one with anchors, or InstanceNorm with running statistics; names
-            the module and the fix.
+        UserError: For torch's BatchNorm of any kind, a mixing layer without anchors, or InstanceNorm with running statistics;
+            the message names the module and the fix.
     """
     for path, module in model.named_modules():
         where = f"{type(module).__name__} at '{path or 'the model itself'}'"
@@ -49,16 +49,16 @@ def validate(model: nn.Module) -> None:
 def random_group(
     size: int | tuple[int, int, int], text: tuple[int, int] | None = None, records: int = 3, views: int = 2
 ) -> Views:
-    """A small group of random records, for `check_independence`.
+    """Draws a small group of random records, for `check_independence`.
 
     Args:
-        size: side of the images, pixels, or (C, H, W).
-        text: vocabulary and context of the captions, if the model reads any.
-        records: S.
-        views: V; a record has one caption.
+        size: Side of the images, pixels, or their shape (C, H, W).
+        text: Vocabulary and context of the captions, if the model reads captions.
+        records: S, number of records.
+        views: V, number of views of an image; a record has one caption.
 
     Returns:
-        ``{"image": (S, V, C, H, W)[, "text": (S, 1, context)]}``.
+        The views, ``{"image": (S, V, C, H, W)[, "text": (S, 1, context)]}``.
     """
     shape = (3, size, size) if isinstance(size, int) else size
     group = {"image": torch.randn(records, views, *shape)}
@@ -71,20 +71,21 @@ def random_group(
 def check_independence(model: nn.Module, views: Views, largest: int = 0) -> None:
     """Runs a copy of the model in training mode and checks that a record changes no embedding but its own.
 
-    This catches layers of one's own that `validate` cannot know. Trained weights are moved a little first, so that a gate which
-    starts at zero is open. Then no embedding may change when the views of other records are changed, or when a record is
-    left out, and none may have a derivative in another record's image: that finds a gate however small. Layers that mix a
-    group on purpose (`dpfed.models.norm`) take their statistics from the anchors alone meanwhile, so that only what else mixes
-    shows. The model itself, and the random state, stay as they are. docs/commands.md says what this cannot find.
+    This catches a user's own layers, which `validate` cannot know. Trained weights are moved a little first, so that gates that
+    start at zero open. Then no embedding may change when the views of other records change, or when a record is left out, and
+    none may have a derivative in another record's image, which finds a gate however small. Layers that mix a group on purpose
+    (`dpfed.models.norm`) take their statistics from the anchors alone during the check, so that it finds only other layers that
+    mix. The model itself and the random state do not change. docs/commands.md lists the mixing that this check cannot find.
 
     Args:
-        model: a model of docs/architecture.md.
-        views: a group of at least two records, see `random_group`, on the model's device.
-        largest: records of the largest pass that training will make; a random group of that size is tried as well.
+        model: Model that keeps the contract of docs/architecture.md.
+        views: Group of at least two records (see `random_group`), on the model's device.
+        largest: Number of records of the largest pass in training; a random group of that size is tried as well.
 
     Raises:
-        UserError: if an embedding depends on another record, something of a forward pass is kept for the next one, or the
-            model gives something else than embeddings.
+        UserError: If an embedding depends on another record, the model keeps something of a forward pass for the next one, or
+            it returns anything else than embeddings.
+        ValueError: If the group has fewer than two records.
     """
     records = len(views["image"])
     if records < 2:
@@ -108,7 +109,7 @@ def _check_first_pass(probe: Probe, views: Views) -> None:
         probe.embed(views)
     except UserError:
         raise
-    except Exception as error:  # whatever a user's forward does
+    except Exception as error:  # a user's forward can raise anything
         shapes = {name: tuple(view.shape) for name, view in views.items()}
         raise UserError(
             f"{type(probe.model).__name__} cannot embed random views {shapes}: {error!r}. [model-cannot-embed]"
@@ -122,10 +123,10 @@ def _check_first_pass(probe: Probe, views: Views) -> None:
 
 
 class _Examination:
-    """The questions that are put to one model, at weights as training may reach them.
+    """The checks of one model, at weights that training may reach.
 
-    Equal shapes give equal bits, as long as the others' values do not matter. Where they do not (some kernels of GPUs round
-    differently each time), the same question is put in float64, in which rounding is far smaller than anything that counts.
+    Passes of equal shape give equal bits, as long as the values of other records do not matter. If bits differ (some kernels of
+    GPUs round differently each time), the check is repeated in float64, where rounding is far smaller than any real mixing.
     """
 
     def __init__(self, model: nn.Module, views: Views) -> None:
@@ -134,7 +135,7 @@ class _Examination:
         self._probe.move_weights()
         moved = all(bool(z.isfinite().all()) for z in self._probe.embed(views).values())
         if not moved:
-            self._probe = Probe(model)  # weights that it cannot do without: as they are, then
+            self._probe = Probe(model)  # moved weights give non-finite embeddings: keep the original weights
         self._draws = self._probe.draws
         self._seeds = range(_SEEDS if self._draws else 1)
 
@@ -147,12 +148,12 @@ class _Examination:
         self._exact = exact
 
     def check_changes(self, views: Views, changes: torch.Tensor, again: bool = True) -> None:
-        """Refuses if embeddings move when others' views do.
+        """Refuses a model whose embeddings change when the views of other records change.
 
         Args:
-            views: of a group of S records.
-            changes: ``(n, S)`` bool, each row the records whose views are exchanged.
-            again: the same views must also give the same embeddings afterwards.
+            views: Views of a group of S records.
+            changes: Records whose views are exchanged, ``(n, S)`` bool, one row a trial.
+            again: Whether to check that the same views give the same embeddings afterwards.
         """
         for seed in self._seeds:
             before = self._probe.embed(views, seed)
@@ -182,7 +183,7 @@ class _Examination:
         )
 
     def check_derivatives(self, views: Views) -> None:
-        """Refuses if an embedding has a derivative in another record's image."""
+        """Refuses a model if an embedding has a derivative in another record's image."""
         if pair := self._probe.leaning(views):
             changed = torch.arange(len(views["image"])) == pair[1]
             raise UserError(
@@ -191,14 +192,14 @@ class _Examination:
             )
 
     def check_company(self, views: Views) -> None:
-        """Refuses if embeddings depend on how many records there are, or on a record's place among them."""
+        """Refuses a model whose embeddings depend on the number of records in a group, or on a record's place in it."""
         rest, others = {name: view[1:] for name, view in views.items()}, torch.arange(len(views["image"])) > 0
 
         def unmoved(probe: Probe, agree: Callable[[Views, Views], bool]) -> bool:
             with probe.without_dropout() if self._draws else nullcontext():
                 probe.draws = False
                 together, alone = _rows(probe.embed(views), others), probe.embed(rest)
-                return probe.draws or agree(together, alone)  # other random numbers for fewer records: nothing to compare
+                return probe.draws or agree(together, alone)  # fewer records draw other random numbers: nothing to compare
 
         if not unmoved(self._probe, nearly) and not self._in_float64(lambda p: unmoved(p, close)):
             raise UserError(
@@ -207,7 +208,7 @@ class _Examination:
             )
 
     def _in_float64(self, question: Callable[[Probe], bool]) -> bool:
-        """The answer in float64; no, if the model cannot compute in it."""
+        """Returns the answer to a question in float64; False if the model cannot compute in float64."""
         try:
             return question(self._exact())
         except (UserError, RuntimeError, TypeError):
@@ -219,9 +220,9 @@ class _Examination:
         return close(_rows(probe.embed(views, seed), ~changed), _rows(moved, ~changed))
 
     def _culprit(self, views: Views, changed: torch.Tensor, seed: int = 0) -> str:
-        """The first module whose output moves with other records; the model, if none does."""
+        """Names the first module whose output changes with other records; the model, if there is no such module."""
         before, after = (self._probe.activations(own, seed) for own in (views, _with_others(views, changed)))
-        rows = {len(changed), *(view.shape[:2].numel() for view in views.values())}  # of outputs with one per record or view
+        rows = {len(changed), *(view.shape[:2].numel() for view in views.values())}  # of outputs with a row per record or view
         for (name, first), (_, second) in zip(before, after, strict=False):
             if first.dim() and first.shape == second.shape and len(first) in rows:
                 each = ({name: output.unflatten(0, (len(changed), -1))} for output in (first, second))
@@ -231,12 +232,12 @@ class _Examination:
 
 
 def _with_others(views: Views, changed: torch.Tensor) -> Views:
-    """The group with other views in place of some records': ``(S,)`` bool, which."""
+    """Returns the group with other views of the records that `changed`, ``(S,)`` bool, selects."""
     result = {name: tensor.clone() for name, tensor in views.items()}
     image = views["image"]
     noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
     changed = changed.to(image.device)
-    result["image"][changed] = (1 + 3 * noise)[changed]  # moves mean and scale too: some layers mix only those
+    result["image"][changed] = (1 + 3 * noise)[changed]  # changes mean and scale, too: some layers mix only those
     if "text" in views:
         # Another record's tokens in reverse: valid token numbers, whatever the vocabulary.
         result["text"][changed] = views["text"].roll(1, 0).flip(-1)[changed]
@@ -244,7 +245,7 @@ def _with_others(views: Views, changed: torch.Tensor) -> Views:
 
 
 def _group_like(views: Views, records: int) -> Views:
-    """A random group of another size, with tokens from the given one."""
+    """Draws a random group of another size, with tokens from the given group."""
     generator = torch.Generator().manual_seed(1)
     image = views["image"]
     group = {"image": torch.randn(records, *image.shape[1:], generator=generator).to(image)}
@@ -256,5 +257,5 @@ def _group_like(views: Views, records: int) -> Views:
 
 
 def _rows(embeddings: Views, kept: torch.Tensor) -> Views:
-    """The embeddings of some records: ``(S,)`` bool, which."""
+    """Returns the embeddings of the records that `kept`, ``(S,)`` bool, selects."""
     return {name: z[kept.to(z.device)] for name, z in embeddings.items()}

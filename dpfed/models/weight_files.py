@@ -1,4 +1,4 @@
-"""Files of starting weights: only tensors are taken from them, and one sentence says what is wrong with one."""
+"""Reads files of weights: takes only tensors from them, and turns the errors of libraries into one-sentence messages."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from dpfed.files.reading import open_regular
 
 @contextlib.contextmanager
 def reading_weights(path: Path, what: str) -> Iterator[None]:
-    """While a library reads a file of weights: refuses what is none before it is opened, and words what goes wrong.
+    """Wraps a library's reading of weights: refuses other kinds of files before it, and turns its errors into messages.
 
     Args:
-        path: of the file.
-        what: the weights should be of, such as ``an open_clip model``.
+        path: Path of the file.
+        what: Model that the weights should be of, such as ``an open_clip model``.
 
     Raises:
-        UserError: for another kind of file, one that would run code, or weights that do not fit.
+        UserError: For another kind of file, a file that would run code, or weights that do not fit.
     """
     with fitting_weights(path, what):
         with open_regular(path) as file:
             start = file.read(2)
-        # Written by torch: a zip archive, or a pickle.
+        # torch.save writes a zip archive, or a pickle.
         if path.suffix not in (".safetensors", ".npz", ".npy") and not start.startswith((b"PK", b"\x80")):
             raise UserError(
-                f"{path} is not a file of weights: expected .safetensors, or what torch.save writes. [weights-type]"
+                f"{path} is not a file of weights: expected .safetensors, or a file that torch.save wrote. [weights-type]"
             )
         yield
 
 
 @contextlib.contextmanager
 def fitting_weights(path: Path | str, what: str) -> Iterator[None]:
-    """While a library puts weights into a model: words what goes wrong.
+    """Wraps a library's loading of weights into a model, and turns its errors into messages.
 
     Args:
-        path: of the file or the repository.
-        what: the weights should be of.
+        path: Path of the file, or name of the repository.
+        what: Model that the weights should be of, such as ``an open_clip model``.
 
     Raises:
-        UserError: for a file that would run code, or weights that do not fit.
+        UserError: For an unreadable file, a file that would run code, or weights that do not fit.
     """
     try:
         yield
@@ -55,7 +55,7 @@ def fitting_weights(path: Path | str, what: str) -> Iterator[None]:
     except (OSError, SafetensorError, EOFError) as error:
         raise UserError(f"cannot read the weights in {path}: {words(error)}. [weights-unreadable]") from error
     except RuntimeError as error:
-        if isinstance(error.__cause__, pickle.UnpicklingError):  # as timm words it
+        if isinstance(error.__cause__, pickle.UnpicklingError):  # timm raises it in this form
             raise _unsafe(path) from error
         raise UserError(f"the weights in {path} do not fit the architecture: {_misfit(error)}. [weights-misfit]") from error
     except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as error:
@@ -67,18 +67,18 @@ def _unsafe(path: Path | str) -> UserError:
 
 
 def _misfit(error: Exception) -> str:
-    """The first thing that `load_state_dict` complains about."""
+    """Returns the first complaint of `load_state_dict`."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return textwrap.shorten(lines[min(1, len(lines) - 1)] if lines else "", 200, placeholder=" ...").rstrip(".")
 
 
 def words(error: Exception) -> str:
-    """An exception of a library in one line."""
+    """Returns the message of a library's exception in one line, at most 200 characters."""
     return textwrap.shorten(str(error) or type(error).__name__, 200, placeholder=" ...").rstrip(".")
 
 
 def not_fetched(error: Exception) -> str:
-    """Why a library could not fetch what has a name on the Hugging Face hub; the user's own setting comes first."""
+    """Explains why a library could not fetch a model from the Hugging Face hub; the user's own offline setting comes first."""
     if "huggingface_hub" in sys.modules:
         from huggingface_hub import constants, errors
 

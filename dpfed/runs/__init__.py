@@ -1,1 +1,1 @@
-"""A run from beginning to end: what is refused first, how it is assembled, carried out and resumed."""
+"""A run from beginning to end: its first checks, its assembly, its steps, and its resumption."""

@@ -1,7 +1,7 @@
-"""A run under a lifetime budget: it reserves its whole plan before the first step, and settles what it was charged.
+"""A run under a lifetime budget: it reserves its whole plan before the first step, and settles the charged steps at the end.
 
-What no budget covers, such as figures of training labels, is refused unless the operator says why. It is then written into the
-budget's ledger.
+Releases that no budget covers, such as figures of training labels, are refused unless the operator gives a reason. The budget's
+ledger then records the reason.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ _AT_SITES = "each site has its own: `dpfed budget show STORE` shows it there"
 
 
 def preflight_budget(folder: str | Path, config: Config, store: RecordSet, plan: PrivacyPlan) -> None:
-    """Refuses a run that its records' budget does not hold, before anything is written. `hold` decides.
+    """Refuses a run that exceeds its records' budget, before anything is written. `hold` makes the final decision.
 
     Args:
-        folder: where the run will be.
-        config: resolved.
-        store: the records.
-        plan: of the run.
+        folder: Folder of the new run.
+        config: Resolved configuration.
+        store: Records of the run.
+        plan: Plan of the run.
 
     Raises:
-        UserError: see `dpfed.budgets.spending.reserve` and `note_uncovered`; for a reason that nobody asked for.
+        UserError: See `dpfed.budgets.spending.reserve` and `note_uncovered`; also if ``privacy.not_covered`` gives a needless
+            reason.
     """
     why, asked = config.privacy.not_covered, False
     for what in _uncovered(config, store, plan):
@@ -62,16 +63,16 @@ def preflight_budget(folder: str | Path, config: Config, store: RecordSet, plan:
 
 
 def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) -> None:
-    """Reserves what a run may spend, before its first step, with every budget of its records; again, it changes nothing.
+    """Reserves a run's whole plan, before its first step, with every budget of its records. A second call changes nothing.
 
     Args:
-        run: its directory, locked by the caller.
-        parts: of the run.
-        ledger: of the run.
-        progress: learns how much of the budget is taken.
+        run: Directory of the run, locked by the caller.
+        parts: Parts of the run.
+        ledger: Ledger of the run.
+        progress: Progress, which shows how much of the budget is taken.
 
     Raises:
-        UserError: see `dpfed.budgets.spending.reserve`.
+        UserError: See `dpfed.budgets.spending.reserve`; also if a budget's ledger, with which the run reserved before, is gone.
     """
     if _of_institutions(run):  # the sites reserve
         return
@@ -89,7 +90,7 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
         )
     if not budgets:
         return
-    # First this: a run with steps whose reservation a budget's ledger does not know tells that the ledger has lost lines.
+    # Written before the reservation: if a budget's ledger does not know the reservation of a run with steps, it has lost lines.
     _write(run.budget, store, budgets)
     for found in budgets_of(store):
         if asked := question(found, store):
@@ -100,15 +101,15 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
 
 
 def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
-    """Sets the budget of a finished run's records, and counts that run; where it is counted with this budget, nothing changes.
+    """Sets the budget of a finished run's records, and counts the run; changes nothing if the budget counts the run already.
 
     Args:
-        run: finished.
-        store: its records, which are read only if something changes.
-        budget: epsilon, or (epsilon, delta).
+        run: Directory of the finished run.
+        store: Records of the run, which are read only if something changes.
+        budget: Budget: epsilon, or (epsilon, delta).
 
     Raises:
-        UserError: see `dpfed.budgets.given.set_given` and `dpfed.budgets.spending.settle`.
+        UserError: See `dpfed.budgets.given.set_given` and `dpfed.budgets.spending.settle`.
     """
     epsilon, delta = numbers_of(budget)
     known = [known_by(id, run.path) for id in _ids(_noted(run.budget))]
@@ -123,35 +124,35 @@ def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
 
 
 def may_have_budget(config: Config) -> bool:
-    """Whether the records of a configuration may have a budget; answers without opening them."""
+    """Returns whether the records of a configuration may have a budget, without opening them."""
     path = config.data.path
     own = Path(path).expanduser() if path else None
     return possible(own or registry())
 
 
 def hold_sweep(store: RecordSet, plans: dict[Path, tuple[str, PrivacyPlan]]) -> None:
-    """Reserves the runs of a sweep that have not begun: all of them, or none. Each takes its own over when it begins.
+    """Reserves for all runs of a sweep that have not begun, or for none. A run takes its reservation over when it begins.
 
     Args:
-        store: the records.
-        plans: folder of a run -> its name and its plan.
+        store: Records of the runs.
+        plans: Name and plan of each run, by the run's folder.
 
     Raises:
-        UserError: see `dpfed.budgets.spending.reserve`.
+        UserError: See `dpfed.budgets.spending.reserve`.
     """
-    # The account of a run that has not begun is named after its place, so that a sweep that is resumed finds it again.
+    # The account of a run that has not begun is named after its folder, so that a resumed sweep finds it again.
     places = {folder.resolve(): named for folder, named in plans.items()}
     reserve(store, [Reservation(f"sweep {place}", "sweep", name, place, plan) for place, (name, plan) in places.items()])
 
 
 def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) -> None:
-    """Settles a run behind its last step. One that began before its records had a budget is recorded as well.
+    """Settles a run after its last step. Also records a run that began before its records had a budget.
 
     Args:
-        run: locked by the caller.
-        parts: of the run.
-        ledger: of the run.
-        progress: learns why such a run cannot be recorded.
+        run: Directory of the run, locked by the caller.
+        parts: Parts of the run.
+        ledger: Ledger of the run.
+        progress: Progress, which shows why a run of the second kind cannot be recorded.
     """
     if run.budget.is_file():
         settled(run, ledger, parts.store)
@@ -164,10 +165,10 @@ def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Pro
 
 
 def reservations(run: RunDirectory) -> list[tuple[str, BudgetLedger | None, list[Entry]]]:
-    """What the ledgers of the budgets that a run reserved with say of it.
+    """Looks a run up in the ledgers of all budgets with which it reserved.
 
     Returns:
-        Of each: its id, the ledger, if it is there still, and the entries about the run.
+        For each budget its id, its ledger (``None`` if it is gone), and the ledger's entries about the run.
     """
     noted, id = _noted(run.budget), run.identity[:_ID]
     budgets = {one: known_by(one, Path(noted["store"])) for one in _ids(noted)}
@@ -181,13 +182,13 @@ def settle_run(folder: str | Path) -> list[BudgetLedger]:
     """Settles a run that will not be resumed, or the runs of a sweep that have not begun.
 
     Args:
-        folder: of the run, or of the sweep.
+        folder: Folder of the run, or of the sweep.
 
     Returns:
-        The budgets.
+        The ledgers of the budgets; empty if the run has none.
 
     Raises:
-        UserError: if the run is in use; if its ledger has lost lines; if no budget knows of it.
+        UserError: If the run is in use or a federation's, or its ledger has lost lines.
     """
     if not (Path(folder) / "config.toml").exists() and (budgets := _settle_sweep(Path(folder).resolve())):
         return budgets
@@ -199,15 +200,18 @@ def settle_run(folder: str | Path) -> list[BudgetLedger]:
 
 
 def settled(run: RunDirectory, ledger: Ledger, store: RecordSet | None = None) -> list[BudgetLedger]:
-    """Writes down what a run was charged, after its last step.
+    """Records the charge of a run in the budgets' ledgers, after its last step.
 
     Args:
-        run: locked by the caller.
-        ledger: of the run.
-        store: its records, if they are open.
+        run: Directory of the run, locked by the caller.
+        ledger: Ledger of the run.
+        store: Records of the run, if they are open.
+
+    Returns:
+        The ledgers of the budgets.
 
     Raises:
-        UserError: see `dpfed.budgets.spending.settle`.
+        UserError: See `dpfed.budgets.spending.settle`.
     """
     noted = _noted(run.budget)
     if store is None and noted and is_store(noted["store"]):
@@ -219,22 +223,22 @@ def settled(run: RunDirectory, ledger: Ledger, store: RecordSet | None = None) -
 
 
 def not_covered(run: RunDirectory, store: RecordSet, what: str, why: str | None) -> None:
-    """Refuses an exact figure of records under a budget, or notes it with the operator's words.
+    """Refuses an exact figure of records under a budget, or records it with the operator's reason.
 
     Args:
-        run: whose figure it is.
-        store: the records.
-        what: is released.
-        why: the operator's words.
+        run: Directory of the run that releases the figure.
+        store: Records of the run.
+        what: Description of the release.
+        why: The operator's reason.
 
     Raises:
-        UserError: without any.
+        UserError: If the records have a budget and there is no reason.
     """
     note_uncovered(store, f"{_called(run, run.config())}: {what}", why)
 
 
 def stated(run: RunDirectory) -> str:
-    """The records' lifetime budget, for the card of a run."""
+    """Describes the records' lifetime budget, for the card of a run."""
     if _of_institutions(run):
         return _AT_SITES
     noted = _noted(run.budget)
@@ -244,7 +248,7 @@ def stated(run: RunDirectory) -> str:
 
 
 def _uncovered(config: Config, store: RecordSet, plan: PrivacyPlan) -> Iterator[str]:
-    """What a run releases of its training records that no epsilon covers."""
+    """Yields descriptions of a run's releases about its training records that no epsilon covers."""
     if not plan.private:
         yield "a run without privacy releases exact functions of them"
     elif not plan.bounding.method.sound:
@@ -256,7 +260,7 @@ def _uncovered(config: Config, store: RecordSet, plan: PrivacyPlan) -> Iterator[
 
 
 def _of_institutions(run: RunDirectory) -> bool:
-    """Whether the training records are at the sites of a federation, which reserve for themselves."""
+    """Returns whether the training records are at the sites of a federation, which make their own reservations."""
     return run.terms.is_file() and not run.simulation.is_file()
 
 
@@ -273,7 +277,7 @@ def _reservation(run: RunDirectory, name: str, ledger: Ledger) -> Reservation:
 
 
 def _settle_sweep(folder: Path) -> list[BudgetLedger]:
-    """Gives back what a sweep reserved for runs that have not begun."""
+    """Releases a sweep's reservations for runs that have not begun."""
     changed = []
     for path in sorted(registry().glob("*.jsonl")):
         budget = known_by(path.stem)
@@ -285,7 +289,7 @@ def _settle_sweep(folder: Path) -> list[BudgetLedger]:
 
 
 def _noted(file: Path) -> dict[str, Any]:
-    """What ``budget.json`` says; empty where there is none."""
+    """Reads ``budget.json``; empty if there is none."""
     try:
         noted = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if noted and not (isinstance(noted["store"], str) and all(isinstance(one["id"], str) for one in noted["budgets"])):

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run, once: whoever needs a part gets it from here, and looks nothing up again."""
+"""Makes the parts of a run from its configuration, once: other modules get the parts from here, and look nothing up again."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a configuration comes to: the public parts of a run, without any secret key.
+    """The public parts of a run, made from its configuration, without any secret key.
 
     Attributes:
-        config: with every choice made.
-        learner: the model, the records, the plan, the views, the loss and the optimizer.
-        evaluator: measures the model.
-        loss: of one group.
-        start: the weights that the model starts from, where the configuration names some.
-        terms: of the federation, if there is one; then the plan is the federation's, and the records are this party's own.
-        own: the user's own parts in words, by their keys in the configuration.
+        config: Configuration with every choice made.
+        learner: Learner, which holds the model, the records, the plan, the views, the loss and the optimizer.
+        evaluator: Evaluator, which measures the model.
+        loss: Loss of one group.
+        start: Starting weights of the model, if the configuration names any.
+        terms: Terms of the federation, if there is one; the plan is then the federation's, and the records are this party's.
+        own: Descriptions of the user's own parts, by their keys in the configuration.
     """
 
     config: ResolvedConfig
@@ -85,12 +85,12 @@ class Parts:
 
     @property
     def plan(self) -> PrivacyPlan:
-        """What is promised."""
+        """The privacy plan."""
         return self.learner.plan
 
     @property
     def model(self) -> nn.Module:
-        """On its device."""
+        """The model, on its device."""
         return self.learner.model
 
     @property
@@ -100,15 +100,15 @@ class Parts:
 
     @property
     def views(self) -> RecordViews:
-        """How records become what a whole model reads."""
+        """The views: they make the inputs of the whole model from records."""
         return self.learner.views.whole
 
     def with_learner(self, **changes: Any) -> Parts:
-        """Parts whose learner has other attributes."""
+        """Returns a copy of the parts whose learner has changed attributes."""
         return dataclasses.replace(self, learner=self.learner.replace(**changes))
 
     def dummy_batch(self) -> GroupBatch:
-        """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
+        """Makes noise in the shape of a few groups, whose sizes vary as in training (`dpfed.runs.dummy_batch`)."""
         return _dummy_batch(self.config, self.learner)
 
 
@@ -126,28 +126,31 @@ def build(
     features: Path | None = None,
     given: OwnParts | None = None,
 ) -> Parts:
-    """Makes the choices that a configuration leaves open, makes the parts of the run, and checks before any budget is spent
-    all that can be checked.
+    """Makes the parts of a run: resolves the choices that a configuration leaves open, and checks all that can be checked
+    before any budget is spent.
 
     Args:
-        config: as the user wrote it, or resolved before, here or elsewhere; a choice that is made is kept.
-        randomness: gives the initial weights, also on resume, where a checkpoint then replaces them; ``None``: the model of a
-            finished run will be loaded over them, and starting weights need not be there.
-        progress: sees how far it is.
-        rank: which of the processes that share the work this one is.
-        world_size: how many there are.
-        terms: of the federation that this process is a party of: they hold the plan.
-        stand_in_plan: the plan of other records, for which these public records stand in (`dpfed.planning.proxy`). Their
-            number is not checked.
-        known: the plan of these records, if their number was known before.
-        start: the starting weights, if they were found before.
-        features: folder for features of frozen towers that do not stay beside their store; ``None``: they go with the process.
-        given: parts of the user's own that were handed over in Python. Those that the configuration names are found.
+        config: Configuration as the user wrote it, or resolved before, here or elsewhere; resolved choices are kept.
+        randomness: Randomness for the initial weights, also on resume, where a checkpoint then replaces them; ``None``: the
+            caller loads the weights of a finished run over them, and starting weights need not be there.
+        progress: Progress, which shows the stages.
+        rank: Number of this process among those that share the work, from 0.
+        world_size: Number of processes that share the work.
+        terms: Terms of the federation that this process is a party of; they hold the plan.
+        stand_in_plan: Plan of other records, for which these public records stand in (`dpfed.planning.proxy`). The number of
+            the public records is not checked.
+        known: Plan of these records, if their number was known before.
+        start: Starting weights, if they were found before.
+        features: Folder for features of frozen towers that are not kept beside their store; ``None``: they stay in memory only.
+        given: The user's own parts that were passed in Python. Parts that the configuration names are looked up.
+
+    Returns:
+        The parts of the run.
 
     Raises:
-        UserError: for an impossible plan, more workers than groups, starting weights that are not there or do not fit,
-            unreadable records, a model that mixes records, an impossible evaluation, a device that is not there, an engine
-            that does not go with the method, too little memory.
+        UserError: For an impossible plan, more workers than groups, starting weights that are missing or do not fit,
+            unreadable records, a model that mixes records, an impossible evaluation, a missing device, an engine that is
+            incompatible with the method, or too little memory.
     """
     exact_arithmetic()
     progress = progress or Silent()
@@ -157,7 +160,7 @@ def build(
     own_views, config = open_own(config, own, progress)
     config, start = resolve_with_start(config, start)
     if randomness is not None and start is None:
-        starting_weights(config)  # says which are missing, before anything that takes seconds
+        starting_weights(config)  # reports missing weights, before anything that takes seconds
     device = pick_device(config.training.device)
     refuse_engine(config)
     config = _with_pass_records(config, device, progress)
@@ -166,7 +169,7 @@ def build(
     _refuse_cached(config)
     sketch = agreed or known or sketch_of(config)
     model = _model(config, own, randomness, start, largest_pass(config, sketch), tokenizer, progress)
-    if isinstance(model, BYOL) and (world_size > 1 or terms is not None):  # whose targets would stand still
+    if isinstance(model, BYOL) and (world_size > 1 or terms is not None):  # the other workers' targets would never move
         raise UserError(
             "BYOL trains in one process: only there its target follows the encoder. Leave the other workers out, or take "
             "another model and loss. [run-byol-processes]"
@@ -208,11 +211,11 @@ def build(
 
 
 def shared_noise(plan: PrivacyPlan, terms: Terms | None) -> SharedNoise:
-    """How the parties of a federation add the noise, where they do.
+    """Returns how the parties of a federation share the noise.
 
     Args:
-        plan: of the federation.
-        terms: of it; ``None``: there is none.
+        plan: Plan of the federation.
+        terms: Terms of the federation; ``None``: the run is not federated.
     """
     if terms is None or (trust := terms.trust_model).mode == "central":
         return SharedNoise()
@@ -228,10 +231,10 @@ def _model(
     tokenizer: Tokenizer | None,
     progress: Progress,
 ) -> nn.Module:
-    """The model at its initial weights, refused if a record changes what the model makes of others; see `build`.
+    """Makes the model with its initial weights, and refuses a model that mixes records; see `build`.
 
     Args:
-        tried: records of the largest pass in which that is tried.
+        tried: Number of records of the largest pass in which mixing is tried.
     """
     progress.note("building the model")
     method, engine, fresh = method_named(config.bounding.method), config.bounding.engine, randomness is not None
@@ -255,21 +258,21 @@ def _model(
 def _training_views(
     config: Config, plan: PrivacyPlan, views: RecordViews, cache: FeatureCache, label: str | None
 ) -> TrainingViews:
-    """What a worker's model, and its loss, read of its records."""
+    """Makes the views of records that a worker's model and loss read."""
     if plan.bounding.method.closed_form:
         return TrainingViews(views, plan.bounding.options["views"], fixed=True, cache=cache)
     return TrainingViews(views, config.cached_views, cache=cache, label=label)
 
 
 def _records(config: Config, progress: Progress, stand_in: bool) -> RecordStore:
-    """The records. Their number must suffice for the plan, unless it is one that was made for others."""
+    """Opens the records. Their number must suffice for the plan, unless they only stand in for other records."""
     progress.note(f"opening the records: {_source(config)}")
     importing = None if stand_in else guarded(import_progress(progress), config)
     return records_of(config, importing, progress.note)
 
 
 def _plan(config: Config, store: RecordSet, known: PrivacyPlan | None) -> PrivacyPlan:
-    """The plan of these records; one that is known already is not calibrated again."""
+    """Returns the plan of these records; a known plan is not calibrated again."""
     records = protected_count(store, config.privacy.unit)
     if known is not None and known.sampling.records == records and describes(config, known):
         return known
@@ -279,7 +282,7 @@ def _plan(config: Config, store: RecordSet, known: PrivacyPlan | None) -> Privac
 
 
 def _with_pass_records(config: Config, device: torch.device, progress: Progress) -> Config:
-    """The configuration with the number of records of a pass, which follows from the device's memory."""
+    """Returns the configuration with the number of records of a pass, which follows from the device's memory."""
     if not method_named(config.bounding.method).picks_engine or isinstance(config, ResolvedConfig):
         return config
     if device.type == "cuda" and config.training.precision == "fp32":
@@ -290,7 +293,7 @@ def _with_pass_records(config: Config, device: torch.device, progress: Progress)
 
 
 def _with_engine(config: Config, learner: Learner, loss: GroupLoss, progress: Progress) -> ResolvedConfig:
-    """The configuration with the engine for this model on this machine, and nothing left to choose."""
+    """Returns the configuration with the engine for this model on this machine, and with no choice left open."""
     method, engine = method_named(config.bounding.method), str(config.bounding.engine)
     model, precision = learner.views.trained(learner.model), config.training.precision
     if engine == "auto" and method.picks_engine and config.privacy.noise == "discrete":
@@ -300,7 +303,7 @@ def _with_engine(config: Config, learner: Learner, loss: GroupLoss, progress: Pr
         with signs_of_life(progress.note, "trying the layerwise engine on noise"):
             records, batch = config.bounding.pass_records, _dummy_batch(config, learner)
             engine = choose_engine(tried, batch, precision, loss, groups, progress.note, records)
-    elif engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
+    elif engine == "layerwise":  # its rules for kinds of layers must fit this model
         require_fitting(model, _dummy_batch(config, learner), precision, loss)
     config = changed(config, training={"device": learner.device.type}, bounding={"engine": engine})
     refuse_inexact(config)
@@ -314,10 +317,10 @@ def _dummy_batch(config: Config, learner: Learner) -> GroupBatch:
 
 
 def _refuse_cached(config: Config) -> None:
-    """Refuses features that are computed once where they are worth nothing, or too few.
+    """Refuses cached features if there are too few views, or if the frozen tower has random weights.
 
     Raises:
-        UserError: naming what to set.
+        UserError: If ``views.cached`` is impossible; the message names the keys to set.
     """
     cached, needed = config.cached_views, views_per_image(config)
     if 0 < cached < needed:
@@ -330,10 +333,10 @@ def _refuse_cached(config: Config) -> None:
 
 
 def record_store(records: RecordSet) -> RecordStore:
-    """The record store that some records are.
+    """Returns the record store that holds some records.
 
     Raises:
-        UserError: if they are a data set of the user's own.
+        UserError: If the records are a user's own data set.
     """
     store = records.store if isinstance(records, Records) else records
     if not isinstance(store, RecordStore):

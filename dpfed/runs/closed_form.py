@@ -1,4 +1,4 @@
-"""What a run in closed form (`Method.closed_form`) has in the place of trained towers: heads."""
+"""Heads of a run in closed form (`Method.closed_form`), which trains no tower."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def add_moment_heads(
     """Freezes the towers of a model, and puts heads of moments behind them.
 
     Args:
-        model: of `dpfed.models.building.build_model`, on the CPU.
-        config: of the run.
-        plan: of the run.
-        noise_std: of each number of the noisy sums.
-        tokenizer: of models that read text.
-        noise_shares: how many parties add the noise together, see `PrivacyPlan.noise_of`.
-        basis: of each tower, of public features; ``None``: random ones.
+        model: Model made by `dpfed.models.building.build_model`, on the CPU.
+        config: Configuration of the run.
+        plan: Plan of the run.
+        noise_std: Standard deviation of the noise on each number of the noisy sums.
+        tokenizer: Tokenizer of a model that reads text, else ``None``.
+        noise_shares: Number of parties that add the noise together; see `PrivacyPlan.noise_of`.
+        basis: Basis of each tower, made of public features; ``None``: random bases.
 
     Raises:
-        UserError: for fewer records, or narrower towers, than dimensions.
+        UserError: If the records are fewer, or the towers narrower, than the dimensions, or the basis is for other towers.
     """
     aligned = config.is_aligned
     keep_towers(model, aligned, options_of(config).layers == "several")
     widths = feature_widths(model, image_size(config), tokenizer)
     if basis is not None and tuple(own.rows.shape[1] for own in basis.values()) != widths:
         raise UserError(
-            f"the public basis is one of other towers: these have {' and '.join(map(str, widths))} numbers. [basis-towers]"
+            f"the public basis is for other towers: these have {' and '.join(map(str, widths))} features. [basis-towers]"
         )
     give_heads(model, moment_heads(plan, widths, aligned, noise_std, noise_shares, basis, FEWEST_IMAGES))
 
@@ -60,19 +60,19 @@ def moment_heads(
     basis: Mapping[Side, Basis] | None = None,
     fewest: int = 0,
 ) -> MomentHeads:
-    """Heads of moments for features, wherever these come from.
+    """Makes heads of moments for features of any origin.
 
     Args:
-        plan: says how many dimensions they have, or leaves it to N and sigma.
-        widths: of the features, image first.
-        aligned: whether features of a pair are alike before anything is learnt.
-        noise_std: see `add_moment_heads`.
-        noise_shares: see `add_moment_heads`.
-        basis: of each tower, of public features; ``None``: random ones.
-        fewest: see `MomentNoise`.
+        plan: Plan of the run; it gives the number of dimensions, or leaves it to be chosen from N and sigma.
+        widths: Widths of the features, image first.
+        aligned: Whether the towers were aligned before the run, so that the features of a pair are alike.
+        noise_std: Standard deviation of the noise on each number of the noisy sums.
+        noise_shares: Number of parties that add the noise together.
+        basis: Basis of each tower, made of public features; ``None``: random bases.
+        fewest: Smallest number of records for heads of images alone; see `MomentNoise`.
 
     Raises:
-        UserError: for fewer records, or narrower features, than dimensions.
+        UserError: If the records are fewer, or the features narrower, than the dimensions.
     """
     given = plan.bounding.options["dimensions"]
     widths = widths if basis is None else tuple(len(own.rows) for own in basis.values())
@@ -85,20 +85,20 @@ def moment_heads(
     if aligned and not given:
         k = (
             widths[0] if fewest and len(widths) == 1 else min(*widths, plan.sampling.records)
-        )  # what is alike already is not thrown away
+        )  # all dimensions, so that no feature of aligned towers is lost
     layout = layout_of(plan, k, len(widths), noise_shares)
     bases = random_bases(widths, k, aligned) if basis is None else {side: own.first(k) for side, own in basis.items()}
     return MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std, fewest), bases, aligned)
 
 
 def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_shares: int = 1) -> MomentLayout:
-    """How a plan's two sums are laid out.
+    """Returns the layout of a plan's two sums.
 
     Args:
-        plan: of the run.
-        dimensions: k.
-        towers: 2 for image and text, 1 for images alone.
-        noise_shares: see `add_moment_heads`.
+        plan: Plan of the run.
+        dimensions: k, number of dimensions.
+        towers: Number of towers: 2 for image and text, 1 for images alone.
+        noise_shares: Number of parties that add the noise together.
     """
     options = plan.bounding.options
     return MomentLayout(

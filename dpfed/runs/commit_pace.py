@@ -1,6 +1,6 @@
-"""How many steps a run charges together: about ten seconds' worth, by the time of a pass on noise.
+"""Chooses how many steps a run charges together: about ten seconds of steps, estimated from the time of a pass on noise.
 
-The number is chosen before the first step and holds for the whole process. A clock in the loop would let what is written
+The number is chosen before the first step and holds for the whole process. With a clock in the loop, the written files would
 depend on how long records take.
 """
 
@@ -14,16 +14,16 @@ import torch
 from dpfed.models.contract import embeddings_of
 from dpfed.runs.build import Parts
 
-_SECONDS = 10.0  # of work that a crash may lose
-_BESIDE = 2.0  # a private step takes about so many times as long as its bare passes: views, clipping, the coordinator
-_RECORDS = 32  # of the pass, where a device does not say how many it takes at once
+_SECONDS = 10.0  # seconds of work that a crash may lose
+_BESIDE = 2.0  # time of a private step relative to its bare passes: it also makes views, clips, and talks to the coordinator
+_RECORDS = 32  # records of the timed pass, if the configuration does not set bounding.pass_records
 
 
 def steps_between_commits(parts: Parts) -> int:
-    """How many steps are charged together at most, where the configuration leaves it open.
+    """Returns the largest number of steps that are charged together: the configuration's, or an estimate.
 
     Args:
-        parts: of the run; its model stays as it is.
+        parts: Parts of the run; the model does not change.
     """
     training, plan = parts.config.training, parts.plan
     most = training.checkpointed(plan.steps)  # every checkpoint is a commit
@@ -33,13 +33,13 @@ def steps_between_commits(parts: Parts) -> int:
         return most
     try:
         seconds = _BESIDE * _seconds_of_a_record(parts) * plan.sampling.batch / parts.learner.world_size
-    except RuntimeError:  # such as too little memory: the run itself says what to do
+    except RuntimeError:  # such as too little memory: the run itself then tells the user what to do
         return most
     return min(most, max(1, math.floor(_SECONDS / max(seconds, 1e-6))))
 
 
 def _seconds_of_a_record(parts: Parts) -> float:
-    """One pass forwards and backwards over noise; the first of two warms up."""
+    """Times a forward and backward pass over noise, in seconds a record; a first pass warms up."""
     batch = parts.dummy_batch()
     records = min(parts.config.bounding.pass_records or _RECORDS, len(next(iter(batch.views.values()))))
     views = {name: view[:records] for name, view in batch.views.items()}

@@ -1,4 +1,4 @@
-"""Noise in the shape of a run's batches: what engines and models are tried with, instead of records."""
+"""Noise in the shape of a run's batches, on which engines and models are tried instead of records."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ def dummy_batch(
     towers: Towers | None = None,
     labelled: bool = False,
 ) -> GroupBatch:
-    """Noise in the shape of a few groups, of sizes that vary as they will.
+    """Makes noise in the shape of a few groups, whose sizes vary as in training.
 
     Args:
-        config: its defaults resolved.
-        plan: what is promised; its batch and group size count, its number of records does not.
-        tokenizer: of models that read text.
-        device: where the batch is to be.
-        towers: whose features the batch has, where they are computed once.
-        labelled: whether the loss reads which records share a class.
+        config: Configuration with its defaults resolved.
+        plan: Plan of the run; the batch and the group size matter, the number of records does not.
+        tokenizer: Tokenizer of a model that reads text, else ``None``.
+        device: Device of the batch.
+        towers: Frozen towers whose features the batch has instead of images and tokens, if they are computed once.
+        labelled: Whether the loss reads which records share a class.
+
+    Returns:
+        The batch. The same arguments give the same noise.
     """
     public = config.public.records if plan.bounding.method.public_records else 0
     count = max(1, min(plan.groups, config.bounding.microbatch // (plan.bounding.group_size + public), _GROUPS))
@@ -60,7 +63,7 @@ def dummy_batch(
 
 
 def largest_pass(config: Config, plan: PrivacyPlan) -> int:
-    """Records of a pass that is about as large as training will make, as far as trying it out is cheap."""
+    """Returns the number of records of about the largest pass in training, limited so that a trial is cheap."""
     expected = contrasted(config)
     records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.bounding.cap or plan.sampling.records)
     if plan.bounding.method.whole_batch:
@@ -69,11 +72,11 @@ def largest_pass(config: Config, plan: PrivacyPlan) -> int:
 
 
 def views_per_image(config: Config, augmentations: int | None = None) -> int:
-    """V: views of each image.
+    """Returns V, the number of views of each image.
 
     Args:
-        config: of the run.
-        augmentations: N_a, further views; default: those of the configuration.
+        config: Configuration of the run.
+        augmentations: N_a, number of further views; default: the configuration's.
     """
     if config.views.count is not None and augmentations is None:
         return config.views.count

@@ -1,6 +1,7 @@
-"""A run that is ready to continue: begun in a new directory, or taken up from one that is there.
+"""Makes jobs, that is, runs that are ready to continue: a new run in a new directory, or an unfinished run.
 
-Also here: what a user should know before the first step: what is trained, and what of the records the model does not see.
+Also here: the notes to the user before the first step, on the trained part of the model and on what it does not see of the
+records.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def say_what_is_trained(parts: Parts, progress: Progress) -> None:
-    """Tells the user, before the first step, what will be trained and what of the records is not read as it is."""
+    """Tells the user, before the first step, which part of the model is trained, and what cuts or limits apply."""
     trained = trained_of(parts.model, parts.config)
     progress.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
     split = parts.config.evaluation.split
@@ -43,8 +44,8 @@ def say_what_is_trained(parts: Parts, progress: Progress) -> None:
     heads = getattr(parts.model, ATTRIBUTE, None)
     if isinstance(heads, MomentHeads) and heads.noise.leaves_public(heads.layout.towers):
         progress.note(
-            f"views of fewer than {FEWEST_IMAGES:,} images teach nothing: the run spends its epsilon, and gives the public "
-            "tower as it is"
+            f"views of fewer than {FEWEST_IMAGES:,} images teach nothing: the run spends its epsilon, and returns the public "
+            "tower unchanged"
         )
     tokenizer = parts.views.tokenizer
     if tokenizer is None:
@@ -58,9 +59,9 @@ class Job:
     """A run that is ready to continue.
 
     Attributes:
-        run: its directory, which must be locked while it is carried out.
-        parts: its public parts.
-        randomness: its secret.
+        run: Directory of the run, which must be locked while the steps are taken.
+        parts: Public parts of the run.
+        randomness: Secret randomness of the run.
     """
 
     run: RunDirectory
@@ -77,26 +78,26 @@ def create_job(
     given: OwnParts | None = None,
     budget: Budget | None = None,
 ) -> Job:
-    """A new run in a directory that must not be in use, for the first of its owners.
+    """Makes a new run, in a directory that must not be in use, for the process of rank 0.
 
     Args:
-        preflight: of the run.
-        progress: sees the stages.
-        randomness: the run's secret; default: `secret_of` the configuration.
-        terms: of the federation that the run is for.
-        files: further files of the run, by name.
-        given: parts of the user's own that were handed over in Python.
-        budget: lifetime budget of the records, as far as it is not set already.
+        preflight: Preflight of the run.
+        progress: Progress, which shows the stages.
+        randomness: Secret randomness of the run; default: `secret_of` the configuration.
+        terms: Terms of the federation that the run is for.
+        files: Contents of further files of the run, by name.
+        given: The user's own parts that were passed in Python.
+        budget: Lifetime budget to set for the records: epsilon, or (epsilon, delta); see `set_given`.
 
     Raises:
-        UserError: see `pretrain`.
+        UserError: See `pretrain`.
     """
     randomness = randomness or secret_of(preflight.config)
     parts = build(
         preflight.config,
         randomness,
         progress,
-        world_size=preflight.world_size if terms is None else 1,  # a federation's terms say who shares the groups
+        world_size=preflight.world_size if terms is None else 1,  # a federation's terms say which parties share the groups
         terms=terms,
         known=preflight.plan,
         start=preflight.start,
@@ -131,7 +132,7 @@ def create_job(
 
 
 def secret_of(config: Config) -> Randomness:
-    """New secret randomness, or what a fixed seed gives."""
+    """Returns new secret randomness, or the randomness of a fixed seed."""
     seed = config.privacy.seed
     return Randomness.fresh() if seed is None else Randomness.from_seed(seed)
 
@@ -144,18 +145,18 @@ def resume_job(
     given: OwnParts | None = None,
     budget: Budget | None = None,
 ) -> Job:
-    """An unfinished run, for the first of `world_size` processes; they may be more or fewer than before.
+    """Opens an unfinished run, for the first of `world_size` processes; there may be more or fewer of them than before.
 
     Args:
-        run: locked by the caller.
-        progress: sees the stages.
-        world_size: processes that share the work.
-        terms: of the federation that the run is for.
-        given: see `create_job`.
-        budget: see `create_job`.
+        run: Directory of the run, locked by the caller.
+        progress: Progress, which shows the stages.
+        world_size: Number of processes that share the work.
+        terms: Terms of the federation that the run is for.
+        given: The user's own parts that were passed in Python; their settings must be those that the run began with.
+        budget: Lifetime budget to set for the records: epsilon, or (epsilon, delta); see `set_given`.
 
     Raises:
-        UserError: see `resume`; for a federation's run, if no terms are given.
+        UserError: See `resume`; also for a federation's run without terms, and for other records than the run began with.
     """
     if terms is None and run.terms.is_file():
         raise UserError(f"{run.path} is a federation's run: restart its server (`flwr run`) to resume it. [resume-federated]")
@@ -176,5 +177,5 @@ def resume_job(
 
 
 def in_process(job: Job) -> Transport:
-    """This process has all records and does all the work."""
+    """Makes the transport of a run in one process, which has all records and does all the work."""
     return InProcess([job.parts.learner.worker(job.randomness.for_ranks())])

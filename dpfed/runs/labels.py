@@ -11,15 +11,16 @@ from dpfed.privacy.method import method_named
 
 
 def label_of(config: Config, loss: GroupLoss, records: RecordSet) -> str | None:
-    """The name of the label that the loss reads; ``None``: it reads none.
+    """Returns the name of the label that the loss reads; ``None``: the loss reads no label.
 
     Args:
-        config: of the run.
-        loss: of one group.
-        records: of the run.
+        config: Configuration of the run.
+        loss: Loss of one group.
+        records: Records of the run.
 
     Raises:
-        UserError: if the records have no labels, or several and none is chosen; if the method gives a loss no labels.
+        UserError: If the records have no labels, or several and none is chosen; if the method gives a loss no labels; if a loss
+            that compares images alone reads labels of a model that reads text.
     """
     if isinstance(loss, OwnLoss):
         reads, wanted = loss.reads_labels, getattr(loss.function, "label", None)

@@ -1,4 +1,4 @@
-"""What a model says of the runs that made it."""
+"""The lineage of a model: the runs that made it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dpfed.runs.build import Parts
 
 
 def runs_behind(run: RunDirectory, parts: Parts, ledger: Ledger) -> list[dict[str, Any]]:
-    """The runs that made a model: those that made its starting weights, and then its own.
+    """Lists the runs that made a model: first those that made its starting weights, then its own run.
 
     Args:
-        run: the directory of its own run.
-        parts: of the run.
-        ledger: of the run.
+        run: Directory of the model's own run.
+        parts: Parts of the run.
+        ledger: Ledger of the run.
 
     Returns:
-        Of each run ``run`` (its id), ``data`` (the name of its records), ``public`` (anyone may see them; ``None``: not known),
-        ``generated`` (they show no person), ``guarantee`` (whether one holds), ``epsilon``, ``delta`` and ``unit`` (of the
-        guarantee).
+        For each run the keys ``run`` (its id), ``data`` (name of its records), ``public`` (whether anyone may see the records;
+        ``None``: unknown), ``generated`` (whether the records are generated and so show no person), ``guarantee`` (whether a
+        guarantee holds) and, if one holds, ``epsilon``, ``delta`` and ``unit``.
     """
     start = run.provenance.get("start")
     before: list[dict[str, Any]] = []
     if start is not None:
         before = start["trained"] or [UNKNOWN]
     elif start_of(parts.config.model) != "random":
-        before = [UNKNOWN]  # those of an open_clip model
+        before = [UNKNOWN]  # the runs that made the pretrained weights, such as open_clip's
     plan, institutions = parts.plan, parts.terms is not None and not run.simulation.is_file()
     guarantee = plan.has_guarantee and not ledger.marks.get("fixed_seed", False) and math.isfinite(ledger.epsilon)
     this = {

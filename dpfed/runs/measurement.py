@@ -1,4 +1,4 @@
-"""What a run measures: its model before training, on the way, and at the end, and what it writes of its steps meanwhile."""
+"""Measures the model of a run before, during and after training, and writes the metrics of its steps."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from dpfed.training.steps import Steps
 
 
 class Measurement:
-    """Measures the model of a run before training, on the way and at the end.
+    """Measures the model of a run before, during and after training.
 
-    What came of each query is kept in memory only. After an interruption the untrained model is therefore measured again, from
+    The result of each query is kept in memory only. After an interruption the untrained model is therefore measured again, from
     the first checkpoint.
 
     Args:
-        run: gets the figures.
-        parts: of the run.
-        steps: of the run.
-        progress: learns what is done.
-        callbacks: see the figures.
+        run: Directory of the run, which gets the figures.
+        parts: Parts of the run.
+        steps: Steps of the run.
+        progress: Progress, which shows the stages.
+        callbacks: Callbacks that see the figures.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Measurement:
         self._weights: Tensor | None = None
 
     def before(self) -> None:
-        """Measures the untrained model, if no step was taken yet."""
+        """Measures the untrained model, if no step has been taken yet."""
         if self._steps.start > 0:
             return
         if self._parts.evaluator.tasks:
@@ -52,12 +52,12 @@ class Measurement:
         self._record(self._untrained)
 
     def on_the_way(self, done: int) -> None:
-        """Measures the model after some steps, with the weights that would be published."""
+        """Measures the model after `done` steps, with the weights that would be published."""
         with self._steps.averaged_weights():
             self._record(self._parts.evaluator(self._parts.model, "trained", done))
 
     def after(self) -> None:
-        """Measures the trained model, whose weights are those that are published, and compares it with the untrained one."""
+        """Measures the trained model, with the published weights, and compares it with the untrained one and noise alone."""
         parts = self._parts
         trained = parts.evaluator(parts.model, "trained", parts.plan.steps)
         if self._untrained is None:
@@ -69,7 +69,7 @@ class Measurement:
         self._record([figure.compared(self._untrained, noise) for figure in trained])
 
     def untrained_model(self) -> nn.Module | None:
-        """A copy of the model with the weights from before training; ``None``: they are gone. `after` must have run."""
+        """Returns a copy of the model with its weights before training; ``None``: they are gone. Call `after` first."""
         if self._weights is None:
             return None
         model = copy.deepcopy(self._parts.model)
@@ -78,7 +78,7 @@ class Measurement:
         return model
 
     def _untrained_again(self) -> tuple[list[Evaluation], Tensor | None]:
-        """Figures and weights before training, of a run that is resumed; none where its first checkpoint is gone."""
+        """Returns the figures and weights before training of a resumed run; none if its first checkpoint is gone."""
         paths, evaluator = self._steps.checkpoints.paths(), self._parts.evaluator
         first = next((path for path in paths if path.stem == "step-00000000"), None)
         if first is None or not (evaluator.tasks or self._parts.store.public):
@@ -101,11 +101,11 @@ class Measurement:
 
 
 class MetricsFile(Callback):
-    """Writes the lines of metrics.jsonl about steps.
+    """Callback that writes a line about each step into metrics.jsonl.
 
     Args:
-        run: has the file.
-        progress: learns the private metrics of each window.
+        run: Directory of the run, which holds the file.
+        progress: Progress, which shows the private metrics of each window.
     """
 
     waits = True
@@ -121,11 +121,11 @@ class MetricsFile(Callback):
 
 
 class EvaluatedOnTheWay(Callback):
-    """Has the model measured now and then; after the last step it is measured anyway.
+    """Callback that measures the model every few steps; not after the last step, when `Measurement.after` measures it.
 
     Args:
-        measurement: of the run.
-        every: steps; 0: never.
+        measurement: Measurement of the run.
+        every: Steps between measurements; 0: no measurement.
     """
 
     def __init__(self, measurement: Measurement, every: int) -> None:

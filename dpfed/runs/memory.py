@@ -1,7 +1,7 @@
-"""Whether a model and its groups can fit into this machine's memory, told before any of it is built.
+"""Checks whether a model and its groups can fit into this machine's memory, before the model is built.
 
-The system ends a process that asks for too much without a word, so what cannot fit is refused. What is counted here is less
-than what training takes: a run that passes may still be too large.
+The operating system kills a process that uses too much memory without a message, so a run that cannot fit is refused. The
+counts here are lower bounds of what training takes: a run that passes this check may still be too large.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from dpfed.errors import UserError
 from dpfed.models.options import ModelConfig
 from dpfed.privacy.method import method_named
 
-_FURTHER_COPIES = 3  # of the trained parameters: one group's gradient, their sum, the optimizer's moments
-_KEPT = 0.5  # of the outputs of all layers is kept for the backward pass, at least
-_FLOAT = 4  # bytes
-_PASSES = (512, 384, 256, 192, 128, 96, 64, 32)  # records
+_FURTHER_COPIES = 3  # copies of the trained parameters: one group's gradient, the sum of gradients, the optimizer's moments
+_KEPT = 0.5  # part of all layers' outputs that is kept for the backward pass, at least
+_FLOAT = 4  # bytes of a float32
+_PASSES = (512, 384, 256, 192, 128, 96, 64, 32)  # records of a pass, from which `records_of_a_pass` chooses
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What training takes at least, in bytes.
+    """Lower bounds of the memory that training takes, in bytes.
 
     Attributes:
-        parameters: of the model, as a number.
-        model: its parameters, gradients and moments.
-        record: what the layers keep for one record's backward pass.
-        group: the same for a group.
-        images: the views of a microbatch's images.
+        parameters: Number of parameters of the model (a count, not bytes).
+        model: Bytes of the model's parameters, gradients and moments.
+        record: Bytes that the layers keep for one record's backward pass.
+        group: Bytes that the layers keep for one group's backward pass.
+        images: Bytes of the images of a microbatch.
     """
 
     parameters: int
@@ -47,19 +47,19 @@ class Needs:
 
     @property
     def together(self) -> int:
-        """All of it."""
+        """Sum of model, group and images, bytes."""
         return self.model + self.group + self.images
 
 
 def needs_of(config: Config) -> Needs:
-    """What training takes at least; the model is counted without memory for it.
+    """Estimates the memory that training takes at least, from a model without memory (on torch's meta device).
 
     Args:
-        config: its defaults resolved.
+        config: Configuration with its defaults resolved.
 
     Raises:
-        UserError: for a model that cannot be built in this way.
-        RuntimeError: the same.
+        UserError: If the model cannot be built without memory.
+        RuntimeError: The same.
     """
     parameters, trained, outputs = _count(config)
     views = config.objective.augmentations + (1 if config.model.reads_text else 2)
@@ -77,18 +77,18 @@ def require_memory(config: Config, device: torch.device) -> None:
     It does not check a user's own model, nor an external one whose needs cannot be counted.
 
     Args:
-        config: the configuration, with its defaults resolved.
-        device: the device that trains.
+        config: Configuration with its defaults resolved.
+        device: Device that trains.
 
     Raises:
-        UserError: saying how much is needed and how much there is.
+        UserError: If the memory cannot suffice; the message says how much is needed and how much there is.
     """
-    if config.model.is_own:  # it cannot be counted without memory for it
+    if config.model.is_own:  # a user's own model cannot be built without memory
         return
     try:
         needs = needs_of(config)
     except (UserError, RuntimeError):
-        if config.model.external:  # there are models that cannot be built without memory
+        if config.model.external:  # some models cannot be built without memory
             return
         raise
     there = memory_of(device)
@@ -97,25 +97,25 @@ def require_memory(config: Config, device: torch.device) -> None:
         raise UserError(
             f"training takes at least {_size(needs.together)}: a model with {needs.parameters:,} parameters "
             f"{_size(needs.model)}, one group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, the "
-            f"images of a microbatch {_size(needs.images)}; and there are {_size(there)} of memory. Choose a smaller model "
+            f"images of a microbatch {_size(needs.images)}; the device has {_size(there)} of memory. Choose a smaller model "
             f"(model.architecture, model.image, ...), or lower data.size, {members} or bounding.microbatch. [memory-too-little]"
         )
 
 
 def records_of_a_pass(config: Config, device: torch.device) -> int | None:
-    """How many records a pass over several groups has on a GPU, a public number; ``None`` on other devices.
+    """Chooses the number of records in a pass over several groups on a GPU, a public number; ``None`` on other devices.
 
-    A third of the memory holds a pass's gradients of groups and twice what layers keep at least.
+    A third of the memory must hold the groups' gradients of a pass, and twice the least that the layers keep.
 
     Args:
-        config: its defaults resolved.
-        device: of the training.
+        config: Configuration with its defaults resolved.
+        device: Device that trains.
     """
     if device.type != "cuda" or config.model.is_own:
         return None
     try:
         needs = needs_of(config)
-    except (UserError, RuntimeError):  # there are models that cannot be built without memory
+    except (UserError, RuntimeError):  # some models cannot be built without memory
         return None
     trained = (needs.model / _FLOAT - needs.parameters) / _FURTHER_COPIES
     gradients = 1.25 * _FLOAT * trained / contrasted(config)
@@ -124,13 +124,13 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
 
 
 def _records_of_a_group(config: Config) -> int:
-    """Records whose outputs are kept together, at least."""
+    """Returns the number of records whose outputs are kept together, at least."""
     method = method_named(config.bounding.method)
     return 2 if method.whole_batch else max(2, contrasted(config))
 
 
 def _count(config: Config) -> tuple[int, int, float]:
-    """Parameters of a model, those trained, and bytes of what its image tower puts out for a view, without memory for them."""
+    """Counts a model's parameters, its trained parameters, and the bytes of its image tower's outputs for a view."""
     outputs = 0
 
     def add(module: nn.Module, _: object, output: object) -> None:
@@ -146,12 +146,12 @@ def _count(config: Config) -> tuple[int, int, float]:
         for module in model.modules():
             module.register_forward_hook(add)
         model.eval().features(torch.empty(1, *shape))
-    anchors = config.model.anchor_count if config.model.normalisation == "batch" else 0  # go through the tower as well
+    anchors = config.model.anchor_count if config.model.normalisation == "batch" else 0  # anchors pass through the tower, too
     return parameters, trained, outputs / (1 + anchors)
 
 
 def _of_a_caption(model: ModelConfig) -> int:
-    """Bytes of what the layers of the small text tower put out for one caption; pretrained ones are not counted."""
+    """Returns the bytes of the small text tower's outputs for one caption; pretrained text towers are not counted."""
     if model.kind != "image-text" or model.pretrained_text:
         return 0
     scores, vectors = 2 * model.text_heads * model.context**2, 10 * model.context * model.text_width

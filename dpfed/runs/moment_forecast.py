@@ -1,4 +1,4 @@
-"""Predicts a run of private moments: all of it follows from public numbers, so nothing is measured."""
+"""Predicts a run of private moments. The prediction follows from public numbers alone; nothing is measured."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.runs.public_basis import kind_of
 
-_OF_CANDIDATES = 0.5
-_GOOD = 0.75
-_HELD_OUT = 6  # one of so many records is held out, where nobody knows
+_OF_CANDIDATES = 0.5  # exponent of C in `_Curve`
+_GOOD = 0.75  # part of the gain without noise that `MomentForecast.verdict` calls enough
+_HELD_OUT = 6  # one of so many records is assumed to be held out, if the number is unknown
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """With x = N / sigma, heads keep x^p / (x^p + h^p) of what they gain without noise, where h = half N^r C^0.5 and C is how
-    many records are distinguished. Fitted to the sets of docs/results.md, private moments.
+    """Part of the gain without noise that heads of moments keep: x^p / (x^p + h^p), with x = N / sigma and h = half N^r C^0.5.
+
+    C is the number of records that are distinguished. The curve was fitted to the sets of docs/results.md, private moments.
+
+    Attributes:
+        half: Factor of h.
+        of_records: Exponent r of N.
+        power: Exponent p.
     """
 
     half: float
@@ -38,7 +44,7 @@ class _Curve:
         return odds / (odds + 1)
 
     def records_for(self, kept: float, sigma: float, candidates: int) -> int:
-        """N that keeps so much, at the same sigma."""
+        """Returns the N with which the heads keep a part of their gain, at the same sigma."""
         half = self.half * candidates**_OF_CANDIDATES * sigma
         return math.ceil(((kept / (1 - kept)) ** (1 / self.power) * half) ** (1 / (1 - self.of_records)))
 
@@ -47,26 +53,26 @@ _RANDOM, _PUBLIC = _Curve(16, 0.2, 1.2), _Curve(11, 0.25, 1.0)
 
 
 def kept_by(records: int, noise_multiplier: float, candidates: int, public: bool = False) -> float:
-    """About so much of what heads of moments gain without noise over the towers alone is left, from 0 to 1.
+    """Estimates the part, from 0 to 1, that noise leaves of the gain of heads of moments over the towers alone.
 
     Args:
-        records: N.
-        noise_multiplier: sigma.
-        candidates: C, held-out records that retrieval chooses among.
-        public: whether the basis is made of public features.
+        records: N, number of records.
+        noise_multiplier: Noise multiplier sigma.
+        candidates: C, number of held-out records that retrieval chooses among.
+        public: Whether the basis is made of public features.
     """
     return (_PUBLIC if public else _RANDOM).kept(records / noise_multiplier, records, candidates)
 
 
 @dataclass(frozen=True)
 class MomentRow:
-    """One plan.
+    """Forecast for one plan.
 
     Attributes:
-        what: differs from the configuration.
-        plan: with its sigma.
-        candidates: C, held-out records that retrieval chooses among.
-        public: whether the basis is made of public features.
+        what: Difference from the configuration, in words.
+        plan: Plan with its noise multiplier.
+        candidates: C, number of held-out records that retrieval chooses among.
+        public: Whether the basis is made of public features.
     """
 
     what: str
@@ -76,21 +82,21 @@ class MomentRow:
 
     @property
     def curve(self) -> _Curve:
-        """Of its basis."""
+        """Curve for the plan's kind of basis."""
         return _PUBLIC if self.public else _RANDOM
 
     @property
     def ratio(self) -> float:
-        """N / sigma: records over noise."""
+        """Ratio N / sigma of records to noise."""
         return self.plan.sampling.records / self.plan.noise.multiplier
 
     @property
     def kept(self) -> float:
-        """Of what the heads gain without noise over the towers alone, about so much."""
+        """Estimated part, from 0 to 1, that noise leaves of the heads' gain over the towers alone."""
         return kept_by(self.plan.sampling.records, self.plan.noise.multiplier, self.candidates, self.public)
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the forecast as a JSON object."""
         plan = self.plan
         numbers = {"records": plan.sampling.records, "epsilon": plan.epsilon(), "noise_multiplier": plan.noise.multiplier}
         k = dimensions_for(plan.sampling.records, plan.noise.multiplier, (), self.public)
@@ -99,12 +105,12 @@ class MomentRow:
 
 @dataclass(frozen=True)
 class MomentForecast:
-    """What is to be expected.
+    """Forecast for a configuration of private moments.
 
     Attributes:
-        name: of the configuration.
-        rows: the plan as configured, then changes of one number each.
-        of_images: whether there are images alone.
+        name: Name of the configuration.
+        rows: Forecasts for the plan as configured, then for plans with one number changed.
+        of_images: Whether the records are images without captions.
     """
 
     name: str
@@ -113,13 +119,13 @@ class MomentForecast:
 
     @property
     def records_needed(self) -> int:
-        """N with which three quarters of what heads gain without noise are kept, at the same sigma."""
+        """The N with which the heads keep three quarters of their gain without noise, at the same sigma."""
         first = self.rows[0]
         return first.curve.records_for(_GOOD, first.plan.noise.multiplier, first.candidates)
 
     @property
     def verdict(self) -> str:
-        """What follows, in a sentence or two."""
+        """Conclusion of the forecast, in one or two sentences."""
         first = self.rows[0]
         if self.of_images and first.plan.sampling.records < FEWEST_IMAGES:
             return f"Nothing will be gained: views of fewer than {FEWEST_IMAGES:,} images teach nothing. Keep the public tower."
@@ -131,7 +137,7 @@ class MomentForecast:
         return f"{said} With {self.records_needed:,} records, {_GOOD:.0%} would be."
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the forecast as a JSON object."""
         rows = [row.facts() for row in self.rows]
         return {"name": self.name, "rows": rows, "records_needed": self.records_needed, "verdict": self.verdict}
 
@@ -140,8 +146,8 @@ def forecast_moments(config: Config, plan: PrivacyPlan) -> MomentForecast:
     """Predicts a run of private moments.
 
     Args:
-        config: of the run.
-        plan: of the run.
+        config: Configuration of the run.
+        plan: Plan of the run.
     """
     count, public = _candidates(config, plan), kind_of(config) != "random"
     return MomentForecast(
@@ -168,7 +174,7 @@ def _plans(plan: PrivacyPlan) -> Iterator[tuple[str, PrivacyPlan]]:
 
 
 def _with(plan: PrivacyPlan, epsilon: float, records: int) -> PrivacyPlan | None:
-    """The plan with another epsilon or N, at the same delta; ``None``: there is no such noise."""
+    """Returns the plan with another epsilon or N, at the same delta; ``None``: no noise gives this epsilon."""
     other = plan.replace(records=records, batch=records, target_epsilon=epsilon)
     try:
         found = accounting.calibrate(epsilon, other.mechanism, other.steps, other.promise.delta, other.promise.accountant)

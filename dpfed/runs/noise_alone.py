@@ -1,10 +1,10 @@
-"""What the noise alone makes of a model's figures: training that learns nothing must not count as a gain.
+"""Measures the effect of noise alone on a model's figures: training that learns nothing must not count as a gain.
 
-Noise moves the weights, and so the figures, whether or not there is anything to learn. How far is seen on models whose weights
-are as far from the untrained ones, coordinate by coordinate, with signs drawn by chance. **Why.** Without any signal each
-coordinate of the noisy gradient is Gaussian noise of its own, as likely as its negative. SGD, Adam and AdamW treat each
-coordinate by itself. The trained weights and those with other signs then have the same distribution. (Weight decay and LARS
-keep to this only nearly.) A run in closed form sets the weights to what was released, so there the noise itself is drawn.
+Noise moves the weights, and so the figures, whether or not there is anything to learn. Its effect is measured on models whose
+weights have the same distance from the untrained ones in each coordinate, but random signs. **Why.** Without any signal the
+coordinates of the noisy gradient are independent Gaussian noise, as likely as their negatives. SGD, Adam and AdamW treat each
+coordinate separately. The trained weights and those with other signs then have the same distribution. (Weight decay and LARS
+keep to this only nearly.) A run in closed form sets the weights to the release, so there the noise itself is drawn.
 
 All of it follows from the released weights, and costs no privacy beyond that of the figures themselves.
 """
@@ -20,15 +20,18 @@ from dpfed.evaluation.measured import Evaluation
 from dpfed.models.parameters import TrainableVector
 from dpfed.runs.build import Parts
 
-_DRAWS = 4  # figures of as many models: t has three degrees of freedom, and each costs an evaluation
+_DRAWS = 4  # number of models that are measured: t then has three degrees of freedom, and each model costs an evaluation
 
 
 def noise_alone(parts: Parts, start: Tensor) -> list[list[Evaluation]]:
     """Measures models that noise alone may have made.
 
     Args:
-        parts: of the run; its model has the weights that are measured and published.
-        start: ``(P,)``, the trainable weights before training.
+        parts: Parts of the run; the model has the weights that are measured and published.
+        start: Trainable weights before training, ``(P,)``.
+
+    Returns:
+        The figures of each model.
     """
     model = copy.deepcopy(parts.model)
     vector = TrainableVector(model)

@@ -1,4 +1,4 @@
-"""What a run leaves behind beside its model: results.json, the privacy card, the report."""
+"""Writes the artifacts of a run beside its model: results.json, the privacy card, the report."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ _ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function o
 
 
 def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger, untrained: nn.Module | None = None) -> None:
-    """Writes results, card and report of a finished run; results.json last, for it marks the run as finished.
+    """Writes results, card and report of a finished run; results.json last, because it marks the run as finished.
 
     Args:
-        run: its directory.
-        parts: of the run.
-        ledger: of the run.
-        untrained: the model before training, for pictures of public records; ``None``: they show the trained model only.
+        run: Directory of the run.
+        parts: Parts of the run.
+        ledger: Ledger of the run.
+        untrained: Model before training, for pictures of public records; ``None``: the pictures show the trained model only.
     """
     read, embedder = functools.partial(parts.views.read, parts.store), parts.evaluator.embedder
     before = None if untrained is None else embedder(untrained)
@@ -127,9 +127,9 @@ def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) 
     """Writes card and report of a finished run again, with every mark that applies by now.
 
     Args:
-        run: locked by the caller.
-        parts: of the run; what they say of the evaluation may be other than the run's own.
-        results: what results.json holds, or will hold; it gets the ledger's hash.
+        run: Directory of the run, locked by the caller.
+        parts: Parts of the run; their evaluation may differ from the run's own.
+        results: Content of results.json, present or future; this function adds the ledger's hash.
     """
     ledger, own = ledger_of(run), run.config()
     config = parts.config.model_copy(update={"evaluation": own.evaluation})
@@ -142,7 +142,7 @@ def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) 
 
 
 def _write_artifacts(run: RunDirectory, facts: CardFacts, results: dict[str, Any], ledger: Ledger) -> None:
-    """Writes card, board's page and report, and notes in the ledger which card that is, for `dpfed privacy verify`."""
+    """Writes card, board's page and report, and records the card's hash in the ledger, for `dpfed privacy verify`."""
     card = privacy_card(facts)
     run.write(run.card if facts.plan.bounding.method.sound else run.no_card, card)
     run.write(run.board, board_page(facts))
@@ -154,13 +154,13 @@ def _write_artifacts(run: RunDirectory, facts: CardFacts, results: dict[str, Any
 
 
 def facts_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, evaluations: Sequence[dict[str, Any]] = ()) -> CardFacts:
-    """What the card of a run states: its plan and ledger, its federation, and all that was made of its records since.
+    """Collects the facts on the card of a run: its plan and ledger, its federation, and all later releases about its records.
 
     Args:
-        run: its directory.
-        parts: of the run.
-        ledger: of the run.
-        evaluations: further figures than those in metrics.jsonl, as they stand in results.json.
+        run: Directory of the run.
+        parts: Parts of the run.
+        ledger: Ledger of the run.
+        evaluations: Further figures beside those in metrics.jsonl, in the form of results.json.
     """
     disclosed = run.disclosures
     figures = [*_evaluations(run), *evaluations]
@@ -186,7 +186,7 @@ def _evaluations(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def results_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, facts: CardFacts) -> dict[str, Any]:
-    """The content of results.json."""
+    """Makes the content of results.json."""
     plan = parts.plan
     privacy = {
         "method": plan.bounding.method_name,
@@ -223,12 +223,12 @@ def results_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, facts: CardF
 
 
 def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) -> CardFacts:
-    """What the privacy card of a run states, from its plan and its ledger.
+    """Collects the facts on the privacy card of a run that follow from its plan and its ledger.
 
     Args:
-        parts: of the run.
-        ledger: of the run.
-        disclosed: what was made of the records beside the model, see `dpfed.artifacts.provenance`.
+        parts: Parts of the run.
+        ledger: Ledger of the run.
+        disclosed: Disclosures about the records beside the model; see `dpfed.artifacts.provenance`.
     """
     plan, config = parts.plan, parts.config
     other = plan.other_accountant
@@ -276,7 +276,7 @@ def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) ->
 
 
 def _public_numbers(parts: Parts) -> dict[str, Any]:
-    """The method's numbers; of moments with the dimensions that follow from them."""
+    """Returns the public numbers of the method; for moments also the dimensions and the basis of the heads."""
     heads = getattr(parts.model, ATTRIBUTE, None)
     chosen = {"dimensions": heads.layout.dimensions} if isinstance(heads, MomentHeads) else {}
     options = parts.config.bounding.options
@@ -286,7 +286,7 @@ def _public_numbers(parts: Parts) -> dict[str, Any]:
 
 
 def _outputs(plan: PrivacyPlan) -> tuple[str, ...]:
-    """What leaves the trust boundary."""
+    """Describes the outputs that leave the trust boundary."""
     if not plan.has_guarantee:
         return (_NOTHING_COVERED if plan.private else _ALL_EXACT,)
     return _COVERED if plan.statistics is None else (_COVERED[0], _PROGRESS.format(plan.statistics.phase), *_COVERED[1:])
@@ -309,7 +309,7 @@ def _marks(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[Ma
 
 
 def _unit_name(parts: Parts) -> str | None:
-    """What the training records call a unit: in a federation, those of the sites."""
+    """Returns the name that the training records (in a federation, the sites' records) give to a unit, or ``None``."""
     return parts.terms.unit_name if parts.terms else parts.store.unit_name
 
 
@@ -329,7 +329,7 @@ def _not_protected(parts: Parts, trained: Trained, disclosed: Collection[str]) -
 
 
 def _secrets(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[str, ...]:
-    """What must not become known, or the guarantee is worth nothing, and with whom it lies."""
+    """Lists the secrets that must not become known, because the guarantee depends on them, and their holders."""
     secrets = [_RECORDS_OF_SITES if parts.terms else DECLARED_PUBLIC if parts.store.public else _RECORDS]
     secrets.append(_KEY_OF_SERVER if parts.terms else _KEY)
     if parts.terms:
@@ -342,7 +342,7 @@ def _secrets(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[
 
 
 def _secret_features(parts: Parts) -> str:
-    """Where features of the records are. A site of a federation chooses for itself, and here is what it does by default."""
+    """Describes where features of the records are kept. A site of a federation chooses; this text states its default."""
     if parts.terms:
         return _KEPT_FEATURES.format("each site's")
     if isinstance(parts.store, RecordStore) and parts.config.data.keep_features:

@@ -1,4 +1,4 @@
-"""Parts of the user's own in a run: opened, tried and refused before anything is spent."""
+"""Opens, tries and checks a user's own parts of a run before any budget is spent."""
 
 from __future__ import annotations
 
@@ -35,18 +35,21 @@ _TRANSFORM = "dpfed.data.items.views:simclr_transform"
 
 
 def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemViews | None, Config]:
-    """Opens records of the user's own, or tries views of the user's own.
+    """Opens a user's own records, and tries the user's own views.
 
     Args:
-        config: of the run.
-        own: its own parts.
-        progress: sees the items that are read.
+        config: Configuration of the run.
+        own: The user's own parts.
+        progress: Progress, which shows the items that are read.
 
     Returns:
-        The views, with the records; ``None``: all is dpfed's. And the configuration with the shape and number of views.
+        The views, with the records (``None``: records and views are dpfed's), and the configuration with the shape and number
+        of views.
 
     Raises:
-        UserError: for records that are not steady, or a transform that is not; for a method that has no views of its own.
+        UserError: If reading a record, or making a view, does not give the same result twice; if the method makes its own
+            views; if images have other channels than the default views take; if there are fewer than two views of an image
+            without captions.
     """
     if own.records is None and own.views is None:
         return None, config
@@ -59,7 +62,7 @@ def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemVie
         _refuse_channels(own.records)
         config = changed(config, views={"transform": _TRANSFORM, "options": {"size": config.data.size or SIZE}})
         own = OwnParts(own.records, own.model, _default_views(config), own.loss, own.optimizer)
-    records = _of_store(config, progress) if own.records is None else own.records  # none at all are false, too
+    records = _of_store(config, progress) if own.records is None else own.records  # not `or`: records of length 0 are false
     if records.store is None:
         records.advance = progress.stage("reading the records once", len(records))
     progress.note(f"opening the records: {records.name}, {len(records.keys):,} records")
@@ -77,7 +80,12 @@ def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemVie
 
 
 def _tried(config: Config, records: Records, views: Views, default: int) -> ItemViews:
-    """The views of records, tried; of a function by name that fails, says how one is called that makes the transform."""
+    """Makes and tries the views of records.
+
+    Raises:
+        UserError: See `ItemViews.of`. If a function that the configuration names fails, the message also says how to call a
+            function that makes the transform.
+    """
     try:
         return ItemViews.of(records, views, default)
     except UserError as error:
@@ -91,16 +99,16 @@ def _tried(config: Config, records: Records, views: Views, default: int) -> Item
 
 
 def tokenizer_of(config: Config, own: OwnParts) -> Tokenizer | None:
-    """What turns captions into tokens: of the user's own model, or of the configuration's."""
+    """Returns the tokenizer of the user's own model, or the configuration's; ``None`` for models of images."""
     found = getattr(own.model, "tokenizer", None)
     return found if isinstance(found, OwnTokenizer) else tokenizer_for(config.model)
 
 
 def finished_model(config: Config, model: nn.Module, tokenizer: Tokenizer | None) -> nn.Module:
-    """A model of the user's own, of which all layers know their widths.
+    """Completes a user's own model, so that all its layers know their widths, and returns it.
 
     Raises:
-        UserError: see `finish_model`.
+        UserError: See `finish_model`.
     """
     tokens = None if tokenizer is None else tokenizer(["one text", "another"])
     finish_model(model, torch.zeros(2, *image_shape(config)), tokens)
@@ -108,16 +116,16 @@ def finished_model(config: Config, model: nn.Module, tokenizer: Tokenizer | None
 
 
 def own_loss(config: Config, own: OwnParts, model: nn.Module, views: RecordViews) -> GroupLoss:
-    """The loss of one group; one of the user's own is tried on what the model makes of noise.
+    """Returns the loss of one group; tries a user's own loss on the model's embeddings of noise.
 
     Raises:
-        UserError: see `dpfed.objectives.own.refuse_unfit`.
+        UserError: See `dpfed.objectives.own.refuse_unfit`; also for a user's own loss with ``bounding.method = 'public'``.
     """
     loss = group_loss(config, own.loss)
     if isinstance(loss, OwnLoss):
         if method_named(config.bounding.method).public_records:
             raise UserError(
-                "bounding.method = 'public' needs a loss of dpfed's: what a record adds beside public ones must be known. "
+                "bounding.method = 'public' needs a loss of dpfed's: dpfed must know what a record adds beside public ones. "
                 "[loss-public]"
             )
         if isinstance(loss.function, Loss) and loss.function.objective.get("name") not in OBJECTIVES:
@@ -150,7 +158,7 @@ def _refuse_channels(records: Records | None) -> None:
         return
     try:
         image = records.parts.image_of(records.items[0])
-    except Exception:  # opening the records says what is wrong with an item
+    except Exception:  # opening the records reports what is wrong with an item
         return
     if isinstance(image, torch.Tensor) and len(image) not in (1, 3):
         raise UserError(
@@ -160,10 +168,10 @@ def _refuse_channels(records: Records | None) -> None:
 
 
 def refuse_methods(config: Config) -> None:
-    """Refuses methods that make views of their own.
+    """Refuses methods that make their own views.
 
     Raises:
-        UserError: saying what to do.
+        UserError: If the method makes its own views; the message says what to do.
     """
     method = method_named(config.bounding.method)
     if method.public_records or method.closed_form:

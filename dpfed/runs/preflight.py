@@ -1,6 +1,6 @@
-"""What a run can be refused for before a record is read: a plan that cannot be, and a place where no run can be made.
+"""Checks a run before any record is read: refuses an impossible plan, or a folder where no run can be made.
 
-Nothing here imports torch, which takes seconds, so that a mistake is answered at once.
+Nothing here imports torch, which takes seconds, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ ImportProgress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True)
 class Preflight:
-    """A new run that nothing known so far refuses. It is made once, by the command, and `dpfed.runs.job.create_job` takes it.
+    """A new run that has passed the first checks. The command makes it once, and passes it to `dpfed.runs.job.create_job`.
 
     Attributes:
-        config: of the run.
-        folder: where it goes.
-        world_size: processes or sites that are to share the groups.
-        there: a run is there already; nothing of the configuration was checked.
-        plan: of the run; ``None``: the number of records is known after an import only, or a run is there.
-        start: the starting weights; ``None``: there are none, or they are looked for later.
-        comments: lines that explain the configuration; the run's ``config.toml`` has them above it.
+        config: Configuration of the run.
+        folder: Folder of the run.
+        world_size: Number of processes or sites that will share the groups.
+        there: Whether the folder holds a run already; the configuration was then not checked.
+        plan: Plan of the run; ``None``: the number of records is unknown before an import, or the folder holds a run.
+        start: Starting weights; ``None``: there are none, or they are looked up later.
+        comments: Lines that explain the configuration, written above it in the run's ``config.toml``.
     """
 
     config: Config
@@ -64,19 +64,19 @@ class Preflight:
         resume: bool = False,
         comments: Sequence[str] = (),
     ) -> Preflight:
-        """Refuses whatever is wrong with a run, as far as it is known before any record is read, generated or imported.
+        """Makes all checks of a run that are possible before any record is read, generated or imported.
 
         Args:
-            config: of the run.
-            folder: where it goes.
-            world_size: processes or sites that are to share the groups.
-            progress: learns what takes a second.
-            resume: a run may be there already; whether it is the right one is seen later (`RunDirectory.refuse_another`).
-            comments: lines that explain the configuration.
+            config: Configuration of the run.
+            folder: Folder of the run.
+            world_size: Number of processes or sites that will share the groups.
+            progress: Progress, which shows the stages that take a second.
+            resume: Whether the folder may hold a run already; `RunDirectory.refuse_another` later checks that it is this one.
+            comments: Lines that explain the configuration.
 
         Raises:
-            UserError: for keys without effect, a folder where no run can be made, starting weights that are not there, an
-                impossible plan.
+            UserError: For keys without effect, a folder where no run can be made, missing starting weights, or an impossible
+                plan.
         """
         if resume and not RunDirectory.unused(folder):
             return cls(config, Path(folder), world_size, there=True)
@@ -88,22 +88,22 @@ class Preflight:
 
 
 def known_plan(config: Config, progress: Progress | None = None, world_size: int = 1) -> PrivacyPlan | None:
-    """The plan of a configuration, if the number of records is known before an import.
+    """Returns the plan of a configuration, if the number of records is known before an import.
 
     Args:
-        config: of the run.
-        progress: learns what takes a second.
-        world_size: processes or sites that are to share the groups.
+        config: Configuration of the run.
+        progress: Progress, which shows the stages that take a second.
+        world_size: Number of processes or sites that will share the groups.
 
     Returns:
-        The plan, or ``None`` where the number of records is known after an import only.
+        The plan, or ``None`` if the number of records is unknown before an import.
 
     Raises:
-        UserError: for an impossible plan.
+        UserError: For an impossible plan.
     """
     try:
         records = known_count(config.data, config.privacy.unit)
-    except UserError:  # what is wrong with the plan comes first, and the records are asked for again below
+    except UserError:  # errors of the plan are reported first; the second call below reports those of the records
         records = None
     refuse_impossible(config, world_size, at_most=records or MOST_RECORDS)
     records = known_count(config.data, config.privacy.unit)
@@ -116,16 +116,17 @@ def known_plan(config: Config, progress: Progress | None = None, world_size: int
 
 
 def refuse_impossible(config: Config, world_size: int = 1, opens: bool = True, at_most: int = MOST_RECORDS) -> None:
-    """Refuses whatever is wrong with a configuration for any number of records.
+    """Refuses a configuration that is impossible for any number of records.
 
     Args:
-        config: of the run, or of a federation that is to be.
-        world_size: processes or sites that are to share the groups.
-        opens: the records must be there, and their store may be opened; otherwise its header is read, if there is one.
-        at_most: so many training records (or units) there are at most.
+        config: Configuration of the run, or of a planned federation.
+        world_size: Number of processes or sites that will share the groups.
+        opens: Whether the records must be there and their store may be opened; otherwise only its header is read, if there is
+            one.
+        at_most: Largest possible number of training records (or units).
 
     Raises:
-        UserError: saying what to change.
+        UserError: If the configuration is impossible; the message says what to change.
     """
     _refuse_few_contrasted(config)
     refuse_too_many_ranks(sketch_of(config, at_most), world_size)
@@ -137,7 +138,7 @@ def _refuse_few_contrasted(config: Config) -> None:
     """Refuses groups that are so small that the loss has nothing to learn from.
 
     Raises:
-        UserError: naming the loss and the key to change.
+        UserError: If groups are too small; the message names the loss and the keys to change.
     """
     method, loss, bounding = method_named(config.bounding.method), config.objective.loss, config.bounding
     batch, size = config.privacy.batch, bounding.group_size
@@ -155,7 +156,7 @@ def _refuse_few_contrasted(config: Config) -> None:
         expected = each * batch / max(1, round(batch / size))  # K is a whole number
         if (cap := bounding.max_group_size) is not None and cap < min(expected, loss.least):
             expected, keys = float(cap), ["bounding.max_group_size"]
-    # The draw of half a record less leaves most groups with as many as the loss needs, or nearly so.
+    # Half a record fewer is tolerated: most groups then still have as many records as the loss needs, or nearly so.
     if expected >= loss.least - 0.5:
         return
     if batch < loss.least and "bounding.group_size" in keys:
@@ -171,17 +172,17 @@ def _records(count: float) -> str:
 
 
 def refuse_records(config: Config, opens: bool = True) -> None:
-    """Refuses records that the model cannot read as they are, or that cannot be measured as asked.
+    """Refuses records that the model cannot read as they are, or that the evaluation cannot measure.
 
-    That shows where they are in a store on this machine; others are looked at when they have been imported or copied.
+    Only records in a store on this machine can be checked here; others are checked after they have been imported or copied.
 
     Args:
-        config: of the run.
-        opens: see `refuse_impossible`.
+        config: Configuration of the run.
+        opens: Whether the records must be there and their store may be opened; see `refuse_impossible`.
 
     Raises:
-        UserError: where there are none, for records without the captions that the model reads, for squares that would be shrunk
-            although nobody says so, for an unknown source, an impossible evaluation, and an unfit public store.
+        UserError: For missing records, records without the captions that the model reads, squares that would be shrunk although
+            no key says so, an unknown source, an impossible evaluation, or an unfit public store.
     """
     refuse_unknown(config.data.source)
     there = config.data.path is not None and os.path.exists(os.path.expanduser(config.data.path))
@@ -197,7 +198,7 @@ def refuse_records(config: Config, opens: bool = True) -> None:
 
 
 def _refuse_shrinking(path: Path, side: int | None, config: Config) -> None:
-    """Refuses larger squares than the default, where nobody says that they should be shrunk."""
+    """Refuses squares larger than the default size, if the configuration does not say that they should be shrunk."""
     own_size = config.model.kind == "open_clip" or config.model.timm is not None
     if config.data.size is None and not own_size and side is not None and side > SIZE:
         raise UserError(
@@ -207,32 +208,32 @@ def _refuse_shrinking(path: Path, side: int | None, config: Config) -> None:
 
 
 def refuse_uncaptioned(kind: str, name: str, config: Config) -> None:
-    """Refuses records without captions where the model reads some.
+    """Refuses records without captions if the model reads captions.
 
     Args:
-        kind: of the records.
-        name: of the data set.
-        config: of the run.
+        kind: Kind of the records, such as ``image-text``.
+        name: Name of the data set.
+        config: Configuration of the run.
 
     Raises:
-        UserError: naming the model and the records.
+        UserError: If captions are missing; the message names the model and the records.
     """
     if config.model.reads_text and kind != "image-text":
         raise UserError(f"model.kind = '{config.model.kind}' needs captions, and {name} has none. [run-captions-missing]")
 
 
 def refuse_inexact(config: Config) -> None:
-    """Refuses discrete noise where the sum that it is added to is not proven to move by the sensitivity alone.
+    """Refuses discrete noise if there is no proof that a record changes the sum by at most the sensitivity.
 
     Raises:
-        UserError: saying what to do.
+        UserError: For discrete noise with the layerwise engine, or on mps; the message says what to do.
     """
     if config.privacy.noise != "discrete":
         return
     said = "privacy.noise = 'discrete' promises only what is proven in floating point, too, and "
     if config.bounding.engine == "layerwise":
         raise UserError(
-            f"{said}bounding.engine = 'layerwise' passes several groups at once. That each is rounded independently "
+            f"{said}bounding.engine = 'layerwise' passes several groups at once. That each group is rounded independently "
             "is then checked, but not proven: leave bounding.engine out, or take 'loop'. [run-discrete-layerwise]"
         )
     if config.training.device == "mps":
@@ -243,7 +244,7 @@ def refuse_too_many_ranks(plan: PrivacyPlan, world_size: int) -> None:
     """Refuses more workers than groups.
 
     Raises:
-        UserError: saying how many there may be.
+        UserError: If there are more workers than groups; the message gives the largest possible number.
     """
     if world_size > plan.groups:
         raise UserError(
@@ -253,11 +254,14 @@ def refuse_too_many_ranks(plan: PrivacyPlan, world_size: int) -> None:
 
 
 def guarded(progress: ImportProgress, config: Config) -> ImportProgress:
-    """The progress of an import, which ends as soon as the source turns out to hold too few records for the plan.
+    """Wraps the progress of an import, to end the import as soon as the source turns out to hold too few records for the plan.
 
     Args:
-        progress: of the import.
-        config: of the run.
+        progress: Progress of the import.
+        config: Configuration of the run.
+
+    Returns:
+        The wrapped progress; it raises a `UserError` for too few records.
     """
     seen = False
 

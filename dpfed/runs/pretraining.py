@@ -1,8 +1,7 @@
-"""The whole job, top to bottom: a configuration in, a run directory with model, card and report out.
+"""The whole job from top to bottom: it takes a configuration, and makes a run directory with model, card and report.
 
-Resumes a run that was interrupted.
-
-Makes the procedural initialisation of a model: an ordinary run, once, into the folder where every run that needs it finds it.
+Also here: resuming an interrupted run, and the procedural initialisation of a model. The latter is an ordinary run, made once,
+in a folder where every run that needs it finds it.
 """
 
 from __future__ import annotations
@@ -24,15 +23,18 @@ from dpfed.runs.starts import procedural_path, recipe_for, start_is_there
 
 
 def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:
-    """Resumes a run of one process that was interrupted; a finished run is returned as it is.
+    """Resumes an interrupted run of one process; returns a finished run as it is.
 
     Args:
-        folder: of the run.
-        progress: sees the stages.
-        callbacks: look on while the model trains.
+        folder: Folder of the run.
+        progress: Progress, which shows the stages.
+        callbacks: Callbacks that observe the training.
+
+    Returns:
+        The finished run.
 
     Raises:
-        UserError: if the run, its ledger or its checkpoint is damaged, another process holds it, or it simulates a federation.
+        UserError: If the run, its ledger or its checkpoint is damaged, another process holds it, or it simulates a federation.
     """
     progress = progress or Silent()
     run = RunDirectory.open(folder)
@@ -40,7 +42,7 @@ def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iter
         raise UserError(f"{run.path} simulates a federation: `dpfed resume` or `dpfed.resume` resumes it. [resume-simulated]")
     with run.locked():
         if run.finished:
-            run.delete_secrets()  # a crash may have come in between
+            run.delete_secrets()  # a crash may have prevented this before
             return run
         return run_job(resume_job(run, progress), progress, callbacks=callbacks)
 
@@ -55,17 +57,17 @@ def pretrain(
     """Trains an encoder privately into a new run directory.
 
     Args:
-        config: what to do; a path, or the name of a config that dpfed ships, is read by `load_config`.
-        folder: must not be in use, but by this very run if `resume`.
-        progress: sees the stages.
-        resume: continue if the run is there already.
-        callbacks: look on while the model trains.
+        config: Configuration; `load_config` reads a path, or the name of a configuration that dpfed ships.
+        folder: Folder of the new run. It must not be in use, except by this same run if `resume` is set.
+        progress: Progress, which shows the stages.
+        resume: Whether to continue the run if it is there already.
+        callbacks: Callbacks that observe the training.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: before anything is written, for whatever can be known to be wrong by then.
+        UserError: For every mistake that can be found before the run begins; nothing is then written.
     """
     if isinstance(config, str | Path):
         config = load_config(config)
@@ -82,12 +84,15 @@ def run_pretraining(preflight: Preflight, progress: Progress, callbacks: Iterabl
     """Begins the run of a preflight in this process, or resumes the one that is there.
 
     Args:
-        preflight: of the run.
-        progress: sees the stages.
-        callbacks: look on while the model trains.
+        preflight: Preflight of the run.
+        progress: Progress, which shows the stages.
+        callbacks: Callbacks that observe the training.
+
+    Returns:
+        The finished run.
 
     Raises:
-        UserError: see `pretrain`.
+        UserError: See `pretrain`.
     """
     if preflight.there:
         RunDirectory.open(preflight.folder).refuse_another(resolve_defaults(preflight.config))
@@ -98,17 +103,17 @@ def run_pretraining(preflight: Preflight, progress: Progress, callbacks: Iterabl
 
 
 def make_start(config: Config, progress: Progress | None = None) -> tuple[Path, bool]:
-    """Makes the procedural initialisation of a configuration's model, resumes one that was interrupted, or finds it.
+    """Makes the procedural initialisation of a configuration's model, resumes an interrupted one, or finds a finished one.
 
     Args:
-        config: that it is for.
-        progress: sees the stages.
+        config: Configuration whose model is initialised.
+        progress: Progress, which shows the stages.
 
     Returns:
-        Its run's directory, and whether it was there already.
+        The directory of the initialisation's run, and whether it was there already.
 
     Raises:
-        UserError: if it cannot be trained or is damaged, or another process is making it.
+        UserError: If the initialisation cannot be trained or is damaged, or another process is making it.
     """
     progress = progress or Silent()
     config = resolve_model_defaults(with_absolute_paths(config))
@@ -129,7 +134,7 @@ def make_start(config: Config, progress: Progress | None = None) -> tuple[Path, 
         return path, False
     if start_is_there(config):
         return path, True
-    run = RunDirectory.open(path)  # it was interrupted
+    run = RunDirectory.open(path)  # an interrupted run
     with run.locked():
         if not run.finished:
             progress.note(f"resuming the procedural initialisation in {path}")

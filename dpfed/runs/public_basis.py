@@ -42,9 +42,9 @@ from dpfed.runs.resolution import changed, pick_device
 if TYPE_CHECKING:
     from dpfed.protocol.terms import Terms
 
-GENERATED = 2000  # generated pictures, and as many words
-_VERSION = 1  # of the algorithm, part of the name under which a basis is kept
-_FOLDER = "bases"  # in data.stores
+GENERATED = 2000  # number of generated pictures, and of words
+_VERSION = 1  # version of the algorithm, part of the name under which a basis is kept
+_FOLDER = "bases"  # folder in data.stores
 Kind = Literal["generated", "store", "random"]
 
 
@@ -53,8 +53,8 @@ class PublicBasis:
     """A public basis.
 
     Attributes:
-        kind: what it was made of.
-        content: the towers' bases, serialised by `dpfed.models.basis.written`.
+        kind: Kind of the basis: the records that it was made from.
+        content: The towers' bases, serialised by `dpfed.models.basis.written`.
     """
 
     kind: Kind
@@ -70,7 +70,7 @@ class PublicBasis:
         """The basis of each tower.
 
         Raises:
-            UserError: if the bytes are no basis; the terms of a federation may hold any bytes.
+            UserError: If the bytes are no basis; the terms of a federation may hold any bytes.
         """
         try:
             return read(self.content)
@@ -84,10 +84,10 @@ class PublicBasis:
 
 
 def kind_of(config: Config) -> Kind:
-    """The kind of basis that a run of private moments uses.
+    """Returns the kind of basis that a run of private moments uses.
 
     Raises:
-        UserError: if the configuration asks for a basis of aligned towers.
+        UserError: If the configuration asks for a public basis of aligned towers.
     """
     given: Kind | None = options_of(config).basis
     if not config.is_aligned:
@@ -106,7 +106,7 @@ def kind_of(config: Config) -> Kind:
 
 
 def basis_in(terms: Terms) -> PublicBasis | None:
-    """The basis in the terms of a federation; ``None``: its sites use a random basis."""
+    """Returns the basis in the terms of a federation; ``None``: its sites use a random basis."""
     return None if terms.basis is None else PublicBasis(kind_of(terms.run_config()), base64.b64decode(terms.basis))
 
 
@@ -121,12 +121,12 @@ def proposed_basis(config: Config, private: RecordStore, progress: Progress) -> 
     """Makes the basis for the terms of a federation; ``None``: its sites use a random basis, or none.
 
     Args:
-        config: the configuration, with its defaults resolved.
-        private: the records of the party that proposes the terms.
-        progress: shows the stages.
+        config: Configuration with its defaults resolved.
+        private: Records of the party that proposes the terms.
+        progress: Progress, which shows the stages.
 
     Raises:
-        UserError: see `public_basis`.
+        UserError: See `public_basis`.
     """
     if not method_named(config.bounding.method).closed_form or kind_of(config) == "random":
         return None
@@ -141,15 +141,15 @@ def public_basis(
     """Returns the basis of a run, and makes it on first use; ``None``: the run uses a random basis.
 
     Args:
-        config: the configuration, with its defaults resolved; if it has a fingerprint, the basis must match it.
-        model: the model with its towers, on the CPU; this call removes what follows the towers (`keep_towers`).
-        views: makes the towers' inputs from records.
-        private: the run's (or the coordinator's) records; none of their images may be in the public store.
-        device: the device that computes the features.
-        progress: shows the stages.
+        config: Configuration with its defaults resolved; if it has a fingerprint, the basis must match it.
+        model: Model with its towers, on the CPU; this call removes the layers that follow the towers (`keep_towers`).
+        views: Views, which make the towers' inputs from records.
+        private: Records of the run (or of the coordinator); none of their images may be in the public store.
+        device: Device that computes the features.
+        progress: Progress, which shows the stages.
 
     Raises:
-        UserError: if the public store cannot be used, or the basis differs from the fingerprint.
+        UserError: If the public store cannot be used, or the basis differs from the fingerprint.
     """
     kind, agreed, folder = kind_of(config), options_of(config).basis_digest, Path(config.data.stores) / _FOLDER
     if kind == "random":
@@ -169,7 +169,7 @@ def public_basis(
         progress.note(f"making the public basis of {len(rows):,} public records: once for these towers")
         content = written(_made(FeatureCache(None, progress).features(model.to(device), views, store, rows), most))
         model.cpu()
-        with contextlib.suppress(OSError):  # then the next run makes it again
+        with contextlib.suppress(OSError):  # if the basis cannot be kept, the next run makes it again
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / f"{fingerprint(content)}.safetensors", content)
             write_atomically(folder / named, fingerprint(content))

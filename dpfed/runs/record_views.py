@@ -1,4 +1,4 @@
-"""How the records of a run become what its model reads."""
+"""Makes the views through which a run's model reads its records."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dpfed.runs.dummy_batch import views_per_image
 
 
 def record_views(config: Config, tokenizer: Tokenizer | None) -> RecordViews:
-    """How records become what the model reads.
+    """Makes the views of records that the model reads.
 
     Args:
-        config: its defaults resolved.
-        tokenizer: of models that read text.
+        config: Configuration with its defaults resolved.
+        tokenizer: Tokenizer of a model that reads text, else ``None``.
     """
     preprocessing = preprocessing_of(config.model, config.data.resize)
     images, texts = ImageViews(config.views, preprocessing), TextViews(config.text_views)

@@ -1,6 +1,6 @@
 """Opens the records that a configuration names.
 
-Also here: the files that a configuration means, wherever it is read.
+Also here: absolute paths, with which a configuration means the same files wherever it is read.
 """
 
 from __future__ import annotations
@@ -27,20 +27,23 @@ def records_of(config: Config, progress: ImportProgress | None = None, say: Call
     """Opens the records of a configuration, with images as its model expects them; see `open_records`.
 
     Args:
-        config: its defaults resolved.
-        progress: called while records are imported.
-        say: told what an import did not use.
+        config: Configuration with its defaults resolved.
+        progress: Function that is called while records are imported.
+        say: Function that receives messages about data that an import did not use.
     """
     return open_records(config.data, progress, preprocessing_of(config.model, config.data.resize).interpolation, say)
 
 
 def public_records_of(config: Config, private: RecordStore, progress: ImportProgress | None = None) -> RecordStore | None:
-    """Opens the public records that join every group, where the method has any; see `open_public`.
+    """Opens the public records that join every group; see `open_public`.
 
     Args:
-        config: its defaults resolved.
-        private: the open records of the run.
-        progress: called while records are generated.
+        config: Configuration with its defaults resolved.
+        private: Open records of the run.
+        progress: Function that is called while records are generated.
+
+    Returns:
+        The public records; ``None``: the method uses none.
     """
     if not method_named(config.bounding.method).public_records:
         return None
@@ -49,10 +52,13 @@ def public_records_of(config: Config, private: RecordStore, progress: ImportProg
 
 
 def public_digest(config: Config) -> str | None:
-    """The fingerprint of a configuration's public records, where they are those of a store; paths must be absolute.
+    """Returns the fingerprint of a configuration's public records, if they are in a store.
+
+    Args:
+        config: Configuration with absolute paths.
 
     Raises:
-        UserError: see `public_fingerprint`.
+        UserError: See `public_fingerprint`.
     """
     if config.has_public_basis and config.bounding.options.get("basis_digest"):
         return config.public.digest  # the basis was made, and its records are not read again
@@ -60,7 +66,10 @@ def public_digest(config: Config) -> str | None:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The same configuration, meaning the same files wherever it is read. What dpfed ships keeps its name."""
+    """Returns the configuration with absolute paths, so that it means the same files wherever it is read.
+
+    Files that dpfed ships keep their names.
+    """
     data = config.data
     path = None if data.path is None else str(path_of(data.path, "data.path").expanduser().resolve())
     data = data.model_copy(update={"path": path})

@@ -1,4 +1,4 @@
-"""Measuring a run again, with other settings or after an interruption."""
+"""Measures a run again, with other settings or after an interruption."""
 
 from __future__ import annotations
 
@@ -30,27 +30,30 @@ def evaluate_run(
     progress: Progress | None = None,
     not_covered: str | None = None,
 ) -> list[Evaluation]:
-    """Measures a run's untrained and trained model; a finished run's results, card and report take the new figures in.
+    """Measures a run's untrained and trained model, and adds the figures to a finished run's results, card and report.
 
     Figures that are functions of private training labels (k-NN, linear probe) are marked on the card. The mark is on disk
-    before anything is measured, also for a run that is not finished: its card will have it.
+    before anything is measured, also for an unfinished run, whose card will then have it.
 
     Args:
-        folder: a run directory. An unfinished run is measured at its last checkpoint; nothing but the mark is written to it.
-        split: ``validation`` or ``test``; the run's own by default.
-        tasks: the run's own by default.
-        progress: learns what is done.
-        not_covered: under a lifetime budget, why figures of training labels may be measured; default: the run's own words.
+        folder: Folder of the run. An unfinished run is measured at its last checkpoint; nothing but the mark is written to it.
+        split: Split of the evaluation, ``validation`` or ``test``; default: the run's own.
+        tasks: Names of the tasks; default: the run's own.
+        progress: Progress, which shows the stages.
+        not_covered: Reason for measuring figures of training labels under a lifetime budget; default: the run's own.
+
+    Returns:
+        The figures, first the untrained model's.
 
     Raises:
-        UserError: if there is nothing to measure, or the mark cannot be written; for such figures without a reason.
+        UserError: If there is nothing to measure, the mark cannot be written, or figures of training labels lack a reason.
     """
     run = RunDirectory.open(folder)
     if isinstance(tasks, str):
         raise UserError(f"expected a list of tasks, such as [{tasks!r}]. [run-tasks-text]")
     if run.finished:
-        results_in(run.results)  # before anything is measured: the figures are to go into it
-        ledger_of(run)  # the same: a card that is written again says what was spent
+        results_in(run.results)  # fails before anything is measured if the results, which get the figures, are damaged
+        ledger_of(run)  # the same for the ledger: the new card states what was spent
     tree = run.config().model_dump(mode="json")
     tree["evaluation"] |= {"split": split} if split else {}
     tree["evaluation"] |= {"tasks": tasks} if tasks else {}
@@ -61,7 +64,7 @@ def evaluate_run(
     try:
         parts = build(read_back(tree, "evaluation"), progress=progress, terms=terms_at(run.terms))
     except UserError as error:
-        if error.code.startswith("eval-"):  # the run is there, and its configuration stays: what is measured is chosen here
+        if error.code.startswith("eval-"):  # the run's configuration cannot change, but this command can choose split and tasks
             error.command = f"Here, `dpfed evaluate {folder} --split SPLIT --task TASK` chooses them."
         raise
     if not parts.store.public and uses_labelled_bank(parts.evaluator.tasks):
@@ -86,11 +89,11 @@ def evaluate_run(
     return figures
 
 
-_WAIT = 30.0  # seconds for another evaluation to write what it found
+_WAIT = 30.0  # seconds to wait while another evaluation writes its figures
 
 
 def _merged(run: RunDirectory, figures: list[Evaluation]) -> dict[str, Any]:
-    """The run's results with new figures in place of older ones of the same kind."""
+    """Returns the run's results with new figures in place of older ones of the same kind."""
 
     def identity(item: dict) -> tuple:
         return item["name"], item["model"], item["split"], item["protocol"], item["step"]

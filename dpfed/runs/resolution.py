@@ -1,7 +1,8 @@
 """Makes the choices of a configuration that are the same on every machine.
 
-They are: paths, the size of images, how they are made square, a loss's bias, what of an image tower is trained, and the digests
-of an architecture, of starting weights and of public records. `dpfed.runs.build` makes those of the machine: device and engine.
+They are: absolute paths, the size of images, how images are made square, a loss's bias, the trained part of an image tower, and
+the digests of an architecture, of starting weights and of public records. `dpfed.runs.build` makes the choices that depend on
+the machine: device and engine.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from dpfed.runs.starts import starting_weights
 
 
 def resolve_defaults(config: Config) -> Config:
-    """The configuration with the choices made that do not depend on the machine, such as those of a federation's terms.
+    """Makes the choices of a configuration that do not depend on the machine, for example for the terms of a federation.
 
     Raises:
-        UserError: for an unknown architecture, or what has changed since the run was started: an architecture, starting
-            weights or public records.
+        UserError: For an unknown architecture; also if an architecture, starting weights or public records have changed since
+            the run was started.
     """
     return resolve_with_start(config)[0]
 
 
 def resolve_with_start(config: Config, start: StartingWeights | None = None) -> tuple[Config, StartingWeights | None]:
-    """The same, and the starting weights that the configuration names.
+    """Makes the choices of `resolve_defaults`, and finds the starting weights that the configuration names.
 
     Args:
-        config: of the run.
-        start: the starting weights, if they were found before.
+        config: Configuration of the run.
+        start: Starting weights, if they were found before.
 
     Returns:
-        The configuration, and the starting weights. ``None``: it names none, or they are missing. `dpfed.runs.build.build`
-        then refuses a run whose model is to start from them.
+        The configuration, and the starting weights. ``None``: the configuration names none, or they are missing. In the second
+        case `dpfed.runs.build.build` refuses a run whose model must start from them.
 
     Raises:
-        UserError: see `resolve_defaults`.
+        UserError: See `resolve_defaults`.
     """
     config, objective = resolve_model_defaults(with_absolute_paths(config)), config.objective
     model = config.model
@@ -65,7 +66,7 @@ def resolve_with_start(config: Config, start: StartingWeights | None = None) -> 
 
 
 def _with_basis(config: Config) -> dict[str, object]:
-    """The options of private moments, with the kind of basis and the layers of towers that were never aligned."""
+    """Returns the options of private moments with their kind of basis and their layers; empty if towers are aligned."""
     if not method_named(config.bounding.method).closed_form or config.is_aligned:
         return {}
     given = {"basis": "generated", **config.bounding.options}
@@ -74,17 +75,17 @@ def _with_basis(config: Config) -> dict[str, object]:
 
 
 def resolve_model_defaults(config: Config) -> Config:
-    """The configuration with the size of its images and the digest of its open_clip or timm architecture.
+    """Sets the size of the images and the digest of the model's architecture in a configuration.
 
     Raises:
-        UserError: see `resolve_defaults`.
+        UserError: See `resolve_defaults`.
     """
     size = config.data.size or default_size(config.model)
     return changed(config, data={"size": size}, model={"digest": _digest(config.model)})
 
 
 def _start(config: Config) -> StartingWeights | None:
-    """The starting weights; ``None``: none are named, or they are missing, and a finished run does without."""
+    """Returns the starting weights; ``None``: the configuration names none, or they are missing (a finished run needs none)."""
     try:
         return starting_weights(config)
     except MissingStart:
@@ -92,13 +93,13 @@ def _start(config: Config) -> StartingWeights | None:
 
 
 def changed(config: Config, **sections: dict[str, object]) -> Config:
-    """The configuration with some keys of some sections changed."""
+    """Returns the configuration with some keys of some sections changed."""
     updated = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     return config.model_copy(update=updated)
 
 
 def _digest(model: ModelConfig) -> str | None:
-    """Of an open_clip or timm architecture, and of a pretrained text tower: a run must not continue with others."""
+    """Returns the digest of a model's external architectures and pretrained text tower, with which alone a run may continue."""
     found: list[str] = []
     if model.kind == "open_clip":
         found, what, where = [blueprint(model).digest], f"the architecture {model.architecture}", "the file (or open_clip)"
@@ -116,10 +117,10 @@ def _digest(model: ModelConfig) -> str | None:
 
 
 def refuse_engine(config: Config) -> None:
-    """Refuses an engine for methods that have their own.
+    """Refuses the choice of an engine for methods that have their own engine.
 
     Raises:
-        UserError: naming the method.
+        UserError: If the configuration chooses an engine for such a method; the message names the method.
     """
     method, engine = method_named(config.bounding.method), config.bounding.engine
     if engine != "auto" and not method.picks_engine:
@@ -127,10 +128,10 @@ def refuse_engine(config: Config) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that a configuration asks for; ``auto`` takes cuda, then mps, then cpu.
+    """Returns the device that a configuration asks for; ``auto`` takes cuda, then mps, then cpu.
 
     Raises:
-        UserError: if it is not there.
+        UserError: If this machine does not have the device.
     """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":

@@ -1,4 +1,4 @@
-"""The run itself: the steps that are left, evaluation on the way and at the end, and what it leaves behind."""
+"""Carries out a run: takes its remaining steps, evaluates during training and at the end, and writes its artifacts."""
 
 from __future__ import annotations
 
@@ -34,29 +34,32 @@ from dpfed.training.transport import Transport
 def run_job(
     job: Job, progress: Progress, connect: Callable[[Job], Transport] = in_process, callbacks: Iterable[Callback] = ()
 ) -> RunDirectory:
-    """Takes the steps that are left, evaluates, and writes model, card and report.
+    """Takes the remaining steps of a run, evaluates, and writes model, card and report.
 
     Args:
-        job: what to do; its directory is locked by the caller.
-        progress: sees the stages.
-        connect: makes the transport, once all is loaded; this process is one of its workers.
-        callbacks: see each step after metrics and evaluation, and before its checkpoint.
+        job: The job; the caller has locked its directory.
+        progress: Progress, which shows the stages.
+        connect: Function that makes the transport after everything is loaded; this process is one of its workers.
+        callbacks: Callbacks that see each step after metrics and evaluation, and before its checkpoint.
+
+    Returns:
+        The finished run.
 
     Raises:
-        UserError: for a damaged ledger, another plan, a lifetime budget without room; for a folder that cannot be written.
+        UserError: For a damaged ledger, another plan, a lifetime budget without room, or a folder that cannot be written.
     """
     with Session(job, progress, connect, callbacks) as session:
         return session.run()
 
 
 class Session:
-    """A run that is open: its steps are taken by `run`, or one by one in a loop over it. A context manager.
+    """An open run, as a context manager: `run` takes its steps, or a loop over the session takes them one by one.
 
     Args:
-        job: what to do; its directory is locked by the caller.
-        progress: sees the stages.
-        connect: makes the transport, once all is loaded; this process is one of its workers.
-        callbacks: see each step after metrics and evaluation, and before its checkpoint.
+        job: The job; the caller has locked its directory.
+        progress: Progress, which shows the stages.
+        connect: Function that makes the transport after everything is loaded; this process is one of its workers.
+        callbacks: Callbacks that see each step after metrics and evaluation, and before its checkpoint.
     """
 
     def __init__(
@@ -80,10 +83,13 @@ class Session:
         return self._stack.__exit__(*error)
 
     def run(self) -> RunDirectory:
-        """Takes the steps that are left, evaluates, and writes model, card and report.
+        """Takes the remaining steps, evaluates, and writes model, card and report.
+
+        Returns:
+            The finished run.
 
         Raises:
-            UserError: see `run_job`.
+            UserError: See `run_job`.
         """
         steps, measurement = self._begin()
         steps.run(self._connect(self._job), self._seeing(measurement), _advance(self._progress, steps))
@@ -91,13 +97,17 @@ class Session:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The run's optimizer, while its steps are taken."""
+        """The run's optimizer; it exists only within the loop over the steps.
+
+        Raises:
+            ValueError: Before the loop has begun.
+        """
         if self._steps is None:
             raise ValueError("the optimizer is there within the loop over the steps")
         return self._steps.coordinator.optimizer
 
     def __iter__(self) -> Iterator[StepSummary]:
-        """The steps that are left, each on disk and charged. Behind the last one the run is finished as by `run`."""
+        """Takes and yields the remaining steps, each on disk and charged. After the last one the run ends as by `run`."""
         steps, measurement = self._begin()
         advance = _advance(self._progress, steps)
         manual, parameters = self._job.parts.learner.manual, list(self._job.parts.model.parameters())
@@ -112,11 +122,11 @@ class Session:
                     Notice,
                     stacklevel=2,
                 )
-                manual = False  # said once
+                manual = False  # warn only once
         _finish(self._job, steps, measurement, self._progress, self._callbacks)
 
     def _begin(self) -> tuple[Steps, Measurement]:
-        if self._steps is not None:  # two coordinators must not write one ledger
+        if self._steps is not None:  # a second coordinator must not write the same ledger
             raise UserError("the steps of an open run are taken once: open the run again for those that are left. [run-twice]")
         run, parts, progress = self._job.run, self._job.parts, self._progress
         remove_drafts(run.path)
@@ -153,7 +163,7 @@ def _told_of_a_full_disk(run: RunDirectory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _telling_of_the_end(callbacks: list[Callback]) -> Iterator[None]:
-    """Tells callbacks of a run that ends early. What they raise then would hide why it ended."""
+    """Tells callbacks of a run that ends early. Their own exceptions are suppressed, because they would hide why it ended."""
     try:
         yield
     except BaseException:
@@ -182,16 +192,16 @@ def _finish(job: Job, steps: Steps, measurement: Measurement, progress: Progress
 
 
 def _effective(config: Config) -> dict[str, Any]:
-    """Every key that has an effect, by its dotted name, with its value."""
+    """Returns the values of all keys that have an effect, by their dotted names."""
     idle = config.without_effect()
     return {key: value for key, value in leaves(config.model_dump()).items() if key not in idle}
 
 
 def open_steps(job: Job) -> Steps:
-    """The private steps of a run that are left.
+    """Opens the remaining private steps of a run.
 
     Raises:
-        UserError: see `Steps`.
+        UserError: See `Steps`.
     """
     run, config, plan = job.run, job.parts.config, job.parts.plan
     return Steps(
@@ -207,7 +217,7 @@ def open_steps(job: Job) -> Steps:
 
 
 def _advance(progress: Progress, steps: Steps) -> Callable[[int], None]:
-    """Shows the steps. Those that are taken again are a stage of their own, as they tell nothing of the time that is left."""
+    """Returns a function that shows the steps; replayed steps are a separate stage, as they tell nothing of the time left."""
     plan, start, paid = steps.plan, steps.shown, steps.ledger.last_step + 1
 
     def begun(done: int) -> Callable[[int], None]:

@@ -28,10 +28,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def settings_of(own: OwnParts) -> dict[str, str]:
-    """The hashes of the settings of the user's parts, by the part's name.
+    """Returns the hashes of the settings of the user's parts, by the part's name.
 
     Args:
-        own: the parts.
+        own: The parts.
     """
     found = {
         "the transform": None if own.views is None else in_words(own.views.transform),
@@ -46,12 +46,12 @@ def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: o
     """Refuses to resume a run with a part whose settings differ.
 
     Args:
-        kept: hashes at the run's beginning (`settings_of`); a run of an older dpfed holds the settings themselves.
-        now: hashes of the program that resumes the run.
-        where: the run's folder.
+        kept: Hashes at the run's beginning (`settings_of`); a run of an older dpfed holds the settings themselves.
+        now: Hashes in the program that resumes the run.
+        where: Folder of the run.
 
     Raises:
-        UserError: it names the first part that differs.
+        UserError: If a part differs; the message names the first one.
     """
     for name, said in now.items():
         before = kept.get(name, said)
@@ -65,7 +65,7 @@ def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: o
 
 
 def in_words(value: Any) -> str | None:
-    """An object's `repr`, or the hash of a function's code; ``None``: its settings cannot be read."""
+    """Returns an object's `repr`, or the hash of a function's code; ``None``: the settings cannot be read."""
     if isinstance(value, functools.partial):
         said = in_words(value.func)
         return said and f"{said} of {value.args}, {value.keywords}"
@@ -80,14 +80,14 @@ def in_words(value: Any) -> str | None:
 
 
 def _hashed(said: str) -> str:
-    """SHA-256 of settings, beside the Python that compiled the functions among them."""
+    """Returns the SHA-256 of settings, followed by the Python version that compiled the functions among them."""
     python = _PYTHON.search(said)
     digest = hashlib.sha256(_PYTHON.sub("", said).encode()).hexdigest()
     return f"sha256:{digest}" + (f" ({python[0][2:]})" if python else "")
 
 
 def _digest(code: types.CodeType) -> str:
-    """Hash of a function's code, without its line numbers."""
+    """Computes the hash of a function's code, without its line numbers."""
 
     def parts(code: types.CodeType) -> str:
         constants = [parts(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
@@ -97,7 +97,7 @@ def _digest(code: types.CodeType) -> str:
 
 
 def _of_optimizer(own: OwnOptimizer | None) -> dict[str, str | None]:
-    """Settings of optimizer and schedule, made for one parameter; empty if the optimizer needs the model's own parameters."""
+    """Reads the settings of optimizer and schedule, made for one parameter; empty if they need the model's own parameters."""
     if own is None:
         return {}
     try:
@@ -108,7 +108,7 @@ def _of_optimizer(own: OwnOptimizer | None) -> dict[str, str | None]:
             schedule = own.schedule(optimizer)
             state = {name: value for name, value in schedule.state_dict().items() if not callable(value)}
             found["the schedule"] = _plain(f"{type(schedule).__name__} {state}")
-    except Exception:  # it asks for the model's own parameters
+    except Exception:  # the optimizer needs the model's own parameters
         return {}
     return found
 

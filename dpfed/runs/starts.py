@@ -1,7 +1,7 @@
-"""What a run starts from, without torch: its starting weights, and where the procedural ones of a model are kept.
+"""Finds the starting weights of a run, and the place of a model's procedural initialisation, without importing torch.
 
-A procedural initialisation is an ordinary run without privacy on procedural images, by the recipe that dpfed ships
-(``configs/start.toml``), with the model, views and objective of the configuration that it is for. It reads no record, and so
+A procedural initialisation is an ordinary run without privacy on procedural images. It follows the recipe that dpfed ships
+(``configs/start.toml``), with the model, views and objective of the configuration that needs it. It reads no record, and so
 costs no privacy.
 """
 
@@ -21,20 +21,21 @@ from dpfed.files.toml_file import read_toml
 from dpfed.models.options import PROCEDURAL
 from dpfed.models.starting import MissingStart, StartingWeights, find_start
 
-RECIPE = "start"  # the shipped configuration
-_FOLDER = "starts"  # in data.stores
+RECIPE = "start"  # name of the shipped configuration
+_FOLDER = "starts"  # folder in data.stores
 _LOCAL_DIR = "local-dir:"
 
 
 def starting_weights(config: Config) -> StartingWeights | None:
-    """The weights that a configuration starts from; ``None``: random ones, or those of its open_clip or timm model.
+    """Returns the weights that a configuration starts from; ``None``: random weights, or those of its open_clip or timm model.
 
     Args:
-        config: whose model's defaults are resolved (`dpfed.runs.resolution.resolve_model_defaults`) if the start is procedural.
+        config: Configuration. If the start is procedural, its model's defaults must be resolved
+            (`dpfed.runs.resolution.resolve_model_defaults`).
 
     Raises:
-        MissingStart: if there are none where it says.
-        UserError: if they are those of another model, or have changed since the run was started.
+        MissingStart: If the configuration names weights that are not there.
+        UserError: If the weights belong to another model, or have changed since the run was started.
     """
     if config.model.start is None:
         return None
@@ -50,14 +51,14 @@ def starting_weights(config: Config) -> StartingWeights | None:
 
 
 def procedural_start(path: Path) -> StartingWeights:
-    """The weights of a procedural initialisation.
+    """Returns the weights of a procedural initialisation.
 
     Args:
-        path: `procedural_path`.
+        path: Folder of the initialisation (`procedural_path`).
 
     Raises:
-        MissingStart: if there are none, or its training was interrupted.
-        UserError: if they are damaged; whoever deletes them gets the same again.
+        MissingStart: If there is no such initialisation, or its training was interrupted.
+        UserError: If the initialisation is damaged; after its deletion, `dpfed start` makes the same one again.
     """
     if not path.exists():
         raise MissingStart(
@@ -82,13 +83,13 @@ def procedural_start(path: Path) -> StartingWeights:
 
 
 def start_is_there(config: Config) -> bool:
-    """Whether the procedural initialisation of a configuration's model is there, whole.
+    """Returns whether the procedural initialisation of a configuration's model is there and complete.
 
     Args:
-        config: that it is for, its model's defaults resolved.
+        config: Configuration of the initialised model, with the model's defaults resolved.
 
     Raises:
-        UserError: if it is damaged.
+        UserError: If the initialisation is damaged.
     """
     try:
         procedural_start(procedural_path(config))
@@ -98,12 +99,13 @@ def start_is_there(config: Config) -> bool:
 
 
 def checked_start(config: Config) -> StartingWeights | None:
-    """The starting weights of a configuration; ``None``: it names none, or a procedural initialisation.
+    """Returns the starting weights of a configuration; ``None``: it names none, or a procedural initialisation.
 
-    That one is looked for later (`starting_weights`): its place follows from the architecture (torch).
+    A procedural initialisation is looked up later (`starting_weights`), because its place follows from the architecture, which
+    needs torch.
 
     Raises:
-        UserError: see `starting_weights`; also for a run without a guarantee on records that are not public.
+        UserError: See `starting_weights`; also for weights from a run without a guarantee on records that are not public.
     """
     if config.model.start in (None, PROCEDURAL):
         return None
@@ -120,13 +122,14 @@ def checked_start(config: Config) -> StartingWeights | None:
 
 
 def recipe_for(config: Config) -> Config:
-    """How the procedural initialisation of a model is trained.
+    """Returns the configuration of the run that trains the procedural initialisation of a model.
 
     Args:
-        config: that it is for; its model (without weights), views, objective, size of images, device and stores are taken.
+        config: Configuration of the initialised model; its model (without weights), views, objective, size of images, device
+            and stores are taken over.
 
     Raises:
-        UserError: for a model whose architecture brings its own weights.
+        UserError: If the model's architecture brings its own weights.
     """
     if (config.model.architecture or "").startswith(_LOCAL_DIR):
         raise UserError(
@@ -144,15 +147,16 @@ def recipe_for(config: Config) -> Config:
 
 
 def procedural_path(config: Config) -> Path:
-    """The run's directory of a procedural initialisation: in ``data.stores``, named by a hash of all that it depends on.
+    """Returns the directory of a procedural initialisation: in ``data.stores``, named by a hash of all that it depends on.
 
     Args:
-        config: that it is for, its model's defaults resolved (`dpfed.runs.resolution.resolve_model_defaults`).
+        config: Configuration of the initialised model, with the model's defaults resolved
+            (`dpfed.runs.resolution.resolve_model_defaults`).
     """
     recipe = recipe_for(config)
     if recipe.data.size is None:
         raise ValueError("the size of the images is not resolved")
-    # Not where files are, nor what computes: the digest of an open_clip architecture stands for its name.
+    # Without places of files and the device. The digest of an open_clip architecture stands for its name.
     apart = {"data": {"stores"}, "training": {"device"}, "model": {"architecture"}}
     tree = recipe.model_dump(mode="json", exclude=apart, exclude_defaults=True)
     tree = {name: section for name, section in tree.items() if section}  # a device that was chosen leaves an empty section
@@ -161,15 +165,16 @@ def procedural_path(config: Config) -> Path:
 
 
 def origin_of(config: Config, start: StartingWeights | None) -> dict[str, Any] | None:
-    """What a run writes of its starting weights when it begins; ``None``: it has none of its own choice.
+    """Returns the record of its starting weights that a run writes when it begins; ``None``: ``model.start`` names none.
 
     Args:
-        config: its defaults resolved.
+        config: Configuration with its defaults resolved.
+        start: Starting weights that the configuration names.
 
     Returns:
-        ``weights`` (in words), ``sha256``, and ``trained``: the runs that made them (``None``: nothing says).
+        The keys ``weights`` (in words), ``sha256``, and ``trained`` (the runs that made the weights; ``None``: unknown).
     """
-    from dpfed.models.summary import start_of  # it needs torch
+    from dpfed.models.summary import start_of  # needs torch
 
     if start is None:
         return None

@@ -1,9 +1,9 @@
 """A sweep: one base configuration with one set of changes after another, each trained, and all compared.
 
-All runs of a sweep see the same private records, so they spend budget together: whoever sees the models of several has the
-promise of their basic composition, the sum of their epsilons and the sum of their deltas, and not one run's own; evaluation
-figures are exact and covered by none. `sweep` returns that joint promise in words. It counts the runs of this sweep only; other
-runs on the same records, deleted ones too, add theirs.
+All runs of a sweep read the same private records, so they spend budget together. Towards anyone who sees several of the models,
+the promise is that of basic composition, the sum of the epsilons and the sum of the deltas, and not one run's own. Evaluation
+figures are exact, and no epsilon covers them. `sweep` returns that joint promise in words. It counts the runs of this sweep
+only; other runs on the same records, deleted ones too, add theirs.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Sweep:
     """A sweep file, applied to a base configuration.
 
     Attributes:
-        name: of the sweep, and of its folder.
-        about: what it compares, for people.
-        configs: run name -> its whole configuration, in the order of the file.
+        name: Name of the sweep, and of its folder.
+        about: Description of the comparison, for people.
+        configs: Whole configurations of the runs by the runs' names, in the order of the file.
     """
 
     name: str
@@ -60,13 +60,13 @@ class Sweep:
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What a sweep gave.
+    """Outcome of a sweep.
 
     Attributes:
-        sweep: what was asked for.
-        runs: the finished runs, in its order.
-        promise: what all runs together promise, in words; see `joint_promise`.
-        comparison: the report that compares the runs.
+        sweep: The sweep.
+        runs: Finished runs, in the sweep's order.
+        promise: Joint promise of all runs, in words; see `joint_promise`.
+        comparison: Path of the report that compares the runs.
     """
 
     sweep: Sweep
@@ -82,15 +82,15 @@ def sweep(base: Config, file: str | Path, folder: str | Path, progress: Progress
     by basic composition, epsilons and deltas of runs on the same records add up.
 
     Args:
-        base: what all runs have in common.
-        file: a TOML file with ``name``, ``about`` and ``[[run]]`` tables of ``name`` and ``set`` (keys such as
-            ``"adaptation.rank"`` to values), or the name of one that dpfed ships, such as ``table5``.
-        folder: holds the sweeps' folders.
-        progress: sees the stages.
+        base: Configuration that all runs have in common.
+        file: TOML file with ``name``, ``about`` and ``[[run]]`` tables of ``name`` and ``set`` (keys such as
+            ``"adaptation.rank"`` to values), or the name of a sweep that dpfed ships, such as ``table5``.
+        folder: Folder that holds the sweeps' folders.
+        progress: Progress, which shows the stages.
 
     Raises:
-        UserError: before anything is trained, for a bad entry or a folder that holds another run; later, whatever `pretrain`
-            and `resume` refuse. The runs that are finished by then stay.
+        UserError: Before anything is trained, for a bad entry or a folder that holds another run; later, for a run that
+            `pretrain` or `resume` refuses. The runs that are finished by then stay.
     """
     progress = progress or Silent()
     asked = read_sweep(file, base)
@@ -116,8 +116,12 @@ def sweep(base: Config, file: str | Path, folder: str | Path, progress: Progress
 def read_sweep(file: str | Path, base: Config) -> Sweep:
     """Reads a sweep file and checks the configuration of every run.
 
+    Args:
+        file: TOML file, or the name of a sweep that dpfed ships; see `sweep`.
+        base: Configuration that all runs have in common.
+
     Raises:
-        UserError: for a missing or malformed file, a name that occurs twice, an unknown key or a value out of range.
+        UserError: For a missing or malformed file, a name that occurs twice, an unknown key or a value out of range.
     """
     tree = read_toml(find_sweep(file), "sweep")
     _refuse_unknown(tree, ("name", "about", "run"), str(file))
@@ -138,7 +142,7 @@ def read_sweep(file: str | Path, base: Config) -> Sweep:
 
 
 def joint_promise(runs: list[RunView]) -> str:
-    """What several runs on the same private records promise together, in one sentence, by basic composition.
+    """States the joint promise of several runs on the same private records, in a few sentences, by basic composition.
 
     An (epsilon_1, delta_1) and an (epsilon_2, delta_2) private release are together (epsilon_1 + epsilon_2, delta_1 + delta_2)
     private, also when the second was chosen after seeing the first. Runs that protect different units have no such sum.
@@ -162,7 +166,7 @@ def joint_promise(runs: list[RunView]) -> str:
 
 
 def _reserve(configs: dict[Path, Config]) -> None:
-    """Reserves all runs that are to begin with the lifetime budgets of their records, where these have any."""
+    """Reserves the plans of all new runs with the lifetime budgets of their records, if these have any."""
     stores: dict[str, RecordSet] = {}
     plans: dict[str, dict[Path, tuple[str, PrivacyPlan]]] = {}
     for folder, config in configs.items():
@@ -181,7 +185,7 @@ def _reserve(configs: dict[Path, Config]) -> None:
 
 
 class _Prefixed(Progress):
-    """Says to which run a stage or a note belongs."""
+    """Progress that puts the name of the run before each stage and note."""
 
     def __init__(self, progress: Progress, name: str) -> None:
         self._progress, self._name = progress, name

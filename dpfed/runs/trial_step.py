@@ -1,8 +1,8 @@
-"""Before anything is spent: one step on noise instead of records, and a look for captions that are all equal.
+"""Tries one step on noise instead of records, and looks for captions that are all equal, before any budget is spent.
 
-What the step can do is what a step of the run can do: the gradient of a group reaches the weights, the weights change, and the
-model still computes finite numbers with weights that have moved as far as they can. A setting that fails here would spend
-epsilon on noise alone, or end the run after a step that is charged.
+The trial checks three conditions for a step of the run: the gradient of a group reaches the weights, the weights change, and
+the model still computes finite numbers after its weights have moved as far as they can in the run. A setting that fails here
+would spend epsilon on noise alone, or end the run after a charged step.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from dpfed.runs.build import Parts
 from dpfed.schema.named import in_python
 from dpfed.training.optimizers import Update, take_step
 
-_RECORDS = 4  # of the group that is tried
-_LEAST_SIGNAL = 1e-6  # of the length that the noise is made for: it buries a shorter gradient
-_LEAST_CHANGE = 1e-6  # of the weights' length, by all steps together: float32 hardly tells that apart
+_RECORDS = 4  # number of records in the tried group
+_LEAST_SIGNAL = 1e-6  # shortest gradient, as a part of the length that the noise is made for; noise buries a shorter one
+_LEAST_CHANGE = 1e-6  # smallest change by all steps together, as a part of the weights' length: float32 hardly shows less
 
 
 def try_step(parts: Parts) -> None:
     """Refuses a run whose steps change nothing, learn nothing or end in numbers that are not finite.
 
     Args:
-        parts: of a new run; the weights stay as they are.
+        parts: Parts of a new run; the weights do not change.
 
     Raises:
-        UserError: naming the setting.
+        UserError: If the trial fails; the message names the setting to change.
     """
     if parts.plan.bounding.method.closed_form:
         return
     vector = TrainableVector(parts.model)
     named = zip(vector.names, vector.parameters, strict=True)
-    # Scalars are a loss's temperature and bias, and centres follow the embeddings: neither is an encoder's.
+    # Scalars are a loss's temperature and bias, and centres follow the embeddings: neither belongs to an encoder.
     if all(parameter.dim() == 0 or name.startswith("centres.") for name, parameter in named):
         raise UserError(
             f"only {' and '.join(vector.names)} would be trained, and no weight of an encoder: set adaptation.image or "
@@ -58,7 +58,7 @@ def try_step(parts: Parts) -> None:
 
 
 def _few(parts: Parts) -> GroupBatch:
-    """One small group of noise, which has a record more than the loss needs."""
+    """Makes one small group of noise, with at least one record more than the loss needs."""
     batch = parts.dummy_batch()
     records = len(next(iter(batch.views.values())))
     count = min(records, max(_RECORDS, 1 + parts.config.objective.loss.least, 1 + parts.config.public.records))
@@ -66,7 +66,7 @@ def _few(parts: Parts) -> GroupBatch:
 
 
 def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
-    """The gradient of the group, clipped; refused where it is nothing beside what it is clipped to."""
+    """Returns the clipped gradient of the group; refuses one that is negligible beside the norm that the noise is made for."""
     config, plan = parts.config, parts.plan
     model = parts.learner.views.trained(parts.model)
     engine = LoopEngine(model, config.training.precision, parts.loss)
@@ -80,7 +80,7 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
             f"the gradient of objective.name = '{config.objective.name}' is not finite on images of noise, and dpfed leaves "
             "such gradients out: nothing would be learnt. Choose other [objective] keys, or precision 'fp32'. [run-gradient]"
         )
-    # What is left of a gradient beside the longest that the noise is made for; a threshold that adapts finds its own.
+    # Length of the clipped gradient, as a part of the longest that the noise is made for; an adaptive threshold finds its own.
     left, key = {
         "fixed": (norm / bounding.clip_norm, f"clip_norm = {bounding.clip_norm:g}"),
         "automatic": (norm / (norm + bounding.stability), f"stability = {bounding.stability:g}")
@@ -108,7 +108,7 @@ def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tens
     moved, length = (float(torch.linalg.vector_norm(values, dtype=exact_type(values.device))) for values in (change, before))
     inertia = 1 / (1 - optimizer.momentum) if optimizer.name in ("sgd", "lars") else 1.0
     farthest = plan.steps * inertia
-    if optimizer.name == "lars":  # its steps are a part of the weights' length, which grows with every one
+    if optimizer.name == "lars":  # its steps are proportional to the weights' length, which grows with every step
         farthest *= _growth(moved / max(length, 1e-30) * inertia, plan.steps)
     if math.isfinite(moved) and moved * farthest <= _LEAST_CHANGE * length:
         raise UserError(
@@ -127,8 +127,8 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
     """Takes a step of the run's optimizer, at its highest learning rate.
 
     Raises:
-        UserError: for an optimizer of the user's own that cannot do it, or keeps what no checkpoint can; for a schedule of the
-            user's own that ends before the run does.
+        UserError: If a user's own optimizer cannot step, or keeps a state that no checkpoint can hold; if a user's own schedule
+            ends before the run does.
     """
     optimizer, own = parts.config.optimizer, parts.learner.own_optimizer
     update = Update(optimizer, vector.parameters, parts.plan.steps, own)
@@ -158,7 +158,7 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
 
 
 def _growth(share: float, steps: int) -> float:
-    """By what the weights' length is multiplied by steps in directions of their own, each a share of that length."""
+    """Returns the factor by which the weights' length grows in steps of orthogonal directions, each a share of that length."""
     return math.exp(min(60.0, 0.5 * steps * math.log1p(share**2))) if math.isfinite(share) else math.inf
 
 
@@ -171,7 +171,7 @@ def _rate(optimizer: OptimizerConfig) -> str:
 
 @torch.no_grad()
 def _all_finite(parts: Parts, batch: GroupBatch) -> bool:
-    """Whether the embeddings and features of a few images of noise are finite numbers."""
+    """Returns whether the embeddings and features of a few images of noise are finite numbers, and not enormous."""
     model = parts.learner.views.trained(parts.model)
     model.eval()
     found = list(embeddings_of(model, batch.views).values())
@@ -181,10 +181,10 @@ def _all_finite(parts: Parts, batch: GroupBatch) -> bool:
 
 
 def refuse_equal_captions(store: RecordSet) -> None:
-    """Refuses captioned records that all say the same: captions distinguish no image from another.
+    """Refuses records whose captions are all equal, because such captions cannot distinguish images.
 
     Raises:
-        UserError: saying what to import instead.
+        UserError: If all captions of training records are equal; the message says what to import instead.
     """
     first: str | None = None
     indices = store.split("train")

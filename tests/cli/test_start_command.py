@@ -35,7 +35,7 @@ def test_a_start_is_made_named_and_found_again(place, dpfed):
     code, _, error = dpfed(
         "pretrain", "quickstart", *assigned, "--set", f"model.start={folder}", "--set", "model.embedding=32", "--run", "run"
     )
-    assert code == 2 and "model.embedding is 64 there and 32 here" in error and not (place / "run").exists()
+    assert code == 2 and "model.embedding is 64 in the weights and 32 in this model" in error and not (place / "run").exists()
 
 
 def test_a_start_is_not_made_for_a_command_that_would_be_refused(place, dpfed):

@@ -56,9 +56,12 @@ def test_a_model_gets_all_weights_but_keeps_its_temperature(saved):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ({"width": 8}, "model.width is 4 there and 8 here"),
-        ({"image": "resnet18"}, "model.image is 'cnn' there and 'resnet18' here"),
-        ({"embedding": 16, "head_hidden": 16}, "model.embedding is 8 there and 16 here, model.head_hidden is 8 there"),
+        ({"width": 8}, "model.width is 4 in the weights and 8 in this model"),
+        ({"image": "resnet18"}, "model.image is 'cnn' in the weights and 'resnet18' in this model"),
+        (
+            {"embedding": 16, "head_hidden": 16},
+            "model.embedding is 8 in the weights and 16 in this model, model.head_hidden is 8 in the weights",
+        ),
         ({"normalisation": "layer"}, "model.normalisation"),  # of the same shapes
         ({"weight_standardisation": True}, "model.weight_standardisation"),
     ],
@@ -71,7 +74,8 @@ def test_another_architecture_is_refused_by_keys_and_tensors(saved, model, said)
     alone = find_start(saved / "model.safetensors")
     alone.refuse_another_architecture(config.model, config.without_effect())  # nothing says what it is
     if "normalisation" not in model:
-        with pytest.raises(UserError, match=r"'[\w.]+' is (\(.*\) float32|missing) there and (\(.*\) float32|missing) here"):
+        shape = r"(\(.*\) float32|missing)"
+        with pytest.raises(UserError, match=rf"'[\w.]+' is {shape} in the weights and {shape} in this model"):
             built(config, alone)
 
 
@@ -148,5 +152,6 @@ def test_open_clip_with_adapters_starts_from_merged_weights(architecture, tmp_pa
     frozen = [name for name in merged if "logit" not in name and name in base]
     assert len(frozen) > 10 and all(torch.allclose(base[name], merged[name]) for name in frozen)
     other = architecture(json.loads(json.dumps({**SMALL, "text_cfg": {**SMALL["text_cfg"], "heads": 4}})), "other.json")
-    with pytest.raises(UserError, match=r"text_cfg.heads is 2 there and 4 here.*\[start-other-model"):  # of the same shapes
+    said = r"text_cfg.heads is 2 in the weights and 4 in this model.*\[start-other-model"  # of the same shapes
+    with pytest.raises(UserError, match=said):
         build_model(model.model_copy(update={"architecture": other}), objective, lora, 32, start=found)
