@@ -84,4 +84,15 @@ def from_features(model: nn.Module) -> nn.Module:
 
 
 def _width(encoder: nn.Module) -> int:
-    return int(encoder.features_dim)  # type: ignore[arg-type]
+    """Returns the number of an encoder's features.
+
+    Raises:
+        UserError: If the encoder does not tell; one of a user's own need not.
+    """
+    width = getattr(encoder, "features_dim", None)
+    if not isinstance(width, int):
+        raise UserError(
+            f"features of {type(encoder).__name__} cannot be computed once, because it has no attribute features_dim: leave "
+            "views.cached out. [features-width]"
+        )
+    return width

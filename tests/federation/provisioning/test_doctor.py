@@ -108,7 +108,7 @@ def test_a_wrong_clock_is_noticed(place, server, seconds, word):
     [
         (0, ["localhost"], "own", "has expired"),
         (365, ["elsewhere.example.org"], "own", "for another name"),
-        (365, ["localhost"], "other", "of another authority"),
+        (365, ["localhost"], "other", "not signed by the authority"),
     ],
     ids=["expired", "name", "authority"],
 )
@@ -131,7 +131,7 @@ def test_an_absent_coordinator_and_an_absent_proxy(tmp_path):
     damaged.write_text("no certificate")
     for authority, said in ((tmp_path / "none" / "ca.crt", "is missing"), (damaged, "cannot be read")):
         (finding,) = network.of_connection("localhost:9", authority, {})
-        assert finding.state is State.BAD and f"{authority}, by which" in finding.said and said in finding.said
+        assert finding.state is State.BAD and f"{authority}, which verifies" in finding.said and said in finding.said
         assert authority.name in finding.advice and "connections" not in finding.advice
     proxied = next(network.of_connection("localhost:9", tmp_path / "ca.crt", {"HTTPS_PROXY": "http://me:secret@127.0.0.1:9"}))
     direct = next(
