@@ -32,7 +32,8 @@ from dpfed.models.moment_heads import MomentNoise, centres, heads
 from dpfed.models.moment_layout import MomentLayout, Moments, dimensions_for
 
 NAME = "moment-basis"
-EPSILONS = (0.1, 0.3, 1.0, 3.0, 8.0, 10.0)
+EPSILONS = (0.1, 0.3, 1.0, 3.0, 8.0, 10.0, None)
+HARDLY_ANY = 0.1  # sigma
 _MAKERS = {"symbols": symbols, "tiles": tiles, "icons": icons}
 Bases = Mapping[Side, Basis]
 
@@ -51,7 +52,7 @@ def near(others: list[Bench]) -> Bases:
 
 
 def drawn(
-    own: Bench, features: dict[Side, Tensor], bases: Bases | None, count: int, epsilon: float, seed: int
+    own: Bench, features: dict[Side, Tensor], bases: Bases | None, count: int, epsilon: float | None, seed: int
 ) -> dict[str, Any]:
     """The figure of one run, and its dimensions.
 
@@ -60,12 +61,12 @@ def drawn(
         features: of its training records.
         bases: of the towers; ``None``: random rows.
         count: N.
-        epsilon: of the run.
+        epsilon: of the run; ``None``: hardly any noise.
         seed: of the noise.
     """
     config = own.parts.config
     config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": epsilon})})
-    sigma = plan_of(count, config).noise.multiplier
+    sigma = plan_of(count, config).noise.multiplier if epsilon else HARDLY_ANY
     widths = tuple(side.shape[1] if bases is None else len(bases[name].rows) for name, side in features.items())
     k = dimensions_for(count, sigma, widths, public=bases is not None)
     made = random_bases(widths, k, False) if bases is None else {side: basis.first(k) for side, basis in bases.items()}
