@@ -12,22 +12,21 @@ _CLOSE = 5.0  # points
 
 def trained() -> str:
     """Runs that were trained both ways."""
-    lines = ["| records | epsilon | before | chosen | by hand | expected |", "|---|---|---|---|---|---|"]
+    lines = ["| records | epsilon | runs | before | chosen | by hand | expected |", "|---" * 7 + "|"]
     for row in figures("automatic")["trained"]:
         before = _mean(row["automatic"], 0)
         cells = (
             row["set"],
             str(row["epsilon"]).removesuffix(".0"),
+            str(len(row["automatic"])),
             f"{before:.1f}",
             _shown(row["automatic"]),
             _shown(row["by hand"]),
         )
         lines.append(f"| {' | '.join(cells)} | {_said(row)} |")
-    draws = {len(row["automatic"]) for row in figures("automatic")["trained"]}
-    runs = "One run each" if draws == {1} else f"{max(draws)} runs each" + (", or one where no ± stands" if 1 in draws else "")
     lines += [
         "",
-        f"Percent: mean of 200-NN and linear probe (images), or of both R@10 (pairs). {runs}; by hand: "
+        "Percent: mean of 200-NN and linear probe (images), or of both R@10 (pairs). ±: standard deviation over runs. By hand: "
         "`recipes/small-images`, `quickstart` or `adapt/shapes`, with a batch that suits the number of records.",
     ]
     return "\n".join(lines)

@@ -15,6 +15,7 @@ _IN_SHORT = (("icons", 600), ("symbols", 2695), ("cifar10", 30_000))
 _ALSO = {"cifar10": (3000,)}  # numbers of records that only the long table shows
 _BASES = "moment-basis"
 _UNMEASURED = "–"
+_SHOWN = (1.0, 3.0, 8.0)  # epsilons
 
 
 def moments() -> str:
@@ -26,7 +27,7 @@ def moments() -> str:
         trained = ", ".join(_mean(rows.get((_HEADS, epsilon))) for epsilon in (1.0, 8.0))
         own = _of_basis(name, count, "generated")
         private = ", ".join(_mean(own.get(epsilon)) for epsilon in (1.0, 3.0, 8.0))
-        cells = [_mean([sets[name]["public"]]), trained, private, _mean(rows.get(("no privacy", None)))]
+        cells = [_mean([sets[name]["public"]]), trained, private, _mean(own.get(None))]
         lines.append(f"| {count:,} {name}, {sets[name]['measure']} | {' | '.join(cells)} |")
     missing = f" Not measured: {_UNMEASURED}." if any(_UNMEASURED in line for line in lines) else ""
     return "\n".join([*lines, "", f"Percent; means over draws of the noise.{missing}"])
@@ -57,16 +58,51 @@ def sets() -> str:
 
 
 def bases() -> str:
-    """Random rows, the product's public basis, and one of near records."""
-    kinds = {"random": "random basis", "generated": "generated", "near": "near"}
-    head = " | ".join(f"{said}, epsilon 1 | 3 | 8" for said in kinds.values())
-    lines = [f"| records | {head} |", "|---" * (1 + 3 * len(kinds)) + "|"]
+    """Random rows, the product's public basis with one layer and with several, and one of near records."""
+    kinds = {
+        "random": "random basis",
+        "generated, last layer": "generated, last layer",
+        "generated": "generated, several layers",
+        "near": "near, several layers",
+    }
+    lines = [f"| records | {' | '.join(kinds.values())} | hardly any noise |", "|---" * (2 + len(kinds)) + "|"]
+    spreads: list[float] = []
     for name, found in figures(_BASES)["sets"].items():
         counts = {row["records"] for row in found["rows"]}
         for count in sorted({300, 600, 3000, min(30_000, max(counts))} & counts):
-            cells = [_spread(_of_basis(name, count, kind).get(epsilon)) for kind in kinds for epsilon in (1.0, 3.0, 8.0)]
-            lines.append(f"| {count:,} {name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"±: standard deviation over five draws of the noise. {_UNMEASURED}: not measured."])
+            of_kinds = {kind: _of_basis(name, count, kind) for kind in kinds}
+            spreads += [statistics.stdev(own[epsilon]) for own in of_kinds.values() for epsilon in _SHOWN if epsilon in own]
+            cells = [
+                ", ".join(_mean(own.get(epsilon)) for epsilon in _SHOWN) if own else _UNMEASURED for own in of_kinds.values()
+            ]
+            lines.append(f"| {count:,} {name} | {' | '.join(cells)} | {_mean(of_kinds['generated'].get(None))} |")
+    usual, most = (100 * found for found in (statistics.median(spreads), max(spreads)))
+    said = (
+        f"Each cell: epsilon {', '.join(f'{epsilon:g}' for epsilon in _SHOWN)}. Means over five draws of the noise; their "
+        f"standard deviation is {usual:.1f} as a rule and {most:.1f} at most. {_UNMEASURED}: not measured."
+    )
+    return "\n".join([*lines, "", said])
+
+
+def ratios() -> str:
+    """How many times the figure of a random basis each other one reaches, as means over sets of pictures."""
+    kinds = ("generated, last layer", "generated", "near")
+    sets = {name: found for name, found in figures(_BASES)["sets"].items() if found["measure"] == "R@10"}
+    lines = ["| records | epsilon | " + " | ".join(f"{kind}" for kind in kinds) + " |", "|---" * (2 + len(kinds)) + "|"]
+    for said, count in (("600", 600), ("986 to 2,695", None)):
+        for epsilon in _SHOWN:
+            cells = []
+            for kind in kinds:
+                sums = []
+                for basis in (kind, "random"):
+                    counts = {name: count or max(row["records"] for row in found["rows"]) for name, found in sets.items()}
+                    sums.append(sum(statistics.mean(_of_basis(name, own, basis)[epsilon]) for name, own in counts.items()))
+                cells.append(f"{sums[0] / sums[1]:.2f}")
+            lines.append(f"| {said} | {epsilon:g} | {' | '.join(cells)} |")
+    names = ", ".join(sets)
+    return "\n".join(
+        [*lines, "", f"Mean R@10 over three sets ({names}), divided by that of a random basis and the last layers."]
+    )
 
 
 def images() -> str:
@@ -84,7 +120,7 @@ def _rows(found: dict[str, Any], count: int) -> dict[tuple[str, float | None], l
     return {(row["method"], row["epsilon"]): row["figures"] for row in found["rows"] if row["records"] == count}
 
 
-def _of_basis(name: str, count: int, kind: str) -> dict[float, list[float]]:
+def _of_basis(name: str, count: int, kind: str) -> dict[float | None, list[float]]:
     """Figures of five draws, by epsilon."""
     rows = figures(_BASES)["sets"][name]["rows"]
     return {row["epsilon"]: row["figures"] for row in rows if (row["records"], row["basis"]) == (count, kind)}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks import automatic_tables, moment_tables, two_arrays
+from benchmarks import automatic_tables, moment_few, moment_tables, two_arrays
 from benchmarks import peer_tables as page
 from benchmarks.deployment_tables import (
     budget,
@@ -219,6 +219,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name 
         "methods": methods,
         "moments-sets": moment_tables.sets,
         "moments-bases": moment_tables.bases,
+        "moments-ratios": moment_tables.ratios,
+        "moments-few": moment_few.table,
         "moments-images": moment_tables.images,
         "two-arrays": two_arrays.table,
         "public": public_contrast,
