@@ -89,13 +89,15 @@ def drawn(sets: dict[str, Any]) -> bytes:
     canvas = Figure(figsize=(3.4 * len(sets), 5.2), layout="constrained")
     axes = canvas.subplots(2, len(sets), squeeze=False)
     named = {"no privacy": "hardly any noise"}  # as the tables say
-    named |= {"moments": "moments, random basis", "public basis": "moments"}
+    named |= {"moments": "moments, random basis, last layer", "public basis": "moments"}
     styles = {"public basis": SERIES[0], "moments": SERIES[4], "DP-GCL heads": SERIES[1], "public contrast": SERIES[3]}
     styles["no privacy"] = SERIES[2]
     for column, (name, measured_rows) in enumerate(sets.items()):
         most = max(row["records"] for row in measured_rows["rows"])
-        rows = [{**row, "method": "public basis"} for row in public[name]["rows"] if row["basis"] == "generated"]
-        found = {**measured_rows, "rows": measured_rows["rows"] + rows}
+        own_rows = [row for row in public[name]["rows"] if row["basis"] == "generated"]
+        rows = [{**row, "method": "public basis" if row["epsilon"] else "no privacy"} for row in own_rows]
+        others = [row for row in measured_rows["rows"] if row["method"] != "no privacy"]  # of the last layer
+        found = {**measured_rows, "rows": others + rows}
         for line, key in enumerate(("epsilon", "records")):
             plot = axes[line][column]
             quiet(plot)
@@ -106,7 +108,7 @@ def drawn(sets: dict[str, Any]) -> bytes:
                     own = [row for row in own if row["epsilon"]]
                 own = sorted(own, key=lambda row: row[key])
                 if key == "epsilon" and method == "no privacy":
-                    plot.axhline(100 * own[0]["figures"][0], color=colour, linestyle="--", label=named[method])
+                    plot.axhline(100 * np.mean(own[0]["figures"]), color=colour, linestyle="--", label=named[method])
                     continue
                 x, y = [row[key] for row in own], [100 * np.mean(row["figures"]) for row in own]
                 plot.errorbar(

@@ -22,8 +22,8 @@ from dpfed.runs.moment_forecast import kept_by
 _AMONG = 10  # R@10
 _OTHERWISE = 8.0  # the epsilon that a prediction is compared with
 _ERROR, _ERROR_OF_IMAGES = 8.0, 2.0  # points
-# Without noise, heads between towers reach about 72 + 19 log10 N - 34 log10 C percent.
-_WHOLE, _OF_RECORDS, _OF_CANDIDATES, _MOST = 72.0, 19.0, 34.0, 95.0
+# Without noise, heads between towers reach about a + b log10 N - c log10 C percent, and at most `_MOST`.
+_WITH_RANDOM_BASIS, _WITH_PUBLIC_BASIS, _MOST = (72.0, 19.0, 34.0), (78.0, 27.0, 46.0), 95.0
 # N x epsilon at which pairs from random weights reach half of the possible recall, and at which images begin to gain.
 _HALF_OF_PAIRS, _POWER_OF_PAIRS = 44_000.0, 1.57
 _NOTHING_BELOW, _GAIN = 2_000.0, 1.0
@@ -95,7 +95,8 @@ def recall_of_moments(records: int, noise_multiplier: float, held_out: int, publ
         public: whether the basis is made of public features (the default).
     """
     chance = min(100.0, 100 * _AMONG / held_out)
-    whole = _WHOLE + _OF_RECORDS * math.log10(records) - _OF_CANDIDATES * math.log10(max(held_out, 2 * _AMONG))
+    of_all, of_records, of_candidates = _WITH_PUBLIC_BASIS if public else _WITH_RANDOM_BASIS
+    whole = of_all + of_records * math.log10(records) - of_candidates * math.log10(max(held_out, 2 * _AMONG))
     return chance + kept_by(records, noise_multiplier, held_out, public) * (min(_MOST, max(chance, whole)) - chance)
 
 

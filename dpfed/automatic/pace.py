@@ -40,7 +40,8 @@ def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
         config = changed(config, model={"start": None})
     closed_form = plan.bounding.method.closed_form
     if closed_form:
-        options = {**config.bounding.options, "basis": "random"}
+        several = kind_of(config) != "random" and config.model.reads_text
+        options = {"layers": "several" if several else "last", **config.bounding.options, "basis": "random"}
         parts = build(changed(config, bounding={"options": options}), Randomness.from_seed(0), progress)
     else:
         few: dict[str, object] = {}
@@ -51,7 +52,16 @@ def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
     if not closed_form:
         return plan.steps * plan.sampling.batch * _seconds_of_a_record(parts) * _VIEWS
     generated = GENERATED if kind_of(config) == "generated" else 0
-    return (plan.sampling.records + generated) * _seconds_of_features(parts)
+    return (_without_features(parts) + generated) * _seconds_of_features(parts)
+
+
+def _without_features(parts: Parts) -> int:
+    """Returns the number of records whose features an earlier run did not keep beside the store: of training, and held out."""
+    views, store, options = parts.learner.views, parts.store, parts.evaluator.options
+    splits = {"train": views.cached} | ({options.split: 0} if parts.evaluator.tasks and options.split != "none" else {})
+    rows = {split: store.split(split) for split in splits}
+    kept = {split: views.cache.has(parts.model, views.whole, store, rows[split], splits[split]) for split in splits}
+    return sum(len(rows[split]) for split in splits if not kept[split])
 
 
 def _seconds_of_a_record(parts: Parts) -> float:

@@ -24,7 +24,8 @@ from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ReadAhead
 from dpfed.data.views.record_views import RecordViews
 from dpfed.errors import UserError
-from dpfed.features.cache import Features, Shard
+from dpfed.evaluation.features import frozen
+from dpfed.features.cache import SHARD, Features, Shard
 from dpfed.features.kept import claimed_features, place_of
 from dpfed.features.passes import Passes
 from dpfed.features.towers import Towers, frozen_towers
@@ -78,6 +79,14 @@ class FeatureCache:
                 return found or self._passing(extraction, key, rows)
         finally:
             model.train(was_training)
+
+    def has(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> bool:
+        """Returns whether an earlier run kept these features beside the store; see `features` for the arguments."""
+        if not self.stay or not isinstance(store, RecordStore) or not place_of(store.path).is_dir() or not len(rows):
+            return False
+        with frozen(model):
+            folder = place_of(store.path) / _Extraction(model, views, store, count).key(rows)
+        return len(list(folder.glob("*.safetensors"))) == -(-len(rows) // SHARD)
 
     def _staying(self, extraction: _Extraction, key: str, rows: np.ndarray, store: RecordStore) -> Features | None:
         """Features beside the store; ``None``: they cannot be there, which is said."""

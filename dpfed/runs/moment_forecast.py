@@ -49,7 +49,8 @@ class _Curve:
         return math.ceil(((kept / (1 - kept)) ** (1 / self.power) * half) ** (1 / (1 - self.of_records)))
 
 
-_RANDOM, _PUBLIC = _Curve(16, 0.2, 1.2), _Curve(11, 0.25, 1.0)
+# Public: with several layers of each tower.
+_RANDOM, _PUBLIC = _Curve(16, 0.2, 1.2), _Curve(2.5, 0.44, 1.07)
 
 
 def kept_by(records: int, noise_multiplier: float, candidates: int, public: bool = False) -> float:

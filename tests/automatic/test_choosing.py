@@ -1,17 +1,21 @@
 """`dpfed pretrain --data`: a data set and an epsilon are enough, and no pixel shapes a choice."""
 
+import dataclasses
 import json
 import re
+import shutil
 
 import pytest
 
 import dpfed as library
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.automatic import choosing
+from dpfed.automatic import choosing, pace
 from dpfed.automatic.choosing import choose
 from dpfed.automatic.request import Request
+from dpfed.automatic.running import pretrain
 from dpfed.config import load_config
 from dpfed.errors import UserError
+from dpfed.runs import public_basis
 from tests.automatic.random_pictures import pictures
 from tests.frozen_towers import image_weights, text_folder
 
@@ -221,6 +225,22 @@ def test_two_given_towers_get_moments_and_a_time_without_a_basis(shapes, tmp_pat
     assert chosen.seconds > 0
     assert chosen.expectation.figure == "R@10"
     assert not list(tmp_path.rglob("bases")) and not (shapes.path.parent / "bases").exists()
+
+
+def test_features_that_are_kept_take_no_time_again(shapes, tmp_path, monkeypatch):
+    shutil.copytree(shapes.path, tmp_path / "store")
+    towers = [f"model.weights={image_weights(tmp_path)}", f"model.text={text_folder(tmp_path)}", "data.size=16"]
+    towers = (*towers, f"data.stores={tmp_path}")
+    monkeypatch.setattr(pace, "_seconds_of_features", lambda parts: 1.0)
+    monkeypatch.setattr(public_basis, "GENERATED", 120)
+    request = Request(
+        tmp_path / "store", 8.0, model="timm/test_resnet", assignments=(*towers, f"data.stores={tmp_path}"), minutes=99
+    )
+    first = choose(request).seconds
+    pretrain(request, tmp_path / "run")
+    assert (first, choose(request).seconds) == (800 + pace.GENERATED, pace.GENERATED)
+    request = dataclasses.replace(request, assignments=(*request.assignments, "bounding.options.layers=last"))
+    assert choose(request).seconds == first
 
 
 def test_the_model_of_a_finished_run_is_the_start(photos):
