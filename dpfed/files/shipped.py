@@ -66,7 +66,7 @@ def find_sweep(given: str | Path) -> Path:
 
 
 def find_tower(given: str) -> Path | None:
-    """Returns a shipped architecture by name, such as ``towers/small.json``; ``None``: not shipped, or the user has such a file."""
+    """Returns a shipped architecture by name, such as ``towers/small.json``; ``None`` if there is none, or the user has one."""
     return configs() / given if given in tower_names() and not os.path.lexists(given) else None
 
 

@@ -110,7 +110,7 @@ def _limit(limit: Any) -> Any:
 
 
 def _key(place: tuple[int | str, ...]) -> str:
-    """Returns a key in words: ``("views", "crop_scale", 0)`` -> ``'views.crop_scale[0]'``; it escapes unprintable characters."""
+    """Returns a key in words: ``("views", "crop_scale", 0)`` -> ``'views.crop_scale[0]'``, unprintable characters escaped."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     return f"'{text}'" if text.isprintable() else repr(text)
 
