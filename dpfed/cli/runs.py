@@ -142,7 +142,7 @@ def resume(
     cpus_per_worker: CpusPerWorker = None,
     restarts: Restarts = None,
 ) -> None:
-    """Resume an interrupted run. A finished run is only shown."""
+    """Resume an interrupted run. For a finished run, the command only shows the results."""
     from dpfed.console.terminal import say
 
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)

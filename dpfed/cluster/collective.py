@@ -25,7 +25,7 @@ from dpfed.training.worker import Worker
 
 
 class Collective:
-    """Adds up the sums of all ranks' workers. Rank 0 uses it as its `Transport`; the other ranks call `follow`.
+    """Transport that adds up the sums of all ranks' workers. Rank 0 uses it as its `Transport`; other ranks call `follow`.
 
     Args:
         link: Messages to the other ranks.

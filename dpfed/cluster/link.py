@@ -59,7 +59,7 @@ class Link:
         return [row.tolist() for row in self._all(torch.tensor(numbers))]
 
     def agree(self, mark: bytes, trouble: str = "") -> None:
-        """Returns if every rank can continue, and all ranks have the same records and plan.
+        """Checks that every rank can continue, and that all ranks have the same records and plan.
 
         Args:
             mark: Digest of `MARK_BYTES` bytes that must be the same on all ranks; ignored if `trouble` is given.

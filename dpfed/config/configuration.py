@@ -122,12 +122,12 @@ class Config(Section):
 
     @property
     def computes_features(self) -> bool:
-        """Whether the features of frozen towers are computed once and reused in all steps."""
+        """Returns whether the features of frozen towers are computed once and reused in all steps."""
         return self.method.closed_form or self.cached_views > 0
 
     @property
     def images_are_frozen(self) -> bool:
-        """Whether the image tower comes from another library (open_clip, timm or torchvision) and is not trained."""
+        """Returns whether the image tower comes from another library (open_clip, timm or torchvision) and is not trained."""
         return self.model.external and self._image_training == "frozen"
 
     @property
@@ -136,22 +136,22 @@ class Config(Section):
 
     @property
     def is_aligned(self) -> bool:
-        """Whether the two features of a pair are alike before training: views of one image, or towers trained together."""
+        """Returns whether a pair's two features are alike before training: views of one image, or towers trained together."""
         return self.model.kind != "image-text" or self.model.start is not None
 
     @property
     def has_public_basis(self) -> bool:
-        """Whether private moments use a basis computed from a public store."""
+        """Returns whether private moments use a basis computed from a public store."""
         return self.method.closed_form and self.bounding.options.get("basis") == "store"
 
     @property
     def reads_public_store(self) -> bool:
-        """Whether the run needs a public store at `public.path`."""
+        """Returns whether the run needs a public store at `public.path`."""
         return self.has_public_basis or (self.method.public_records and self.public.source == "store")
 
     @property
     def writes_store(self) -> bool:
-        """Whether the run writes a record store: of its records, of public records, or of those for its starting weights."""
+        """Returns whether the run writes a record store: of its own records, of public ones, or for its starting weights."""
         if self.data.from_nothing or self.data.source == "scenes" or self.model.start == PROCEDURAL:
             return True
         if self.method.public_records and self.public.is_generated:

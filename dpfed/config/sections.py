@@ -159,7 +159,7 @@ class TrainingConfig(Section):
 
 
 class ProgressConfig(Section):
-    """Noisy training metrics that `diagnostics = 'private'` releases; they are accounted for."""
+    """Settings of the noisy training metrics that `diagnostics = 'private'` releases. Epsilon covers them."""
 
     share: float = Field(
         0.01, ge=1e-6, lt=1, description="fraction of each step's privacy cost (1 / sigma^2) spent on these metrics"

@@ -30,7 +30,7 @@ class Lines:
 
     @property
     def torn(self) -> bool:
-        """Whether an incomplete line, without a newline, follows the complete ones. The caller must know what it means."""
+        """Returns whether an incomplete line, without a newline, follows the complete ones. Its meaning is up to the caller."""
         return self.size > self.end
 
 

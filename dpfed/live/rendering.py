@@ -31,7 +31,7 @@ _LAST = 20  # number of discarded steps that are listed
 
 
 class Pages:
-    """Renders views of runs. The charts of a run are drawn again only if the run has changed.
+    """Renderer of the views of runs. It draws the charts of a run again only if the run has changed.
 
     Args:
         name: Name of the watched folder.

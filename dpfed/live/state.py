@@ -84,7 +84,7 @@ class RunState:
 
     @property
     def has_guarantee(self) -> bool:
-        """Whether a guarantee holds; without one, epsilon is not shown."""
+        """Returns whether a guarantee holds; without one, epsilon is not shown."""
         if self.card:
             return not is_void(self.card)
         return self.plan is not None and self.plan.has_guarantee and not any(mark.voids for mark in self._marks)
