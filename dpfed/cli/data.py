@@ -155,8 +155,8 @@ def _what_is_there_twice(report: ImportReport) -> list[str]:
     sentences = []
     if report.several:
         sentences.append(
-            f"Files with several pictures ({report.several:,}): only the first picture of each is stored. Unpack the files to "
-            "store all pictures."
+            f"Files with several pictures ({report.several:,}): the first picture of each is stored. Unpack the files to store "
+            "all pictures."
         )
     if report.repeated:
         sentences.append(
