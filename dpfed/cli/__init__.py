@@ -23,13 +23,13 @@ PANELS = {
     "Privacy": ("privacy", "budget", "audit"),
     "Many machines, several institutions": ("cluster", "federation", "site"),
 }
-# Each is in a module of its name, and imported when it is asked for.
+# Each group is in the module of its name, which is imported only when the group is used.
 GROUPS = {
     "config": "Show the configurations that dpfed ships, and every key with its meaning.",
     "privacy": "Compute the noise for an epsilon, or the epsilon of a noise. Show what a run spent, and check its card.",
     "data": "Import a data set into a record store, and count what is in it.",
     "budget": "Give a record set a lifetime budget over all runs, and show its use.",
-    "audit": "Attack a run: does its claim hold, and what do its weights reveal?",
+    "audit": "Attack a run: test its claimed epsilon, and measure what its weights reveal.",
     "federation": "For the coordinator of several institutions: make the terms, run the federation, try one on this machine.",
     "site": "For one of several institutions: make a site, join a federation, serve it.",
 }
@@ -37,7 +37,7 @@ _ORDER = [name for names in PANELS.values() for name in names]
 
 
 class _Ordered(TyperGroup):
-    """Lists what a newcomer needs first."""
+    """A group that lists its commands in the order of `PANELS`, those that a newcomer needs first."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         names = super().list_commands(ctx)
@@ -66,7 +66,12 @@ def _options(
         bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
     ] = False,
     log_format: Annotated[
-        str | None, typer.Option(help="text, or json: a JSON object a line, on stderr.", envvar=logs.FORMAT, show_default=False)
+        str | None,
+        typer.Option(
+            help="Format of the logs: text, or json (one JSON object per line, on stderr).",
+            envvar=logs.FORMAT,
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Contrastive pretraining on private records, under differential privacy."""
@@ -97,5 +102,5 @@ for _group in app.registered_groups:
 
 
 def main() -> None:
-    """Entry point."""
+    """Runs the `dpfed` command; the entry point of the package."""
     run(app)

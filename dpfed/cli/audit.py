@@ -1,4 +1,4 @@
-"""`dpfed audit`: what a run's weights give away, and whether the mechanism keeps what it claims."""
+"""`dpfed audit`: attacks on a run's weights, and on the claimed epsilon of a mechanism."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _CONTRADICTED = 3  # exit code
 def membership(
     run: Annotated[Path, typer.Argument(help="A finished run directory.", show_default=False)],
     non_members: Annotated[
-        Path | None, typer.Option(help="A store of records that the run never saw; default: its own held-out records.")
+        Path | None, typer.Option(help="A store of records that the run never saw; default: the run's held-out records.")
     ] = None,
     records: Annotated[int, typer.Option(min=0, help="At most this many members, and as many non-members; 0: all.")] = RECORDS,
-    show: Annotated[bool, typer.Option("--show", help="Print the figures although the records are not public.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the figures even if the records are not public.")] = False,
     not_covered: Annotated[
         str | None,
         typer.Option(
@@ -69,12 +69,12 @@ def privacy(
         Path, typer.Argument(help="A configuration (a file, or a shipped name), or a finished run.", show_default=False)
     ],
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the configuration.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the configuration.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the result; default: audits/NAME, or the run.")] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Audit the mechanism with this many workers.")] = 1,
     experiments: Annotated[
-        int, typer.Option(min=400, max=1_000_000, help="Repeated experiments; more of them raise the lower bound.")
+        int, typer.Option(min=400, max=1_000_000, help="Number of experiments; more of them raise the lower bound.")
     ] = 6000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
@@ -89,7 +89,7 @@ def privacy(
     say(f"attacking the claim of {config}", as_json)
     run = config if (config / "config.toml").is_file() else None
     if run is not None and (assignments or out):
-        raise UserError(f"{run} is a run, whose configuration and place are fixed: omit --set and --out. [option-run-fixed]")
+        raise UserError(f"{run} is a run, whose configuration and folder are fixed: omit --set and --out. [option-run-fixed]")
     given = None if run else chosen_config(config, assignments)
     with watching(as_json) as progress:
         progress.note("loading PyTorch")
@@ -127,8 +127,8 @@ def _show_claim(facts: dict[str, Any]) -> None:
     console.print(table)
     moved = f"{facts['moved']:.4f}" if facts["moved"] else "not known (the method also releases statistics)"
     console.print(
-        f"Attacked: the mechanism of {attacked(facts)}. Noise multiplier claimed: {facts['noise_multiplier']:.4g}. Most that a "
-        f"record moved the sum: {moved}; sensitivity {facts['sensitivity']:.4f}.",
+        f"Attacked: the mechanism of {attacked(facts)}. Noise multiplier claimed: {facts['noise_multiplier']:.4g}. Largest "
+        f"change of the sum by one record: {moved}; sensitivity {facts['sensitivity']:.4f}.",
         highlight=False,
         soft_wrap=True,
     )

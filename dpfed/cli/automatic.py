@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _DATA = "A data set instead of CONFIG: dpfed chooses the rest"
-_CHOICES = "Replace a choice of dpfed's"
+_CHOICES = "Replace one of dpfed's choices"
 
 
 def _option(*names: str, help: str, metavar: str | None = None, panel: str = _CHOICES) -> typer.models.OptionInfo:
@@ -72,13 +72,13 @@ def requested(config: Path | None, data: str | None, assignments: list[str] | No
     """Reads the options of `dpfed pretrain`: a complete configuration, or a request whose other settings dpfed chooses.
 
     Args:
-        config: path or name of the configuration; ``None``: not given.
-        data: value of ``--data``; ``None``: not given.
-        assignments: values of ``--set``.
-        options: values of the other options, by name; ``None``: not given.
+        config: Path or name of the configuration; ``None``: not given.
+        data: Value of ``--data``; ``None``: not given.
+        assignments: Values of ``--set``.
+        options: Values of the other options, by name; ``None``: not given.
 
     Raises:
-        UserError: if both `config` and `data` are given, or neither; if an option needs ``--data``.
+        UserError: If both `config` and `data` are given, or neither; if an option needs ``--data``.
     """
     if data is None:
         if config is None:
@@ -107,13 +107,13 @@ def requested(config: Path | None, data: str | None, assignments: list[str] | No
 
 
 def show(chosen: Chosen, as_json: bool = False) -> None:
-    """Prints the choices, each with its reason, and what to expect.
+    """Prints the choices, each with its reason, and the expected result.
 
     A wide terminal has the reasons in a column of their own; otherwise each reason is below its choice.
 
     Args:
-        chosen: for the run.
-        as_json: whether the output is JSON, so that these lines go to standard error.
+        chosen: Choices for the run.
+        as_json: Whether the output is JSON, so that these lines go to standard error.
     """
     from rich.console import Group
     from rich.markup import escape
@@ -141,7 +141,7 @@ def show(chosen: Chosen, as_json: bool = False) -> None:
 
 
 def _rows(chosen: Chosen) -> Iterator[tuple[str, str, str]]:
-    """What the table of choices says: topic, value and reason."""
+    """Yields the rows of the table of choices: topic, value and reason."""
     from dpfed.models.options import PROCEDURAL
     from dpfed.privacy.promise import round_up
     from dpfed.progress import duration
@@ -170,15 +170,15 @@ def settled(
     """Returns a run's configuration and the lines that explain it; with ``--dry-run`` or ``--save-config`` it ends the command.
 
     Args:
-        wanted: the user's request; a configuration is returned unchanged.
-        folder: the run's folder.
-        cluster: launcher of the workers; ``None``: one process trains.
-        progress: shows the stages.
-        resume: whether to resume the run in `folder`, with the configuration that it began with.
-        stopping: ``--dry-run``, ``--save-config`` and ``--json``.
+        wanted: The user's request; a configuration is returned unchanged.
+        folder: Folder of the run.
+        cluster: Launcher of the workers; ``None``: one process trains.
+        progress: Progress, which shows the stages.
+        resume: Whether to resume the run in `folder`, with the configuration that it began with.
+        stopping: Values of ``--dry-run``, ``--save-config`` and ``--json``.
 
     Raises:
-        UserError: see `dpfed.automatic.choosing.choose`.
+        UserError: If nothing can be chosen, see `dpfed.automatic.choosing.choose`; if the launcher is torchrun.
     """
     from dpfed.automatic.request import Request
 
@@ -210,12 +210,12 @@ def save_choices(chosen: Chosen, file: Path, next_command: str) -> None:
     """Writes the choices as a configuration.
 
     Args:
-        chosen: what was chosen.
-        file: a path where no file exists.
-        next_command: the command that the user is told to run next.
+        chosen: Choices for a run.
+        file: Path where no file exists.
+        next_command: Command that the user is told to run next.
 
     Raises:
-        UserError: if the file exists, or cannot be written.
+        UserError: If the file exists, or cannot be written.
     """
     from dpfed.console.terminal import say
     from dpfed.files.atomic import create_file
@@ -233,10 +233,10 @@ def save_choices(chosen: Chosen, file: Path, next_command: str) -> None:
 
 
 def refuse_destination(file: Path) -> None:
-    """Refuses a file for the choices before anything is read that takes long.
+    """Refuses a file for the choices, before long work begins.
 
     Raises:
-        UserError: if something is there already, or its folder is not.
+        UserError: If the file exists, or its folder does not.
     """
     if os.path.lexists(file):
         raise _exists(file)

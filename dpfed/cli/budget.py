@@ -1,4 +1,4 @@
-"""`dpfed budget`: what may be released of a record set over its lifetime, and what was."""
+"""`dpfed budget`: the lifetime privacy budget of a record set, and what of it was spent."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts
 @app.command("set")
 def set_(
     store: Store,
-    epsilon: Annotated[float, typer.Option(help="Epsilon of everything that is ever released.", show_default=False)],
-    delta: Annotated[float, typer.Option(help="Its delta, at most 1/N.", show_default=False)],
+    epsilon: Annotated[float, typer.Option(help="Epsilon of all releases together.", show_default=False)],
+    delta: Annotated[float, typer.Option(help="Delta of all releases together, at most 1/N.", show_default=False)],
     unit: Annotated[
-        Literal["record", "user"] | None, typer.Option(help="What is protected; default: each record.", show_default=False)
+        Literal["record", "user"] | None,
+        typer.Option(help="What is protected: a record, or a user with all records; default: record.", show_default=False),
     ] = None,
     distinct: Annotated[
         str | None,
@@ -45,10 +46,10 @@ def set_(
         ),
     ] = None,
 ) -> None:
-    """Set the lifetime budget of a store's records, or of a data set that a configuration names, or change it.
+    """Set or change the lifetime budget of a store's records, or of the data set that a configuration names.
 
-    From then on every run, sweep and federation reserves its whole plan before its first step. A plan that does not fit
-    is refused.
+    From then on, every run, sweep and federation reserves the cost of its whole plan before its first step. A plan that does
+    not fit is refused.
     """
     from dpfed.console.terminal import say
 
@@ -74,7 +75,7 @@ def show(store: StoreOrRun, as_json: Json = False) -> None:
         return
     for one in found:
         if one.by_name is not None and opened is not None:
-            said = f"the budget of {one.budget.head.store} holds for these records as well: {related(one, opened)}."
+            said = f"the budget of {one.budget.head.store} also holds for these records: {related(one, opened)}."
             _line("note", f"{said}{question(one, opened)}")
         _print(opened, one.budget)
 
@@ -98,7 +99,7 @@ def history(store: StoreOrRun, as_json: Json = False) -> None:
 def settle(
     run: Annotated[Path, typer.Argument(help="An abandoned run, a sweep's folder, or a site's folder.", show_default=False)],
 ) -> None:
-    """Give back what a run reserved and will not spend. What its ledger was charged stays spent."""
+    """Give back the part of a reservation that a run will not spend. Steps charged in the run's ledger stay spent."""
     from dpfed.console.terminal import say
 
     say(f"reading the ledger of {run}")
@@ -142,7 +143,7 @@ def _found(store: Path) -> tuple[RecordSet | None, list[Found]]:
     from dpfed.paths import is_store
     from dpfed.runs.budgeting import reservations
 
-    if store.is_dir() and not is_store(store):  # of a run, or of fits to arrays: the records are not here
+    if store.is_dir() and not is_store(store):  # folder of a run, or of fits to arrays: the records are elsewhere
         known = [budget for _, budget, _ in reservations(RunDirectory(store)) if budget is not None]
         own = None if known else read(store / BUDGET_LEDGER)
         known += [] if own is None else [known_by(own.head.id, store) or own]
@@ -163,14 +164,14 @@ def _print(store: RecordSet | None, budget: BudgetLedger) -> None:
     sides = "record" if budget.head.unit == "record" else f"{(store and store.unit_name) or 'user'} with all records"
     _line("budget", f"epsilon {facts['epsilon']!r}, delta {facts['delta']!r}, for each {sides}, over all runs")
     _line("ledger", f"{budget.head.id}, {places}; runs: {len(budget.accounts)}, entries: {len(budget.entries)}")
-    _line("taken", f"{percent(facts['taken'])}, by the filter: runs may be chosen from the results of earlier ones")
+    _line("taken", f"{percent(facts['taken'])}, by a privacy filter: a run may be chosen from the results of earlier ones")
     for name, what in (("spent", True), ("reserved", False)):
         own = [account for account in budget.accounts.values() if account.settled == what]
         steps = sum(account.steps for account in own)
         if own:
             _line(name, f"{percent(facts[name])}, {len(own)} {'runs' if len(own) > 1 else 'run'}, {steps:,} steps")
     if budget.uncovered:
-        _line("not covered", f"{len(budget.uncovered)}: released without being counted, see `dpfed budget history`")
+        _line("not covered", f"{len(budget.uncovered)} releases that no epsilon counts, see `dpfed budget history`")
 
 
 def _facts(budget: BudgetLedger) -> dict[str, Any]:
@@ -196,7 +197,7 @@ def _facts(budget: BudgetLedger) -> dict[str, Any]:
 
 
 def _told(entry: Entry, budget: BudgetLedger) -> str:
-    """An entry for people."""
+    """Returns a line that describes an entry of the ledger."""
     if entry.event == "set":
         return f"set: epsilon {entry.epsilon!r}, delta {entry.delta!r}"
     if entry.event == "uncovered":

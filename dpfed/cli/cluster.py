@@ -1,4 +1,4 @@
-"""`dpfed cluster`, and the options of `dpfed pretrain` and `dpfed resume` that have many processes do the work."""
+"""`dpfed cluster`, and the options of `dpfed pretrain` and `dpfed resume` for many processes."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 cluster = typer.Typer(
     cls=lazy_group({"cost": "dpfed.cluster.cost", "status": "dpfed.cluster.status"}),
-    help="For many workers of one organisation: say what a run would cost, and what runs.",
+    help="For many workers of one organisation: estimate the cost of a run, and show what runs on a cluster.",
     no_args_is_help=True,
 )
 
-_DIGITS = 20  # of a range; there are no clusters beyond
+_DIGITS = 20  # most characters of a range of workers; no cluster is larger
 
 
 def _option(help: str, metavar: str | None = None) -> typer.models.OptionInfo:
     return typer.Option(help=help, metavar=metavar, rich_help_panel="On a cluster", show_default=False)
 
 
-Cluster = Annotated[Literal["ray", "torchrun"] | None, _option("Launcher of the workers; default: one process does it all.")]
+Cluster = Annotated[Literal["ray", "torchrun"] | None, _option("Launcher of the workers; default: one process does all work.")]
 Workers = Annotated[
     str | None,
     _option(
-        "Processes that share each batch; default 1. A range such as 4-8 adapts to the cluster's free resources.", "N|MIN-MAX"
+        "Processes that share each batch; default 1. A range, such as 4-8, adapts to the cluster's free resources.", "N|MIN-MAX"
     ),
 ]
-GpusPerWorker = Annotated[int | None, _option("0 or 1; default: 1 if the cluster has GPUs.")]
-CpusPerWorker = Annotated[int | None, _option("Default: an equal share of all.")]
-Restarts = Annotated[int | None, _option("Restarts after a worker's death; default 3.")]
+GpusPerWorker = Annotated[int | None, _option("GPUs per worker, 0 or 1; default: 1 if the cluster has GPUs.")]
+CpusPerWorker = Annotated[int | None, _option("CPUs per worker; default: an equal share of all.")]
+Restarts = Annotated[int | None, _option("Restarts of the workers after one has died; default 3.")]
 
 
 def run_on_cluster(
@@ -53,20 +53,20 @@ def run_on_cluster(
     comments: Sequence[str] = (),
     **options: str | int | None,
 ) -> RunDirectory | None:
-    """Begins or resumes a run in the processes that the options ask for.
+    """Begins or resumes a run in many processes.
 
     Args:
-        kind: ``ray`` or ``torchrun``.
-        folder: of the run.
-        config: of the run; ``None``: the run is there.
-        resume: resume the run if it exists.
-        progress: sees the stages.
-        callbacks: look on in the process of rank 0.
-        comments: lines that explain the configuration.
-        options: ``workers``, ``gpus``, ``cpus`` and ``restarts``; ``None``: not given.
+        kind: Launcher: ``ray`` or ``torchrun``.
+        folder: Folder of the run.
+        config: Configuration of the run; ``None``: the run exists.
+        resume: Whether to resume the run if it exists.
+        progress: Progress, which shows the stages.
+        callbacks: Callbacks, which run in the process of rank 0.
+        comments: Lines that explain the configuration.
+        options: Values of ``workers``, ``gpus``, ``cpus`` and ``restarts``; ``None``: not given.
 
     Returns:
-        The finished run; ``None`` in torchrun's processes but the first.
+        The finished run; ``None`` in torchrun's processes other than rank 0.
     """
     from dpfed.cluster.work import Task
     from dpfed.runs.records import with_absolute_paths
@@ -89,10 +89,10 @@ def run_on_cluster(
 def collected(
     kind: str | None, workers: str | None, gpus: int | None, cpus: int | None, restarts: int | None
 ) -> dict[str, str | int | None]:
-    """The options of Ray's workers, for `run_on_cluster`.
+    """Returns the options of Ray's workers by name, for `run_on_cluster`.
 
     Raises:
-        UserError: for one of them without ``--cluster``.
+        UserError: If one of them is given without ``--cluster``.
     """
     options = {"workers": workers, "gpus": gpus, "cpus": cpus, "restarts": restarts}
     refuse_without(kind, **options)
@@ -100,10 +100,14 @@ def collected(
 
 
 def refuse_without(kind: str | None, **options: str | int | None) -> None:
-    """Refuses options that only `--cluster ray` understands.
+    """Refuses options that need ``--cluster ray``.
+
+    Args:
+        kind: Launcher; ``None``: all these options are refused.
+        options: Values of the options by name; ``None``: not given.
 
     Raises:
-        UserError: naming the first.
+        UserError: If one is given without a launcher; the message names the first.
     """
     for name, value in options.items():
         if kind is None and value is not None:
@@ -112,7 +116,7 @@ def refuse_without(kind: str | None, **options: str | int | None) -> None:
 
 
 def least_of(kind: str | None, workers: str | None) -> int:
-    """How many processes share the groups at least, as far as the options say."""
+    """Returns the least number of processes that share the groups, as far as the options and torchrun's environment tell."""
     if kind != "ray" or workers is None:
         return int(os.environ.get("WORLD_SIZE", "1")) if kind == "torchrun" else 1
     least, most = _range(workers)
@@ -120,12 +124,12 @@ def least_of(kind: str | None, workers: str | None) -> int:
 
 
 def another_process(kind: str | None) -> bool:
-    """Whether this is one of torchrun's processes, and not the first, which alone speaks."""
+    """Returns whether this is one of torchrun's processes other than rank 0, which must print nothing."""
     return kind == "torchrun" and os.environ.get("RANK", "0") != "0"
 
 
 def _range(text: str) -> tuple[int | None, int]:
-    """``4`` is exactly four workers, ``2-8`` from two to eight."""
+    """Reads the least and the largest number of workers: ``4`` gives ``(None, 4)``, ``2-8`` gives ``(2, 8)``."""
     least, dash, most = text.partition("-")
     if not (least.isdecimal() and (not dash or most.isdecimal())) or len(text) > _DIGITS:
         raise UserError(f"--workers {text}: expected a number, such as 4, or a range, such as 2-8. [option-workers-wrong]")

@@ -1,6 +1,6 @@
-"""`dpfed config list`, `show` and `keys`: the configurations that dpfed ships, and every key that one can have.
+"""`dpfed config list`, `show` and `keys`: the configurations that dpfed ships, and every key of a configuration.
 
-Also here: what dpfed ships, described for people: from the comment that each file begins with, and from what the file says.
+The module describes each shipped file for people, from the comment at its beginning and from its settings.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
-    """List the configurations that dpfed ships: what each is, its epsilon, and what it needs."""
+    """List the configurations that dpfed ships, each with its purpose, its epsilon and its requirements."""
     from rich.markup import escape
 
     from dpfed.console.terminal import console
 
     trained = shipped_configs()
-    # A sweep changes a configuration.
+    # A sweep needs a configuration to change.
     sweeps = [Entry(name, _about(_comment(name)), "", f"a config: `dpfed sweep CONFIG {name}`") for name in sweep_names()]
     if as_json:
         entries = {"configs": trained, "sweeps": sweeps}
@@ -57,12 +57,12 @@ def list_(as_json: Json = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Such as quickstart; `dpfed config list` has them all.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="A name, such as quickstart; `dpfed config list` shows all.", show_default=False)],
 ) -> None:
-    """Print a shipped configuration, sweep or tower as it is: `dpfed config show quickstart > mine.toml`."""
+    """Print a shipped configuration, sweep or tower unchanged: `dpfed config show quickstart > mine.toml`."""
     from dpfed.files.shipped import shipped_file
 
-    typer.echo(shipped_file(name).read_bytes(), nl=False)  # as it is, whatever the terminal's encoding
+    typer.echo(shipped_file(name).read_bytes(), nl=False)  # bytes, independent of the terminal's encoding
 
 
 @app.command()
@@ -73,7 +73,7 @@ def keys(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Explain every key of a configuration: its values, its default, and what it means."""
+    """Explain the keys of a configuration: allowed values, default and meaning."""
     from dpfed.config.keys import matching
 
     found = matching(words or [])
@@ -95,23 +95,23 @@ def _show_keys(found: list[Key]) -> None:
 
 
 def _meaning(key: Key) -> str:
-    """With the keys that decide whether it has an effect."""
+    """Returns a key's meaning, with the keys that decide whether it has an effect."""
     return f"{key.meaning} [depends on {', '.join(key.depends_on)}]" if key.depends_on else key.meaning
 
 
 _DIR = re.compile(r"\bDIR: (.+)")
-_LOCAL_DIR = "local-dir:"  # of dpfed.models.blueprints, which this leaves alone: it takes torch
+_LOCAL_DIR = "local-dir:"  # the same as in dpfed.models.blueprints, which would import torch
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A shipped file.
+    """The description of a shipped file.
 
     Attributes:
-        name: what the command line calls it.
-        about: one sentence, the first of the file.
-        epsilon: the promise, in words; empty for a sweep, which takes its base's.
-        needs: what the user must bring.
+        name: Name of the file on the command line.
+        about: First sentence of the file's comment.
+        epsilon: Epsilon, in words; empty for a sweep, which uses that of its base configuration.
+        needs: Requirements, such as a copy of the data or a GPU, in words.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Entry:
 
 
 def shipped_configs() -> list[Entry]:
-    """Every configuration that can be trained."""
+    """Returns the descriptions of all shipped configurations."""
     return [_config(name) for name in config_names()]
 
 
@@ -152,13 +152,13 @@ def _needs(config: Config, comment: list[str]) -> str:
 
 
 def _comment(name: str) -> list[str]:
-    """The lines of the comment that a shipped file begins with."""
+    """Returns the lines of the comment at the beginning of a shipped file."""
     lines = Path(configs() / f"{name}.toml").read_text(encoding="utf-8").splitlines()
     end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return [line.removeprefix("#").removeprefix(" ") for line in lines[:end]]
 
 
 def _about(comment: list[str]) -> str:
-    """The first sentence; commands are indented."""
+    """Returns the first sentence of a comment. Indented lines are commands, and are skipped."""
     words = " ".join(line for line in comment if not line.startswith(" "))
     return words.split(". ")[0].rstrip(".") + "."

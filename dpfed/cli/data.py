@@ -13,34 +13,35 @@ from dpfed.errors import goes_on
 if TYPE_CHECKING:
     from dpfed.data.importers import ImportReport
 
-_CLASSES_NAMED, _PASSED_OVER_NAMED = 5, 12
+_CLASSES_NAMED, _PASSED_OVER_NAMED = 5, 12  # most names that a sentence lists
 
 app = typer.Typer(no_args_is_help=True)
 
 
-Size = Annotated[int | None, typer.Option(help="Store square images of this side, pixels; default: files as they are.")]
+Size = Annotated[int | None, typer.Option(help="Store square images with this side, in pixels; default: unchanged files.")]
 SkipBroken = Annotated[
     bool, typer.Option("--skip-broken", help="Skip unreadable records and unknown files instead of refusing.")
 ]
 Id = Annotated[
     str | None,
     typer.Option(
-        help='What names a record: a column of Parquet, or "content", a hash of the record. Default: its own name.',
+        help='Source of record ids: a column of a Parquet table, or "content", a hash of the record. Default: names in SOURCE.',
         show_default=False,
     ),
 ]
-Outside = Annotated[bool, typer.Option("--allow-outside", help="Also read files outside of SOURCE that tables or links name.")]
+Outside = Annotated[bool, typer.Option("--allow-outside", help="Also read files outside SOURCE that tables or links name.")]
 Window = Annotated[
     str | None,
     typer.Option(
-        help="Of DICOM files: centre and width, such as 40,400 Hounsfield units. Default: each file's own.", show_default=False
+        help="Window of DICOM images: centre and width, such as 40,400 (Hounsfield units). Default: each file's own.",
+        show_default=False,
     ),
 ]
 Splits = Annotated[
     int | None,
     typer.Option(
-        help="Number of the folder below SOURCE that is an image's split; 0: none is, a class may be called train. Default: by "
-        "the folders' names.",
+        help="Level of the folders that are splits, 1 for those in SOURCE; 0: no folder is a split, so a class may be called "
+        "train. Default: by the folders' names.",
         show_default=False,
     ),
 ]
@@ -49,7 +50,7 @@ Splits = Annotated[
 @app.command("import")
 def import_(
     source: Annotated[list[str], typer.Argument(help="A data set: a file, a folder, or several tables.", show_default=False)],
-    dest: Annotated[str, typer.Argument(help="The record store to make; must not exist.", show_default=False)],
+    dest: Annotated[str, typer.Argument(help="The record store to make; it must not exist.", show_default=False)],
     format: Annotated[str | None, typer.Option(help="Importer; default: the one that recognises the source.")] = None,
     size: Size = None,
     validation: Annotated[int, typer.Option(help="Training records to hold out for validation.")] = 0,
@@ -69,7 +70,7 @@ def import_(
     from dpfed.data.importers.dicom import parsed_window
     from dpfed.progress import import_progress
 
-    with watching() as progress, goes_on(lambda: f"stopped: there is no {dest}; the same command begins anew"):
+    with watching() as progress, goes_on(lambda: f"stopped: {dest} was not made; the same command begins anew"):
         report = import_records(
             source if len(source) > 1 else source[0],
             dest,
@@ -113,7 +114,7 @@ app.command()(inspect)
 
 @app.command()
 def forget(store: Annotated[str, typer.Argument(help="A record store, or the path where it was.", show_default=False)]) -> None:
-    """Delete the features of frozen towers that runs have kept beside a record store, but not the store."""
+    """Delete the features of frozen towers that runs kept beside a record store. The store itself stays."""
     from dpfed.console.terminal import say
     from dpfed.errors import UserError
     from dpfed.features import kept
@@ -124,14 +125,14 @@ def forget(store: Annotated[str, typer.Argument(help="A record store, or the pat
     freed = kept.forget(path)
     if not freed and not is_store(path):
         raise UserError(
-            f"there is no record store at {path}, and no features are kept beside that place: give the store's folder. "
+            f"there is no record store at {path}, and no features are kept beside that path: give the store's folder. "
             "[forget-nothing-there]"
         )
     _say(f"deleted {kept.place_of(path)}: {freed:,} bytes" if freed else f"no features are kept beside {path}")
 
 
 def _say(sentence: str) -> None:
-    """Prints a line, whatever the names in it look like."""
+    """Prints a line without interpreting names in it as markup, and with control characters escaped."""
     from dpfed.console.terminal import console
     from dpfed.data.reasons import visible
 
@@ -139,44 +140,45 @@ def _say(sentence: str) -> None:
 
 
 def _what_was_converted(report: ImportReport) -> list[str]:
-    """Images that stock open_clip would not show as they were stored."""
+    """Returns sentences on images that were converted, because stock open_clip reads them differently."""
     sentences = [f"converted {what} ({count:,})" for what, count in report.converted.items()]
     if sentences:
         sentences.append(
-            "Stock open_clip reads these images differently. Before you give such files to it, convert them to 8-bit RGB in "
+            "Stock open_clip reads these images differently. Before you use such files with it, convert them to 8-bit RGB in "
             "the same way (docs/data.md says how)."
         )
     return sentences
 
 
 def _what_is_there_twice(report: ImportReport) -> list[str]:
-    """Sentences on files with several pictures, pictures of several records, and classes of nearly the same name."""
+    """Returns sentences on files with several pictures, pictures of several records, and classes with almost the same name."""
     sentences = []
     if report.several:
         sentences.append(
-            f"Files with several pictures ({report.several:,}): the first picture of each is stored. Unpack them if all count."
+            f"Files with several pictures ({report.several:,}): the first picture of each is stored. Unpack the files to store "
+            "all pictures."
         )
     if report.repeated:
         sentences.append(
-            f"Training records that show the picture of another one: {report.repeated:,}. The guarantee is for one record: "
-            "import each picture once, with all its captions."
+            f"Training records with the picture of another training record: {report.repeated:,}. The guarantee is for one "
+            "record: import each picture once, with all its captions."
         )
     if report.shared:
         sentences.append(
-            f"Held-out records that show the picture of a training record: {report.shared:,}. Figures on them say little of "
-            "new pictures: remove them from one of the two."
+            f"Held-out records with the picture of a training record: {report.shared:,}. Figures on them say little about "
+            "new pictures: remove each such picture from one of the two splits."
         )
     for label, names in report.alike.items():
-        sentences.append(f"Classes of {label} with nearly one name: {_some(list(map(repr, names)), _CLASSES_NAMED)}.")
+        sentences.append(f"Classes of {label} with almost the same name: {_some(list(map(repr, names)), _CLASSES_NAMED)}.")
     return sentences
 
 
 def _what_was_not_read(report: ImportReport) -> list[str]:
-    """What the source holds beside its records, and what nobody would miss until it is missed."""
+    """Returns sentences on parts of the source that were not read, and on classes without a record."""
     sentences = []
     if report.passed_over:
         named = [f"{name} ({count:,})" for name, count in report.passed_over.items()]
-        sentences.append(f"Passed over: {_some(named, _PASSED_OVER_NAMED)}.")
+        sentences.append(f"Not read: {_some(named, _PASSED_OVER_NAMED)}.")
     sentences.extend(report.ignored())
     for label, names in report.empty_classes.items():
         sentences.append(f"Classes of {label} without a record ({len(names):,}): {_some(names, _CLASSES_NAMED)}.")

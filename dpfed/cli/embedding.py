@@ -1,4 +1,4 @@
-"""`dpfed embed` and `dpfed search`: a run's model, or a public tower, on other pictures. Nothing is sent."""
+"""`dpfed embed` and `dpfed search`: the model of a run, or a public tower, applied to other pictures. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def embed(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Weights of that tower: a tag, whose weights the library fetches, or a local file; default: the usual ones.",
+            help="Weights of that tower: a tag, whose weights the library fetches, or a local file; default: the library's.",
             show_default=False,
         ),
     ] = None,
     captions: Annotated[
-        bool, typer.Option("--captions", help="With --model and a record store: embed the captions, with the text tower.")
+        bool, typer.Option("--captions", help="With --model and a record store: embed the captions with the text tower.")
     ] = False,
     split: Annotated[
         str | None, typer.Option(help="Split of a record store: train, validation or test; default: all.", show_default=False)
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The file to write, .npy or else Parquet; it must not exist.")
+        Path, typer.Option("--out", "-o", help="File to write: NumPy if it ends in .npy, else Parquet; it must not exist.")
     ] = Path("features.parquet"),
     contrast: Annotated[
         bool, typer.Option("--contrast", help="Write the embeddings that are compared with texts, instead of the features.")
     ] = False,
 ) -> None:
-    """Write features of pictures or captions to a Parquet file (columns name and features) or to .npy."""
+    """Write features of pictures or captions to a Parquet file (columns name and features) or a NumPy file (.npy)."""
     from dpfed.console.terminal import console, say, watching
 
     files = places if model else places[1:]
@@ -96,7 +96,7 @@ def _refuse_options(model: str | None, weights: str | None, captions: bool, cont
 
 
 def _by_tower(name: str, weights: str | None, captions: bool, pictures: NamedPictures, out: Path, progress: Progress) -> int:
-    """Writes a public tower's features of pictures or captions; returns their width."""
+    """Writes a public tower's features of pictures or captions, and returns their width."""
     from dpfed.automatic.towers import named_tower
     from dpfed.data.named_pictures import StoredPictures
     from dpfed.errors import UserError
@@ -113,12 +113,12 @@ def _by_tower(name: str, weights: str | None, captions: bool, pictures: NamedPic
 
 def search(
     run: RunFolder,
-    words: Annotated[str, typer.Argument(help="What to look for.", show_default=False)],
+    words: Annotated[str, typer.Argument(help="Text to search for.", show_default=False)],
     pictures: Annotated[
         Path | None,
-        typer.Option(help="A public store, or a folder of images; default: the run's own, if public.", show_default=False),
+        typer.Option(help="A public store, or a folder of images; default: the run's store, if public.", show_default=False),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many names to print.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="Number of names to print.")] = 10,
 ) -> None:
     """Print the names of the pictures nearest to a text, best first, with their cosines."""
     from dpfed.console.terminal import console, say, watching
@@ -146,6 +146,6 @@ def search(
 
 
 def register(app: typer.Typer) -> None:
-    """Adds both commands."""
+    """Adds both commands to the app."""
     for command in (embed, search):
         app.command()(command)

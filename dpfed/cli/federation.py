@@ -1,6 +1,6 @@
-"""`dpfed federation`: what the coordinator of several institutions does.
+"""`dpfed federation`: the commands of the coordinator of several institutions.
 
-`dpfed federation run` and `demo`: what the coordinator's operator starts.
+`dpfed federation provision`, `plan` and `show` prepare a federation; `run` starts it; `demo` tries it on one machine.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.command("provision")
 def provision_federation(
-    project: Annotated[Path, typer.Argument(help="A TOML file (docs/a-site-in-15-minutes.md).", show_default=False)],
+    project: Annotated[Path, typer.Argument(help="Project file, TOML (docs/a-site-in-15-minutes.md).", show_default=False)],
     folder: Annotated[
         Path | None, typer.Option(help="Output folder; default: beside the project, with its name.", show_default=False)
     ] = None,
 ) -> None:
-    """Make one signed starter kit per site, and the coordinator's folder. Run it again when the sites have replied."""
+    """Make a signed starter kit for each site, and the coordinator's folder. Repeat the command when the sites have replied."""
     say(f"reading {project}", True)
     from dpfed.console.terminal import watching
     from dpfed.federation.provisioning.project import Project
@@ -106,7 +106,7 @@ def plan_federation(
 
 @app.command("show")
 def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.", show_default=False)]) -> None:
-    """Show what the terms mean, before anybody joins."""
+    """Show what a federation's terms mean, before a site joins."""
     say(f"reading {terms}", True)
     from dpfed.protocol.terms import Terms
 
@@ -115,7 +115,7 @@ def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.
 
 @app.command("run")
 def run(
-    folder: Annotated[Path, typer.Argument(help="What `dpfed federation provision` made.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Folder that `dpfed federation provision` made.", show_default=False)],
     port: Annotated[int | None, typer.Option(help="Port of the SuperLink, on loopback.", show_default=False)] = None,
 ) -> int:
     """Register the SuperNodes' keys, and start or resume a provisioned federation's run."""
@@ -125,28 +125,28 @@ def run(
         return operate(folder, port)
     except Unavailable as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1  # 2 is for what the operator must fix: a service manager leaves it at that
+        return 1  # a service manager retries; 2 would mean that the operator must fix something
 
 
 @app.command("demo")
 def demo(
     config: Annotated[Path, typer.Argument(help="A TOML file, or a name such as federation.")],
-    run: Annotated[Path, typer.Option(help="Where the run goes; the parties' folders go beside it.")],
+    run: Annotated[Path, typer.Option(help="Run directory to make; the parties' folders are made beside it.")],
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
-    sites: Annotated[int, typer.Option(min=2, max=1000, help="Institutions.")] = 3,
+    sites: Annotated[int, typer.Option(min=2, max=1000, help="Number of institutions.")] = 3,
     trust: TrustMode = None,
     drops: Drops = None,
     colluders: Colluders = None,
     skew: Skew = None,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds that a step waits for the slowest site.")] = 120.0,
 ) -> None:
-    """Train with several institutions, all on this machine; the same command resumes after an interruption."""
+    """Train with several institutions, all on this machine. The same command resumes an interrupted run."""
     say(f"reading {config}")
     from dpfed.artifacts.directory import RunDirectory
 
     loaded, path = chosen_config(config, assignments), run.absolute()
     asked = simulated(sites, None, trust=trust, drops=drops, colluders=colluders, skew=skew)
-    assert asked is not None  # for there are sites
+    assert asked is not None  # because `sites` is given
     if not RunDirectory.unused(path) and RunDirectory.open(path).finished:
         say(f"{run} is finished; these are its results (another --run trains another one)")
         show_run(RunDirectory(path))

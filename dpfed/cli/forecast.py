@@ -1,4 +1,4 @@
-"""`dpfed forecast` and `dpfed rehearse`: they predict a private run without touching a private record."""
+"""`dpfed forecast` and `dpfed rehearse`: predictions of a private run, without reading a private record."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def rehearse(
     config: ConfigFile,
     public: Public = None,
     records: Records = None,
-    public_records: Annotated[int, typer.Option(min=16, help="Most public records to train on.")] = 5_000,
+    public_records: Annotated[int, typer.Option(min=16, help="Largest number of public records to train on.")] = 5_000,
     out: Annotated[
-        Path | None, typer.Option(help="Where results and the chosen config go; default rehearsals/NAME.", show_default=False)
+        Path | None, typer.Option(help="Folder of results and best config; default: rehearsals/NAME.", show_default=False)
     ] = None,
     assignments: Assignments = None,
     as_json: Json = False,
@@ -114,7 +114,7 @@ def rehearse(
 
 
 def _forecast_moments(config: Config, plan: PrivacyPlan, as_json: bool) -> None:
-    """Of a method whose utility follows from public numbers: nothing is measured."""
+    """Prints the forecast for private moments. It follows from public numbers, so nothing is measured."""
     from rich.table import Table
 
     from dpfed.runs.moment_forecast import forecast_moments
@@ -177,7 +177,7 @@ def _show_forecast(found: Forecast, given: str) -> None:
 
 
 def _verdict(found: Forecast) -> str:
-    """One sentence that a user can act on."""
+    """Returns a sentence on whether the plan can work, and on changes that would help."""
     from dpfed.planning.forecast import ENOUGH
     from dpfed.privacy.promise import round_up
 
@@ -192,7 +192,7 @@ def _verdict(found: Forecast) -> str:
         ways.append(f"B = {best.plan.sampling.batch:,}, S = {best.plan.bounding.group_size}, {reached}")
     if found.records_needed is not None:
         ways.append(f"about {_rounded(found.records_needed):,} records would be enough")
-    otherwise = "; ".join(ways) or "no plan of this grid is, so start from public weights, or raise epsilon or the steps"
+    otherwise = "; ".join(ways) or "no plan above is enough, so start from public weights, or raise epsilon or the steps"
     return f"{what}: the run is worth {row.reach:,.1f} steps without noise, and {ENOUGH:.0f} have been enough; {otherwise}."
 
 
@@ -219,7 +219,7 @@ def _show_rehearsal(found: Rehearsal) -> None:
 
 
 def _rounded(count: int) -> int:
-    """Upward, to two digits."""
+    """Returns a count rounded up to two significant digits."""
     scale = 10 ** max(0, len(str(count)) - 2)
     return -(-count // scale) * scale
 
@@ -241,6 +241,6 @@ def _print(line: str, style: str | None = None) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the two commands."""
+    """Adds both commands to the app."""
     for command in (forecast, rehearse):
         app.command()(command)

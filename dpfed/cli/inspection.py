@@ -1,4 +1,4 @@
-"""`dpfed data inspect`: what is in a store, in numbers; no record is shown."""
+"""`dpfed data inspect`: the numbers of records, labels, captions and units in a store. No record is shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def inspect(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
-    """Count what is in a record store, and show its fingerprint; no record is shown."""
+    """Count the records of a store, and show its fingerprint. No record is shown."""
     import json
 
     from rich.text import Text
@@ -61,7 +61,7 @@ def inspect(
 
 
 def _check_contents(store: RecordStore) -> None:
-    """Refuses a store whose records are not those that its fingerprint is of, or whose index is not of these records."""
+    """Refuses a store whose records do not match its fingerprint or its index."""
     import numpy as np
 
     from dpfed.data.store.fingerprint import contents_of
@@ -70,12 +70,12 @@ def _check_contents(store: RecordStore) -> None:
 
     try:
         found = contents_of(store, bytes.fromhex(store.contents_key or ""))["fingerprint"]
-    except ValueError as error:  # the key is not a hexadecimal number of a key's length
+    except ValueError as error:  # the key is not hexadecimal, or has another length
         raise damaged(store.path, "the key of its fingerprint cannot be read") from error
     if found != store.contents:
         raise UserError(
-            f"the records of {store.path} have the fingerprint {found}, and it says {store.contents}: they were changed since "
-            "they were imported. Import them again, or restore the store. [store-contents-changed]"
+            f"the records of {store.path} have the fingerprint {found}, but the store states {store.contents}: they were "
+            "changed since their import. Import them again, or restore the store. [store-contents-changed]"
         )
     for rows, batch in store.batches:
         if list(map(record_key, batch["id"].to_pylist())) != store.keys[rows].tolist():
@@ -100,7 +100,7 @@ def _units(store: RecordStore) -> dict[str, str | int | None]:
     from dpfed.data.store.record import SPLITS
 
     units = store.units
-    assert units is not None  # the caller looked
+    assert units is not None  # the caller has checked
     _, records = np.unique(units, return_counts=True)
     each = np.concatenate([np.unique(units[store.split(split)]) for split in SPLITS])
     _, splits = np.unique(each, return_counts=True)

@@ -1,4 +1,4 @@
-"""Groups of commands whose modules are imported when a command is given, so that help is there at once."""
+"""Groups of commands whose modules are imported only when they are used, so that help appears at once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typer.core import TyperGroup
 
 
 def lazy_group(modules: Mapping[str, str]) -> type[TyperGroup]:
-    """A class of group whose commands are in modules of their own.
+    """Returns a class of group whose commands are in modules of their own.
 
     Args:
-        modules: by the command's name, the module; its ``app`` is a `typer.Typer` with one command.
+        modules: Module of each command, by the command's name; its ``app`` is a `typer.Typer` with one command.
     """
 
     class Lazy(TyperGroup):
@@ -33,7 +33,7 @@ def lazy_group(modules: Mapping[str, str]) -> type[TyperGroup]:
 
 
 def group_in(module: str) -> type[TyperGroup]:
-    """A class of group that is in a module as its ``app``, a `typer.Typer` with several commands."""
+    """Returns a class of group whose commands are in one module; its ``app`` is a `typer.Typer` with several commands."""
 
     class Lazy(TyperGroup):
         @functools.cached_property

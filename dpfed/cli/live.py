@@ -1,4 +1,4 @@
-"""`dpfed watch` and `dpfed serve`: live runs and federations, read from their files."""
+"""`dpfed watch` and `dpfed serve`: live views of runs and federations, read from their files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print the state once, and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the state once, as JSON, for scripts.")] = False,
 ) -> None:
-    """Watch a run in the terminal: steps, time left, epsilon, utility, sites. Nothing is written."""
+    """Watch a run in the terminal: steps, time left, epsilon, utility, sites. The command writes no file."""
     from dpfed.console.terminal import console, say
 
     say(f"reading {run}", True)
@@ -44,7 +44,7 @@ def watch(
             seen = scan.all()
             shown = view(seen, single, scan.left_out)
             if single and seen[0].state == "finished":
-                return live.update(shown)  # all of it stays on the screen, which scrolls
+                return live.update(shown)  # the whole view stays on the screen, which scrolls
             live.update(fitted(shown, console))
             time.sleep(_AGAIN)
 
@@ -59,13 +59,13 @@ def _facts(name: str, state: str, made: list) -> dict:
 
 def serve(
     runs: Annotated[Path, typer.Argument(help="A folder of runs, a run, or a site's folder.", show_default=False)],
-    port: Annotated[int, typer.Option(help="Port to listen on, on this machine alone; 0: any that is free.")] = 8642,
+    port: Annotated[int, typer.Option(help="Port to listen on, for this machine only; 0: any free port.")] = 8642,
     pictures: Annotated[
         Path | None,
-        typer.Option(help="A public store to search by text; default: the run's own, if public.", show_default=False),
+        typer.Option(help="A public store to search by text; default: the run's store, if public.", show_default=False),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="File (0600) with the token; default: a new token each time.", show_default=False)
+        Path | None, typer.Option(help="File with the token, mode 0600; default: a new token each time.", show_default=False)
     ] = None,
 ) -> None:
     """Show live and finished runs and federations on a local, read-only web page."""
@@ -86,6 +86,6 @@ def serve(
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands that look at runs."""
+    """Adds both commands to the app."""
     for command in (watch, serve):
         app.command()(command)

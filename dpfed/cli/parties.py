@@ -1,6 +1,6 @@
-"""What `dpfed federation` and `dpfed site` show alike: lines with a name, terms, findings of the doctors.
+"""Output that `dpfed federation` and `dpfed site` share: lines with a name, terms, findings of the doctors.
 
-Also here: the options of `dpfed pretrain` that simulate institutions in one process.
+The module also declares the options of `dpfed pretrain` that simulate institutions in one process.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def line(name: str, value: str, width: int = 12) -> None:
-    """One line of output."""
+    """Prints a line of output: a name, aligned to the right, and a value."""
     from dpfed.console.terminal import console
 
     console.print(f"{name:>{width}}  {value}", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def tell(text: str) -> None:
-    """A sentence of output, as it is."""
+    """Prints a text without interpreting markup in it."""
     from dpfed.console.terminal import console
 
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def show_terms(terms: Terms, own: int | None = None, confirmed: Collection[str] = ()) -> None:
-    """What terms mean, see `statement`."""
+    """Prints what terms mean, see `statement`."""
     from dpfed.protocol.statement import statement
 
     for name, value in statement(terms, own, confirmed):
@@ -44,7 +44,7 @@ def show_terms(terms: Terms, own: int | None = None, confirmed: Collection[str] 
 
 
 def show_findings(findings: list[Finding], as_json: bool) -> None:
-    """What a doctor found, and what to do; ends the command with 1 if something is bad."""
+    """Prints a doctor's findings, each with advice. Ends the command with exit code 1 if a finding is bad."""
     from dpfed.federation.provisioning.network import State
 
     if as_json:
@@ -67,16 +67,21 @@ Federated = Annotated[int | None, _option("Divide the records among this many si
 TrustMode = Annotated[
     Literal["central", "distributed", "secure", "local"] | None, _option("Who adds the noise; default central: the server.")
 ]
-Drops = Annotated[int | None, _option("Sites that may drop out of a step; default 0.")]
-Colluders = Annotated[int | None, _option("Sites that may tell others what they know; default 1.")]
+Drops = Annotated[int | None, _option("Number of sites that may drop out of a step; default 0.")]
+Colluders = Annotated[int | None, _option("Number of sites that may collude, sharing what they know; default 1.")]
 Skew = Annotated[float | None, _option("How much the sites' records differ, 0 to 1; default 0.8.")]
 
 
 def simulated(federated: int | None, cluster: str | None, **options: str | float | None) -> Simulation | None:
-    """The simulation that the options ask for; ``None``: none.
+    """Returns the simulation that the options ask for; ``None``: no simulation.
+
+    Args:
+        federated: Number of sites; ``None``: not given.
+        cluster: Launcher of the workers; ``None``: not given.
+        options: Values of the other options of simulated institutions by name; ``None``: not given.
 
     Raises:
-        UserError: for options that do not fit together, or a value out of range.
+        UserError: If options do not fit together, or a value is out of range.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if federated is None:
@@ -91,8 +96,8 @@ def simulated(federated: int | None, cluster: str | None, **options: str | float
             if name in given:
                 mode = given.get("trust", "central")
                 raise UserError(
-                    f"--{name} {given[name]} has no effect with --trust {mode}, where no noise is shared out: leave it out, or "
-                    "add --trust distributed or secure. [option-trust-unused]"
+                    f"--{name} {given[name]} has no effect with --trust {mode}, where the sites do not share the noise: leave "
+                    "it out, or add --trust distributed or secure. [option-trust-unused]"
                 )
     from pydantic import ValidationError
 
@@ -101,7 +106,7 @@ def simulated(federated: int | None, cluster: str | None, **options: str | float
 
     try:
         simulation = Simulation.model_validate({"sites": federated, **given})
-        simulation.trust_model  # noqa: B018 refuses numbers that cannot be
+        simulation.trust_model  # noqa: B018 refuses impossible numbers
         return simulation
     except ValidationError as error:
         first = error.errors()[0]

@@ -1,4 +1,4 @@
-"""`dpfed privacy`: the cost of a promise before any record is read; what a run spent; whether card and run belong together."""
+"""`dpfed privacy`: noise and epsilon of a plan before any record is read, a run's spending, and the check of its card."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-_POINTS = 10  # of epsilon over the steps
-_SHOWN = {"event", "day", "steps"}  # of a reservation
-_SHOWN_LAST = 12  # interruptions
+_POINTS = 10  # number of points of epsilon over the steps
+_SHOWN = {"event", "day", "steps"}  # fields of a reservation's entries
+_SHOWN_LAST = 12  # interruptions that are listed
 
 app = typer.Typer(no_args_is_help=True)
 
-Records = Annotated[int, typer.Option(help="N: training records, or units if the run protects units.")]
-Batch = Annotated[int, typer.Option(help="B: expected records or units in a step.")]
-Steps = Annotated[int, typer.Option(help="T: steps.")]
-Delta = Annotated[float | None, typer.Option(help="Default 1/(N ln N).")]
+Records = Annotated[int, typer.Option(help="N: number of training records, or of units if the run protects units.")]
+Batch = Annotated[int, typer.Option(help="B: expected number of records or units in a step.")]
+Steps = Annotated[int, typer.Option(help="T: number of steps.")]
+Delta = Annotated[float | None, typer.Option(help="Default: 1/(N ln N).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
@@ -31,7 +31,7 @@ def calibrate(
     delta: Delta = None,
     as_json: Json = False,
 ) -> None:
-    """Compute the smallest noise multiplier that keeps (epsilon, delta), by RDP and by PLD."""
+    """Compute the smallest noise multiplier that guarantees (epsilon, delta), by RDP and by PLD."""
     _show({"records": records, "batch": batch, "steps": steps, "delta": delta}, {"epsilon": epsilon}, as_json)
 
 
@@ -51,7 +51,7 @@ def account(
 
 @app.command()
 def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)], as_json: Json = False) -> None:
-    """Show what a run spent and reserved, and where it was interrupted. Every line of its ledger is checked."""
+    """Show what a run spent and reserved, and where it was interrupted. The command checks every line of the ledger."""
     from dpfed.console.terminal import say
 
     say(f"reading the ledger of {run}", as_json)
@@ -121,11 +121,14 @@ def verify(
     for check in checks:
         _print(f"{'NO ' if check.wrong else 'yes'}  {check.what}" + (f": {check.wrong}" if check.wrong else ""))
     if wrong := sum(bool(check.wrong) for check in checks):
-        raise UserError(f"{card} is not of {run}, or one was changed: {wrong} of {len(checks)} checks fail. [run-card-differs]")
+        raise UserError(
+            f"{card} does not belong to {run}, or one of them was changed: {wrong} of {len(checks)} checks fail. "
+            "[run-card-differs]"
+        )
 
 
 def _interruptions(resumed: list[int]) -> str:
-    """How often a run was interrupted, and where it resumed."""
+    """Returns how often a run was interrupted, and after which steps it resumed, in words."""
     if not resumed:
         return "never interrupted"
     places = ", ".join(f"{step:,}" for step in resumed[-_SHOWN_LAST:])
@@ -166,11 +169,16 @@ def _show(numbers: dict[str, Any], fixed: dict[str, float], as_json: bool) -> No
     told = figures["pld" if "pld" in figures else "rdp"]
     console.print(meaning(told["epsilon"], delta), highlight=False, soft_wrap=True)
     for name, reason in refusals.items():
-        console.print(escape(f"Not by {name.upper()}: {reason}"), highlight=False, soft_wrap=True)
+        console.print(escape(f"No result by {name.upper()}: {reason}"), highlight=False, soft_wrap=True)
 
 
 def _figures(numbers: dict[str, Any], fixed: dict[str, Any]) -> tuple[dict[str, dict[str, float]], float, dict[str, str]]:
-    """What each accountant says, delta, and why one says nothing: RDP always can where there is an answer."""
+    """Computes noise and epsilon by each accountant.
+
+    Returns:
+        The figures by accountant, delta, and the reason of each accountant without a result. If there is a result, RDP always
+        has one.
+    """
     from dpfed.privacy.accounting import Accountant, Unresolved
     from dpfed.privacy.plan import PrivacyPlan
 

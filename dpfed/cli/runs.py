@@ -76,7 +76,7 @@ def pretrain(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
-    run: Annotated[Path | None, typer.Option("--run", help="Where the run goes; default runs/NAME.")] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Run directory; default: runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run if it exists.")] = False,
     as_json: Json = False,
     report_to: ReportTo = None,
@@ -142,7 +142,7 @@ def resume(
     cpus_per_worker: CpusPerWorker = None,
     restarts: Restarts = None,
 ) -> None:
-    """Resume an interrupted run. A finished run is only shown."""
+    """Resume an interrupted run. For a finished run, the command only shows the results."""
     from dpfed.console.terminal import say
 
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
@@ -168,7 +168,7 @@ def resume(
 
 
 def _trackers(names: str | None, silently: bool) -> list[Callback]:
-    """The trackers of ``--report-to``; none in a process whose run another one leads."""
+    """Returns the trackers of ``--report-to``; an empty list in a process other than rank 0."""
     if names is None or silently:
         return []
     from dpfed.callbacks import trackers
@@ -177,14 +177,14 @@ def _trackers(names: str | None, silently: bool) -> list[Callback]:
 
 
 def _finished(folder: Path) -> bool:
-    """Whether a finished run is there."""
+    """Returns whether a folder holds a finished run."""
     from dpfed.artifacts.directory import RunDirectory
 
     return not RunDirectory.unused(folder) and RunDirectory.open(folder).finished
 
 
 def _say_finished(folder: Path, as_json: bool) -> None:
-    """Says that a run is only shown."""
+    """Prints that a run is finished, and that its results follow."""
     from dpfed.console.terminal import say
 
     say(f"{folder} is finished; these are its results", as_json)
@@ -193,20 +193,21 @@ def _say_finished(folder: Path, as_json: bool) -> None:
 def _watch(
     work: Callable[[Progress], RunDirectory | None], as_json: bool, silently: bool, only_shown: Path | None = None
 ) -> None:
-    """Runs something before the user's eyes, and shows its results.
+    """Does the work of a run with visible progress, and shows the results.
 
     Args:
-        work: does it.
-        as_json: prints the results only.
-        silently: another process is watched.
-        only_shown: the folder of a run that was finished before, which is said once it is known to be the one that is meant.
+        work: Function that does the work and returns the finished run; ``None`` in a process other than rank 0.
+        as_json: Whether to print the results as JSON only.
+        silently: Whether to show nothing, because the user watches another process.
+        only_shown: Folder of a run that was finished before. A line says so after `work` has confirmed that it is the same
+            run; ``None``: not finished before.
     """
     from dpfed.console.terminal import show_run, watching
     from dpfed.progress import Silent
 
     with contextlib.nullcontext(Silent()) if silently else watching(as_json) as progress:
         finished = work(progress)
-    if finished is None:  # one of several processes, and not the first
+    if finished is None:  # one of several processes, and not rank 0
         return
     if only_shown is not None:
         _say_finished(only_shown, as_json)
@@ -218,8 +219,8 @@ def _watch(
 
 def evaluate(
     run: RunFolder,
-    split: Annotated[str | None, typer.Option(help="validation or test; default: the run's own.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="retrieval, zero_shot, knn or linear; may be repeated.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split: validation or test; default: the run's own.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Task: retrieval, zero_shot, knn or linear; may be repeated.")] = None,
     not_covered: Annotated[
         str | None,
         typer.Option(
@@ -230,7 +231,7 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run's model again, and the model before training."""
+    """Evaluate a run's model again, and also the model before training."""
     from rich.markup import escape
 
     from dpfed.console.terminal import console, say, watching
@@ -258,14 +259,14 @@ def evaluate(
 
 
 def report(
-    run: Annotated[list[Path], typer.Argument(help="Run directories; several make a comparison.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Where the page goes; default RUN/report.html or comparison.html.")] = None,
+    run: Annotated[list[Path], typer.Argument(help="Run directories; several are compared.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="File to write; default: RUN/report.html or comparison.html.")] = None,
     pictures: Annotated[
         Path | None,
         typer.Option(help="A public store, whose pictures the report's gallery and search show.", show_default=False),
     ] = None,
 ) -> None:
-    """Write the report of a run, or one that compares several."""
+    """Write the report of a run, or a report that compares several runs."""
     from dpfed.console.terminal import console, say
     from dpfed.errors import UserError
 
@@ -292,9 +293,9 @@ def report(
 
 def export(
     run: RunFolder,
-    dest: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.", show_default=False)],
+    dest: Annotated[Path, typer.Argument(help="Folder for the model; it must not exist.", show_default=False)],
     hub: Annotated[
-        bool, typer.Option("--hub", help="Add a page for the Hugging Face hub: README.md, with the privacy card in it.")
+        bool, typer.Option("--hub", help="Add a page for the Hugging Face hub: a README.md that contains the privacy card.")
     ] = False,
     license: Annotated[
         str | None, typer.Option(help="License of the weights for that page, such as apache-2.0.", show_default=False)
@@ -325,6 +326,6 @@ def export(
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands that deal with runs."""
+    """Adds the commands of this module to the app."""
     for command in (pretrain, resume, evaluate, report, export):
         app.command()(command)

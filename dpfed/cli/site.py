@@ -1,4 +1,4 @@
-"""`dpfed site`: what one of several institutions does."""
+"""`dpfed site`: the commands of a site, one of several institutions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dpfed.console.terminal import say
 
 app = typer.Typer(no_args_is_help=True)
 
-SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder, or that of its kit.", show_default=False)]
+SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder, or the folder of its kit.", show_default=False)]
 KitFolder = Annotated[Path, typer.Argument(help="The folder of the site's kit.", show_default=False)]
 Budget = Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to.")]
 Delta = Annotated[
     float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
 ]
 Declared = Annotated[
-    int | None, typer.Option(help="Training records to declare. The number is public. Default: the true one; it may be larger.")
+    int | None, typer.Option(help="Training records to declare, a public number. Default: the true number; it may be larger.")
 ]
-_SHOWN = 20  # steps of a ledger
+_SHOWN = 20  # about this many steps of a ledger are shown
 _BEFORE_JOINING = (
     "\nCompare the terms' fingerprint with the coordinator's, by another channel than the file's: for example, by telephone. "
     "Joining reserves the whole plan in the lifetime budget of the records, if they have one. This folder can never join "
@@ -48,7 +48,7 @@ def set_up_site(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A key of site.toml: device, or this site's copy of an agreed file."),
     ] = None,
-    into: Annotated[Path | None, typer.Option(help="Where the kit's folder goes.", show_default=False)] = None,
+    into: Annotated[Path | None, typer.Option(help="Folder to make the site in; default: here.", show_default=False)] = None,
     proxy: Annotated[str | None, typer.Option(help="The network's HTTP proxy, http://HOST:PORT.", show_default=False)] = None,
 ) -> None:
     """Make a site from the coordinator's kit: check it, make keys here, write the reply."""
@@ -70,7 +70,7 @@ def set_up_site(
 
 @app.command("doctor")
 def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
-    """Check clock, ports, certificates, versions, records and budget of a site, and say what to do."""
+    """Check clock, ports, certificates, versions, records and budget of a site, and give advice."""
     say(f"examining {folder}", True)
     from dpfed.federation.provisioning.doctor import examine_site
 
@@ -120,7 +120,7 @@ def confirm(
 def join(
     folder: KitFolder,
     kit: Annotated[Path, typer.Argument(help="The coordinator's kit that holds the terms.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", help="Join without a question.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Join without asking.")] = False,
     unconfirmed: Annotated[
         bool, typer.Option("--unconfirmed", help="Join also if members without confirmed cards could exceed the budget.")
     ] = False,
@@ -131,7 +131,7 @@ def join(
         ),
     ] = None,
 ) -> None:
-    """Take a kit with terms, show what they mean, ask, and join: from then on the site answers to these terms only."""
+    """Read a kit with terms, show what they mean, ask, and join. From then on the site answers only under these terms."""
     say(f"checking {kit}", True)
     from dpfed.errors import UserError
     from dpfed.federation.provisioning.site_paths import SitePaths
@@ -171,7 +171,7 @@ def join(
 
 @app.command()
 def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
-    """Show what a site has answered and spent, step by step. Every line of its ledger is checked."""
+    """Show what a site has answered and spent, step by step. The command checks every line of the ledger."""
     say(f"reading the ledger of {folder}", True)
     from dpfed.errors import UserError
     from dpfed.federation.site.folder import SiteFolder
@@ -213,12 +213,12 @@ def serve(
         Path | None, typer.Option(help="Unix socket to listen on; default: FOLDER/door/socket.", show_default=False)
     ] = None,
     group: Annotated[
-        str | None, typer.Option(help="Unix group that may ask, such as the SuperNode's.", show_default=False)
+        str | None, typer.Option(help="Unix group that may connect, such as the SuperNode's.", show_default=False)
     ] = None,
 ) -> None:
     """Load the site's records and model, and answer the coordinator until stopped.
 
-    SIGTERM or Ctrl-C ends it: at once while it loads (exit code 143 or 130), later with the answer in hand (exit code 0).
+    SIGTERM or Ctrl-C ends it: while it loads, at once (exit code 143 or 130); later, after the current answer (exit code 0).
     """
     say(f"loading the records and the model of {folder}", True)
     from dpfed.errors import UserError
@@ -253,7 +253,7 @@ def resident_app(
 
     try:
         stay(runtime_api_address, superexec_auth_secret_file)
-    except (UserError, OSError) as error:  # it may be the SuperNode: a service manager tries again
+    except (UserError, OSError) as error:  # perhaps of the SuperNode: a service manager tries again
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

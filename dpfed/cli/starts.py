@@ -1,4 +1,4 @@
-"""`dpfed start`."""
+"""`dpfed start`: initial weights for a model, from procedural images."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def start(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as model.width=64.")
     ] = None,
 ) -> None:
-    """Make starting weights for a configuration's model, without any record.
+    """Make initial weights for a configuration's model, without any record.
 
     The model is trained without noise on procedural images. These are no person's data, so the weights cost no privacy. The
-    configuration determines model, views, objective and image size; `dpfed config show start` has all other settings.
+    configuration determines model, views, objective and image size; `dpfed config show start` shows all other settings.
     """
     from rich.markup import escape
 
@@ -27,7 +27,7 @@ def start(
     from dpfed.models.options import PROCEDURAL
     from dpfed.runs.starts import recipe_for
 
-    # As the run that begins there will be: what has no effect then is refused now.
+    # Checked like the configuration of the run that will begin there: keys that have no effect then are refused now.
     begins_there = chosen_config(config, [*(assignments or ()), f"model.start={PROCEDURAL}"])
     model = begins_there.model.model_copy(update={"start": None, "start_digest": None})
     loaded = begins_there.model_copy(update={"model": model})
@@ -39,16 +39,16 @@ def start(
         from dpfed.runs.pretraining import make_start
 
         path, was_there = make_start(loaded, progress)
-    # Settings that were given count for the run, too: with others, it would look for the start of another model.
+    # The run needs the same settings: with others, it would look for the initial weights of another model.
     given = escape(on_command_line(config, (("--set", one) for one in assignments or ())))
     for line in (
         f"{path}" + (" (it was there already)" if was_there else ""),
         f"[dim]to begin there:[/] dpfed pretrain {given} --set model.start=procedural",
-        f"[dim]elsewhere, copy the folder:[/] dpfed pretrain {given} --set model.start={path.name}",
+        f"[dim]on another machine, copy the folder:[/] dpfed pretrain {given} --set model.start={path.name}",
     ):
         console.print(line, highlight=False, soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Adds the command to the app."""
     app.command()(start)

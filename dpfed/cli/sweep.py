@@ -1,4 +1,4 @@
-"""`dpfed sweep`: one configuration, trained with one set of changes after another."""
+"""`dpfed sweep`: runs of one configuration, each with another set of changes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:  # torch takes seconds to import
 def sweep(
     base: Annotated[
         Path,
-        typer.Argument(help="A TOML file, or a name such as cuhk-pedes: what all runs have in common.", show_default=False),
+        typer.Argument(help="A TOML file, or a name such as cuhk-pedes: the settings that all runs share.", show_default=False),
     ],
     file: Annotated[Path, typer.Argument(help="A sweep file, or a name such as sweeps/table5.", show_default=False)],
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key of BASE.")
     ] = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Where the sweep goes, into RUNS/SWEEP/RUN.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of the sweep: runs go to RUNS/SWEEP/RUN.")] = Path("runs"),
 ) -> None:
     """Train every run of a sweep and compare them. Finished runs are kept, and interrupted runs resume.
 
-    All runs spend from one privacy budget. The joint promise, printed at the end, adds up those of the runs.
+    All runs spend from one privacy budget. The joint guarantee, printed at the end, adds up those of the runs.
     """
     from dpfed.console.terminal import chosen_config, say, say_if_shipped, watching
 
@@ -64,5 +64,5 @@ def _show(outcome: SweepOutcome) -> None:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command that trains a sweep."""
+    """Adds the command to the app."""
     app.command()(sweep)

@@ -1,11 +1,11 @@
-"""The transport of a cluster: parameters out, bounded sums in.
+"""The transport of a cluster: it broadcasts the parameters and reduces the workers' bounded sums.
 
-A step is one broadcast of the trained parameters, in float32, and one reduction of the clipped sums onto rank 0, as whole
-numbers of 64 bits: exact in any order. Small messages go before them and between them (`dpfed.cluster.link`). After the
-reduction, on rank 0 alone, the coordinator adds the noise, pays and takes the optimizer's step: so exactly one process adds
-noise, however many there are, one holds the optimizer's state, and all hold the very bits that rank 0 sent. Sending parts of a
-sum earlier would gain nothing: a group's clip factor needs the norm over all its layers, so any element may change until the
-last group is in.
+A step has one broadcast of the trained parameters, in float32, and one reduction of the clipped sums to rank 0, as 64-bit
+integers, whose sum is exact in any order. Small messages go before them and between them (`dpfed.cluster.link`). After the
+reduction, the coordinator on rank 0 adds the noise, charges the ledger and takes the optimizer's step. So exactly one process
+adds noise, however many there are; only rank 0 holds the optimizer's state; and all ranks have bit for bit the parameters that
+rank 0 sent. Sending parts of a sum earlier would gain nothing: a group's clip factor needs the norm over all its layers, so any
+element may change until the last group has been added.
 
 The sums travel without noise: the network between the workers lies inside the trust boundary.
 """
@@ -25,38 +25,38 @@ from dpfed.training.worker import Worker
 
 
 class Collective:
-    """Joins the workers of all ranks; rank 0 uses it as its `Transport`, the others `follow`.
+    """Transport that adds up the sums of all ranks' workers. Rank 0 uses it as its `Transport`; other ranks call `follow`.
 
     Args:
-        link: to the other ranks.
-        model: this rank's, whole, and the same on all.
-        worker: computes this rank's sums.
+        link: Messages to the other ranks.
+        model: Complete model of this rank; the same on all ranks.
+        worker: Worker that computes this rank's sums.
     """
 
     def __init__(self, link: Link, model: nn.Module, worker: Worker) -> None:
         self._link, self._vector, self._worker = link, TrainableVector(model), worker
 
     def set_clip_threshold(self, threshold: float) -> None:
-        """See `Transport`; on rank 0, and each step hands it out."""
+        """Sets the clipping threshold on rank 0; each step sends it to the other ranks. See `Transport`."""
         self._worker.threshold = threshold
 
     def aggregate(self, step: int) -> BoundedSum:
-        """See `Transport`; on rank 0.
+        """Returns the sum of all workers in a step, on rank 0. See `Transport`.
 
         Raises:
-            UserError: if a worker could not compute its sum.
+            UserError: If a worker could not compute its sum.
         """
         self._link.announce(step)
         return self._take_part(step)
 
     def follow(self) -> None:
-        """Takes part in the steps that rank 0 announces, until it announces the end; on the other ranks."""
+        """Takes part in the steps that rank 0 announces, until rank 0 announces the end. Only ranks above 0 call it."""
         while (step := self._link.announce(None)) is not None:
-            with contextlib.suppress(UserError):  # rank 0 says it, too, and announces the end
+            with contextlib.suppress(UserError):  # rank 0 reports the error as well, and announces the end
                 self._take_part(step)
 
     def _take_part(self, step: int) -> BoundedSum:
-        parameters = self._vector.gather()  # frozen ones stay where they are
+        parameters = self._vector.gather()  # trained ones only; frozen ones are not sent
         dist.broadcast(parameters, 0)
         if self._link.rank:
             self._vector.assign(parameters)
@@ -64,7 +64,7 @@ class Collective:
             self._worker.threshold = self._link.broadcast_number(self._worker.threshold)
         try:
             own = self._worker.bounded_sum(step)
-        except UserError:  # the others must not wait for a sum that never comes; the reason may name a record
+        except UserError:  # the other ranks must not wait for this sum; the reason may name a record, so it is not sent
             own = None
         reports = self._link.gather([0, 0] if own is None else [1, own.groups])
         failed = [self._link.worker(rank) for rank, (there, _) in enumerate(reports) if not there]

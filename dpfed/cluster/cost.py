@@ -1,4 +1,4 @@
-"""What a run would cost on 1, 8 or 64 GPUs, before one is rented: time, bytes and dollars."""
+"""`dpfed cluster cost`: time, bytes and dollars of a run on any number of GPUs, before they are rented."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 @app.command()
 def plan(
     config: Annotated[
-        Path, typer.Argument(help="A TOML file, or a name such as imagenet: the plan and the model.", show_default=False)
+        Path, typer.Argument(help="A TOML file, or a name such as imagenet, with plan and model.", show_default=False)
     ],
     records: Annotated[int, typer.Option(help="N: training records (units, if units are protected).", show_default=False)],
     workers: Annotated[list[int], typer.Option(help="W: workers, one GPU each; may be repeated.", show_default=False)],
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
     assumed: Annotated[
         list[str] | None,
-        typer.Option("--assume", metavar="FIGURE=VALUE", help="A figure of the machines (cluster/README.md lists them)."),
+        typer.Option("--assume", metavar="FIGURE=VALUE", help="A figure of the machines (listed in cluster/README.md)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
-    """Step time, bytes, sigma, epsilon, hours and dollars of a run with many workers: no records and no cluster needed."""
+    """Estimate step time, bytes, hours and dollars of a run with many workers; show sigma and epsilon.
+
+    The command needs no records and no cluster.
+    """
     say(f"planning for {', '.join(map(str, workers))} workers", True)
     wanted = load_config(config, assignments or [])
     promise = plan_of(records, wanted)
@@ -52,17 +55,17 @@ def plan(
 
 
 def _machines(assumed: list[str]) -> Machines:
-    """The machines, from words of the command line.
+    """Reads the figures of the machines from the values of ``--assume``.
 
     Raises:
-        UserError: for an unknown figure, one that is not a number, given twice, or missing.
+        UserError: If a figure is unknown, not a valid number, given twice, or missing.
     """
     known = [field.name for field in dataclasses.fields(Machines)]
     figures: dict[str, Any] = {}
     for text in assumed:
         name, _, value = text.partition("=")
         if name not in known:
-            raise UserError(f"--assume {text}: no figure is called {name!r}; {nearest(name, known)} [cluster-figure-unknown]")
+            raise UserError(f"--assume {text}: there is no figure {name!r}; {nearest(name, known)} [cluster-figure-unknown]")
         try:
             number = float(value)
         except ValueError:
@@ -75,12 +78,12 @@ def _machines(assumed: list[str]) -> Machines:
             raise UserError(f"--assume {text}: expected 1 (images are read while gradients are computed) or 0. [cluster-ahead]")
         figures[name] = {"gpus_per_node": int, "ahead": bool}.get(name, float)(number)
     if missing := [name for name in _NEEDED if name not in figures]:
-        raise UserError(f"nothing is known of {', '.join(missing)}: give --assume {missing[0]}=VALUE. [cluster-figure-missing]")
+        raise UserError(f"no value for {', '.join(missing)}: give --assume {missing[0]}=VALUE. [cluster-figure-missing]")
     return Machines(**figures)
 
 
 def _trained(config: Config) -> int:
-    """P: of the configuration's model, built with random weights."""
+    """Returns P, the number of trained parameters of the configuration's model, built with random weights."""
     from dpfed.building.model import model_of
     from dpfed.models.parameters import TrainableVector
     from dpfed.runs.resolution import resolve_model_defaults

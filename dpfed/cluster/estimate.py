@@ -1,9 +1,9 @@
-"""What a run with many workers costs: time, bytes and dollars, by arithmetic from a handful of measured or assumed figures.
+"""Estimate of a run's time, bytes and dollars with many workers, computed from a few measured or assumed figures.
 
-A step has three parts, one after the other. Every worker draws its records, reads them, makes their views and computes the
-clipped gradients of its groups; all wait for the one that drew most. The sums go to the coordinator, and the new parameters
-come back. In between the coordinator adds the noise and takes the optimizer's step. It writes its books while the next sum is
-computed. Checkpoints, deaths of workers and evaluation are left out.
+A step has three parts, one after the other. First, every worker draws its records, reads them, makes their views and computes
+the clipped gradients of its groups; all wait for the worker that drew most records. Second, the sums go to the coordinator, and
+the new parameters come back. Third, in between, the coordinator adds the noise and takes the optimizer's step. It writes ledger
+and releases while the next sum is computed. Checkpoints, failures of workers and evaluation are not counted.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 
-_PARAMETER_BYTES = 4  # of a parameter: float32
-_SET_ASIDE = 0.15  # of the seconds in which a drawn record is grouped: to see that its group is another worker's
+_PARAMETER_BYTES = 4  # bytes of a parameter: float32
+_SET_ASIDE = 0.15  # cost of skipping a drawn record of another worker's group, as a fraction of the cost of grouping a record
 
 
 @dataclass(frozen=True)
 class Machines:
-    """The figures that an estimate rests on.
+    """Measured or assumed figures of the machines, from which costs are estimated.
 
-    What is zero by default is left out of the estimate.
+    A figure that is zero is not counted.
 
     Args:
-        throughput: records per second whose clipped group gradients one GPU computes.
-        bandwidth: bytes per second over the slowest link between two workers.
-        latency: seconds that a message takes beside its bytes.
-        noise: seconds of the coordinator per million parameters, for noise and optimizer: all wait for them.
-        bookkeeping: seconds of the coordinator per million parameters, for digest, kept release, ledger: beside the next sum.
-        price: dollars per GPU and hour.
-        gpus_per_node: GPUs that are rented together.
-        keys: seconds in which a worker draws among a million records, for a block of steps in which each is drawn once.
-        drawn: seconds in which a worker puts a million drawn records into groups.
-        decoding: seconds in which a worker reads and decodes a record's image.
-        ahead: whether it does so while gradients are computed.
-        views: seconds in which a worker makes a record's views.
-        each_step: seconds of the coordinator in a step, whatever is trained.
+        throughput: Records per second whose clipped group gradients one GPU computes.
+        bandwidth: Bytes per second over the slowest link between two workers.
+        latency: Seconds of a message in addition to the time for its bytes.
+        noise: Seconds of the coordinator per million parameters, for noise and optimizer. All workers wait for them.
+        bookkeeping: Seconds of the coordinator per million parameters for digest, kept release and ledger, during the next sum.
+        price: Dollars per GPU and hour.
+        gpus_per_node: Number of GPUs that are rented together.
+        keys: Seconds in which a worker draws among a million records, for a block of steps in which each is drawn once.
+        drawn: Seconds in which a worker puts a million drawn records into groups.
+        decoding: Seconds in which a worker reads and decodes a record's image.
+        ahead: Whether images are read and decoded while gradients are computed.
+        views: Seconds in which a worker makes a record's views.
+        each_step: Seconds of the coordinator per step, independent of the number of parameters.
 
     Raises:
-        UserError: if a figure is impossible.
+        UserError: If a figure is negative, not finite, or zero where it must be positive.
     """
 
     throughput: float
@@ -71,22 +71,22 @@ class Machines:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run costs with a given number of workers.
+    """The estimated cost of a run with a given number of workers.
 
     Attributes:
-        workers: W, one GPU each.
-        gpus: that are rented: whole nodes.
-        largest_shard: records that the busiest worker of a step is expected to draw.
-        sampling: seconds of a step in which the busiest worker draws; a block's are shared out over its steps.
-        decoding: seconds of a step in which it waits for images.
-        views: seconds of a step in which it makes views.
-        gradients: seconds of a step in which the busiest worker computes.
-        transport: seconds of a step for reduce and broadcast.
-        coordinator: seconds of a step in which all wait for noise, optimizer, or bookkeeping that takes longer than a sum.
-        bytes_per_step: what a worker's own sum and the new parameters add up to.
-        hours: of the whole run.
-        dollars: hours x GPUs x price.
-        efficiency: seconds of one worker's step over the seconds that W workers spend on one; 1 is perfect.
+        workers: W, the number of workers, one GPU each.
+        gpus: Number of rented GPUs, in whole nodes.
+        largest_shard: Expected number of records that the busiest worker of a step draws.
+        sampling: Seconds of a step in which the busiest worker draws; the time for a block is divided among its steps.
+        decoding: Seconds of a step in which the busiest worker waits for images.
+        views: Seconds of a step in which the busiest worker makes views.
+        gradients: Seconds of a step in which the busiest worker computes gradients.
+        transport: Seconds of a step for reduce and broadcast.
+        coordinator: Seconds of a step in which all wait for noise, optimizer, or bookkeeping that takes longer than a sum.
+        bytes_per_step: Bytes of a worker's own sum and of the new parameters together.
+        hours: Hours of the whole run.
+        dollars: Dollars of the whole run: hours x GPUs x price.
+        efficiency: Seconds of a step with one worker, divided by W times the seconds of a step with W workers; 1 is perfect.
     """
 
     workers: int
@@ -110,25 +110,25 @@ class Estimate:
 
     @property
     def data(self) -> float:
-        """Seconds of a step until the views of all its records are there."""
+        """Seconds of a step until the views of all its records are made."""
         return self.sampling + self.decoding + self.views
 
     def figures(self) -> dict[str, Any]:
-        """All figures under their names, the step's seconds included."""
+        """Returns all figures by name, including the seconds of a step."""
         return {**vars(self), "step": self.step}
 
 
 def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> Estimate:
-    """The cost of a run.
+    """Estimates the cost of a run.
 
     Args:
-        plan: batch, steps, how records are drawn, and what a drawn unit adds to the work.
-        machines: speeds and price.
-        parameters: P, what is trained.
-        workers: W.
+        plan: Plan of the run: batch, steps, sampling, and records per unit.
+        machines: Speeds and price of the machines.
+        parameters: P, the number of trained parameters.
+        workers: W, the number of workers.
 
     Raises:
-        UserError: if there are no parameters, more workers than groups, or no finite answer.
+        UserError: If there are no parameters, more workers than groups, or the time or the cost is not finite.
     """
     _check(parameters >= 1, f"parameters must be at least 1, got {parameters}")
     _check(
@@ -152,39 +152,39 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
 
 
 def largest_shard(mean: float, workers: int) -> float:
-    """Expected largest of W independent Poisson draws: ``sum over k >= 0 of 1 - P(X <= k)^W``.
+    """Returns the expected maximum of W independent Poisson variables: ``sum over k >= 0 of 1 - P(X <= k)^W``.
 
-    A record is drawn, and its group belongs to a worker, independently of all others, so a worker's records of a step are
-    Poisson as long as these are a small part of all.
+    Each record is drawn, and its group assigned to a worker, independently of all others. So the number of a worker's records
+    in a step is approximately Poisson, as long as these records are a small part of all.
 
     Args:
-        mean: B/W, records that a worker expects to draw.
-        workers: W.
+        mean: B/W, the expected number of records of one worker in a step.
+        workers: W, the number of workers.
     """
     if workers == 1:
         return mean
     k = np.arange(1, math.ceil(mean + 12 * math.sqrt(mean) + 40))
-    log_probability = np.concatenate([[0.0], np.cumsum(np.log(mean / k))]) - mean  # of 0, 1, 2, ... records
+    log_probability = np.concatenate([[0.0], np.cumsum(np.log(mean / k))]) - mean  # log P(X = 0, 1, 2, ...)
     at_most = np.cumsum(np.exp(log_probability)).clip(max=1.0)
     return float(np.sum(1.0 - at_most**workers))
 
 
 def transport_seconds(size: int, workers: int, bandwidth: float, latency: float) -> float:
-    """Reduce, then broadcast, along a ring in pieces: ``2 (W - 1) latency + size / bandwidth``; nothing for one worker.
+    """Returns the seconds of a reduce and a broadcast along a ring, in pieces: ``2 (W - 1) latency + size / bandwidth``.
 
     Args:
-        size: bytes of both vectors, the sum and the parameters.
-        workers: W, hence W - 1 hops, each of which delays the first piece.
-        bandwidth: bytes per second over the slowest link, which every piece crosses once.
-        latency: seconds per hop.
+        size: Bytes of both vectors, the sum and the parameters.
+        workers: W, the number of workers: W - 1 hops, each of which delays the first piece. One worker takes no time.
+        bandwidth: Bytes per second over the slowest link, which every piece crosses once.
+        latency: Seconds per hop.
     """
     return 0.0 if workers == 1 else 2 * (workers - 1) * latency + size / bandwidth
 
 
 def bottleneck(one: Estimate) -> str:
-    """One sentence: which part of a step takes most of its time, and what would shorten it."""
+    """Returns a sentence that names the part of a step that takes longest, and a remedy."""
     remedies = {
-        "data": "drawing, reading and augmenting records: more workers, more cores, or images stored in their size help",
+        "data": "drawing, reading and augmenting records: more workers, more cores, or images stored at their final size help",
         "gradients": "computing gradients: more or faster GPUs help",
         "transport": "sending sums and parameters: a faster network, fewer workers or fewer trained parameters (adapters) help",
         "coordinator": "noise, optimizer and bookkeeping on the coordinator: train fewer parameters (adapters)",
@@ -196,7 +196,7 @@ def bottleneck(one: Estimate) -> str:
 
 
 def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> dict[str, float]:
-    """Of a step, by part."""
+    """Returns the seconds of a step by part."""
     records, millions = largest_shard(_records(plan) / workers, workers), parameters / 1e6
     gradients, decoding = records / machines.throughput, records * machines.decoding
     grouped = records + (_SET_ASIDE * (_records(plan) - records) if _divides_groups(plan) else 0.0)
@@ -217,29 +217,29 @@ def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
 
 
 def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
-    """Seconds of a step in which a worker finds out who takes part: a block's are shared out over its steps."""
+    """Returns the seconds of a step in which a worker draws its records; the time for a block is divided among its steps."""
     if not isinstance(plan.mechanism.sampler, PoissonSampler):
         return 0.0
     millions, block = plan.sampling.records / 1e6, plan.mechanism.sampler.block
     if not _divides_groups(plan):
         millions /= workers
-    # Keys' figure is of a block in which each record is drawn once: its first gap, and one for each draw.
+    # `keys` is measured for a block in which each record is drawn once: two gaps, the first one and one for the draw.
     once = 0.5 * (1 + plan.sampling.rate * block)
     return machines.keys * millions * once * math.ceil(plan.steps / block) / plan.steps
 
 
 def _divides_groups(plan: PrivacyPlan) -> bool:
-    """Whether workers divide the groups of a step, and so each draws among all records (`dpfed.runs.build`)."""
+    """Returns whether workers divide the groups of a step, so that each draws among all records (`dpfed.runs.build`)."""
     return not plan.bounding.method.singleton_groups
 
 
 def _bytes_up(plan: PrivacyPlan) -> int:
-    """Of a number of the sum: whole numbers of 64 bits; float32 without privacy."""
+    """Returns the bytes of one element of a sum: 64-bit integers; without privacy, float32."""
     return 8 if plan.private else 4
 
 
 def _records(plan: PrivacyPlan) -> int:
-    """Records of a step; where units are protected, each is taken to bring as many as it may."""
+    """Returns the expected records of a step; if units are protected, each is assumed to have as many as allowed."""
     return plan.sampling.batch * plan.sampling.per_unit
 
 

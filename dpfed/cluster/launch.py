@@ -1,4 +1,4 @@
-"""Starting the processes of a cluster with Ray Train."""
+"""Launcher that starts the processes of a cluster with Ray Train."""
 
 from __future__ import annotations
 
@@ -29,31 +29,32 @@ from dpfed.runs.stopping import stopped
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
 
-# Ray's workers are niced by 15 otherwise, so that whatever else runs on the machine comes before them.
+# By default Ray starts its workers with nice 15, so that all other processes of the machine take precedence.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    # Pages of Ray's; `telling_of_deaths` and `watched` say it in a line.
+    # Long messages of Ray; `telling_of_deaths` and `watched` report the same in one line.
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^(A worker died or was killed|The node with node id|Raylet is terminated)",
     "RAY_worker_niceness": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # not 60: on a busy machine, loading PyTorch alone takes that long
 }
-_JOB_COPY = "working_dir_files"  # a part of the path of the copy in which `ray job submit` runs a command
+_JOB_COPY = "working_dir_files"  # folder in the path of the temporary copy in which `ray job submit` runs a command
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What the workers are given.
+    """The number of workers, and the resources of each.
 
     Attributes:
-        workers: how many.
-        least: continue with as few when machines are lost, and grow again when they come back; ``None``: always `workers`.
-        gpus: per worker; ``None``: one if the cluster has any.
-        cpus: per worker; ``None``: an equal share of all.
-        restarts: how often workers that died are started again.
+        workers: Number of workers.
+        least: Number of workers with which the run continues when machines are lost; it grows again when they come back.
+            ``None``: always `workers`.
+        gpus: GPUs per worker, 0 or 1; ``None``: one if the cluster has any.
+        cpus: CPUs per worker; ``None``: an equal share of all.
+        restarts: Number of times that workers are started again after one died.
 
     Raises:
-        UserError: for numbers that make no sense.
+        UserError: If a number is out of range.
     """
 
     workers: int = 1
@@ -63,7 +64,7 @@ class Resources:
     restarts: int = 3
 
     def room(self) -> int:
-        """For how many of the workers the cluster has room now; `cpus` and `gpus` are known."""
+        """Returns the number of workers for which the cluster has room now; `cpus` and `gpus` must be known."""
         return room_for(self.cpus or 1, self.gpus or 0, _machines())
 
     def __post_init__(self) -> None:
@@ -75,24 +76,26 @@ class Resources:
 
 
 def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory:
-    """Carries out a task on a Ray cluster: the one that RAY_ADDRESS or this machine names, or a new one on this machine.
+    """Carries out a task on a Ray cluster.
+
+    The cluster is the one that RAY_ADDRESS names, or the one that runs on this machine, or a new one on this machine.
 
     Args:
-        task: what to do.
-        resources: with how many workers.
-        progress: sees the stages, in this process.
+        task: Run to begin or to resume.
+        resources: Number of workers, and their resources.
+        progress: Progress in this process, which shows the stages.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: for what the user can fix, or when workers died more often than they may.
+        UserError: If something is wrong that the user can fix, or workers died more often than `resources` allows.
     """
     task = _with_a_place(task)
     task.check()
     _refuse_job_copy(task)
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
-    if "ray" not in sys.modules:  # otherwise this process may be connected already
+    if "ray" not in sys.modules:  # if it was imported, this process may be connected already
         require_cluster(progress)
     progress.note("loading Ray")
     try:
@@ -136,7 +139,7 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
 
 
 def _counted(sized: Resources) -> str:
-    """How many workers are started: as many as there is room for, where that is up to the cluster."""
+    """Returns the number of workers that start now, in words: for a range, as many as there is room for."""
     now = sized.workers
     if sized.least:
         now = min(now, max(sized.least, sized.room()))
@@ -160,7 +163,7 @@ def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> Tor
             callbacks=[telling_of_deaths(queue, resources.restarts)],
             storage_path=str(storage),
             failure_config=FailureConfig(max_failures=resources.restarts),
-            # Ray leaves all GPUs in sight of workers that get none.
+            # Ray leaves all GPUs visible to workers that get none.
             worker_runtime_env=None if resources.gpus else {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
         ),
     )
@@ -173,7 +176,7 @@ def _stopped(task: Task) -> str:
 
 
 def _in_worker(settings: dict[str, Any]) -> str | None:
-    """Runs in each of Ray's workers. A refusal is returned by rank 0, for after an exception Ray would try again."""
+    """Runs the task in one of Ray's workers. Rank 0 returns a refusal as text, because Ray would retry after an exception."""
     from ray.train import get_context
 
     relay = Relay(settings["queue"])
@@ -187,7 +190,7 @@ def _in_worker(settings: dict[str, Any]) -> str | None:
 
 @contextlib.contextmanager
 def _connected(progress: Progress) -> Iterator[bool]:
-    """A connection to a Ray cluster; whether it is one that was started here, for this run alone."""
+    """Connects to a Ray cluster for the block; yields whether the cluster was started here, for this run only."""
     import ray
 
     if ray.is_initialized():
@@ -211,7 +214,7 @@ def _connected(progress: Progress) -> Iterator[bool]:
 
 
 def _connection() -> bool:
-    """Connects this process; whether to a cluster that was started just now."""
+    """Connects this process to Ray; returns whether it started the cluster for that."""
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -225,20 +228,20 @@ def _connection() -> bool:
             ray.init(address="local", include_dashboard=False, **quiet)
             return True
     except BaseException:
-        ray.shutdown()  # of a cluster that came up in part
+        ray.shutdown()  # ends a cluster that started only in part
         raise
 
 
 def _last_line(error: Exception) -> str:
-    """What an error says: of a traceback that a server sent along, the end."""
+    """Returns the last line of an error's message, without a full stop. Ray's servers add tracebacks to their errors."""
     return (str(error).strip() or type(error).__name__).splitlines()[-1].strip().rstrip(".")
 
 
 def _free() -> str:
-    """What of the cluster no job uses now, in words."""
+    """Returns the resources of the cluster that no job uses now, in words."""
     import ray
 
-    with contextlib.suppress(Exception):  # of Ray's, where the head is gone
+    with contextlib.suppress(Exception):  # errors of Ray if the head is gone
         there, free = ray.cluster_resources(), ray.available_resources()
         kinds = (f"{free.get(kind, 0):g} of {there[kind]:g} {kind}s" for kind in ("CPU", "GPU") if there.get(kind))
         return f"; free in the cluster: {', '.join(kinds)}"
@@ -246,7 +249,7 @@ def _free() -> str:
 
 
 def _machines() -> list[dict[str, float]]:
-    """What each machine of the cluster has."""
+    """Returns the resources of each machine of the cluster that is alive."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -254,7 +257,7 @@ def _machines() -> list[dict[str, float]]:
 
 @contextlib.contextmanager
 def _storage(task: Task) -> Iterator[Path]:
-    """A folder for Ray's own notes, on the storage that all machines share; what a run resumes from is in its directory."""
+    """Yields a temporary folder for Ray's own files, beside the run on shared storage. A run resumes from its own directory."""
     names = f".{task.folder.name}.ray-"
     folder = task.folder.parent / f"{names}{secrets.token_hex(4)}"
     try:
@@ -262,22 +265,22 @@ def _storage(task: Task) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if RunDirectory(task.folder).finished:  # what drivers that were killed left behind
+        if RunDirectory(task.folder).finished:  # folders that killed drivers left behind
             for left in task.folder.parent.glob(f"{glob.escape(names)}*"):
                 shutil.rmtree(left, ignore_errors=True)
 
 
 def _sized(resources: Resources, there: list[dict[str, float]], own: bool, progress: Progress) -> Resources:
-    """The resources with nothing left to choose.
+    """Returns the resources with GPUs and CPUs per worker chosen.
 
     Args:
-        resources: what the user asked for.
-        there: what each machine has, now.
-        own: it is this machine alone, and will not grow.
-        progress: learns that the run waits for machines.
+        resources: Resources that the user asked for.
+        there: Resources of each machine now.
+        own: Whether the cluster is this machine only, and will not grow.
+        progress: Progress, which shows a note if the run waits for machines.
 
     Raises:
-        UserError: if there will never be enough.
+        UserError: If there will never be enough resources.
     """
     gpus = int(any(machine.get("GPU", 0) for machine in there)) if resources.gpus is None else resources.gpus
 
@@ -295,7 +298,7 @@ def _sized(resources: Resources, there: list[dict[str, float]], own: bool, progr
 
 
 def _with_a_place(task: Task) -> Task:
-    """The task, with generated records beside the run where a job would put them into its temporary copy."""
+    """Returns the task with the stores of generated records beside the run, if they would be in a job's temporary copy."""
     config = task.config
     if config is None or not config.data.from_nothing or not _in_job_copy(config.data.stores):
         return task
@@ -308,12 +311,12 @@ def _in_job_copy(path: str | Path) -> bool:
 
 
 def _refuse_job_copy(task: Task) -> None:
-    """Refuses paths in the temporary copy in which a submitted job runs: it is deleted, and other machines do not see it."""
+    """Refuses paths in a submitted job's temporary copy, which is deleted, and which other machines do not see."""
     paths: dict[str, str | Path | None] = {"--run": task.folder}
     if task.config is not None:
         data, model = task.config.data, task.config.model
         paths |= {"data.path": data.path, "model.weights": model.weights, "model.architecture": model.architecture}
-        if data.source != "store":  # otherwise nothing is put there
+        if data.source != "store":  # otherwise no store is written there
             paths["data.stores"] = data.stores
     lost = [name for name, path in paths.items() if path and _in_job_copy(path)]
     if lost:

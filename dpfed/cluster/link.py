@@ -1,6 +1,6 @@
-"""Messages between the processes of a cluster: what rank 0 announces, and what all report back.
+"""Messages between the processes of a cluster: announcements of rank 0, and reports of all ranks.
 
-They are small and lie in main memory.
+The messages are small, and their tensors are in CPU memory.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from dpfed.errors import UserError
 
-MARK_BYTES = 16  # of what ranks compare
-_HOST_BYTES, _TEXT_BYTES = 64, 1024  # of a report: a host's name, and enough for a sentence
+MARK_BYTES = 16  # bytes of the digest that ranks compare
+_HOST_BYTES, _TEXT_BYTES = 64, 1024  # bytes of a report for the host's name and for a sentence
 
 
 class Link:
-    """One process's end of the line. Needs an initialised default process group that can send CPU tensors.
+    """One process's side of the messages. It needs an initialised default process group that can send CPU tensors.
 
     Attributes:
-        rank: of this process; rank 0 is the coordinator.
-        size: number of processes.
+        rank: Rank of this process; rank 0 is the coordinator.
+        size: Number of processes.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class Link:
         self._hosts: list[str] = []
 
     def worker(self, rank: int) -> str:
-        """Names a process, with its host once that is known."""
+        """Returns a process's name for messages, with its host once that is known."""
         return f"worker {rank} on {self._hosts[rank]}" if self._hosts else f"worker {rank}"
 
     def broadcast(self, content: bytes = b"") -> bytes:
-        """Hands rank 0's bytes to all; what other ranks pass in is ignored."""
+        """Sends rank 0's bytes to all ranks, and returns them. The argument of other ranks is ignored."""
         length = torch.tensor([len(content)])
         dist.broadcast(length, 0)
         message = _bytes(content) if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
@@ -43,30 +43,30 @@ class Link:
         return message.numpy().tobytes()
 
     def announce(self, step: int | None) -> int | None:
-        """Hands rank 0's next step to all; ``None``: there is none. What other ranks pass in is ignored."""
+        """Sends rank 0's next step to all ranks, and returns it; ``None``: no step is left. Others' argument is ignored."""
         number = torch.tensor(-1 if step is None else step)
         dist.broadcast(number, 0)
         return int(number) if number >= 0 else None
 
     def broadcast_number(self, number: float) -> float:
-        """Hands rank 0's number to all; what other ranks pass in is ignored."""
+        """Sends rank 0's number to all ranks, and returns it. The argument of other ranks is ignored."""
         shared = torch.tensor(number, dtype=torch.float64)
         dist.broadcast(shared, 0)
         return shared.item()
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
-        """Every rank's numbers, as many from each, by rank."""
+        """Returns the numbers of every rank, in the order of ranks. Each rank must give equally many."""
         return [row.tolist() for row in self._all(torch.tensor(numbers))]
 
     def agree(self, mark: bytes, trouble: str = "") -> None:
-        """Continues if every rank can, and all have the same records and plan.
+        """Checks that every rank can continue, and that all ranks have the same records and plan.
 
         Args:
-            mark: `MARK_BYTES` that must be the same on all ranks; of no matter on one in trouble.
-            trouble: why this rank cannot continue; all ranks learn it, so it must hold nothing private.
+            mark: Digest of `MARK_BYTES` bytes that must be the same on all ranks; ignored if `trouble` is given.
+            trouble: Reason why this rank cannot continue; empty: it can. All ranks see the reason, so it must not be private.
 
         Raises:
-            UserError: on every rank, with the first trouble.
+            UserError: If a rank cannot continue, or the digests differ. Every rank raises the same first error.
         """
         own = torch.zeros(MARK_BYTES + _HOST_BYTES + _TEXT_BYTES, dtype=torch.uint8)
         host = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")

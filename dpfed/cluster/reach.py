@@ -1,6 +1,6 @@
-"""Whether a Ray cluster answers, seen before Ray is asked: Ray itself waits for minutes, and ends with a traceback.
+"""Checks whether a Ray cluster answers, before Ray connects: Ray itself waits for minutes, and ends with a traceback.
 
-Also here: how many workers the machines of a Ray cluster have room for, now and while a run lasts.
+The module also computes how many workers the machines of a Ray cluster have room for, now and during a run.
 """
 
 from __future__ import annotations
@@ -22,25 +22,30 @@ if TYPE_CHECKING:
 
 REMEDY = "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
 _ANSWER = 5.0  # seconds
-_QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what every member asks first; only whether it is let in matters here
+_QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # every member's first request; only its authentication matters here
 
 
 def ray_folder() -> Path:
-    """Where Ray keeps its sessions and logs on this machine."""
+    """Returns the folder of Ray's sessions and logs on this machine."""
     return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray")  # noqa: S108 where Ray looks
 
 
 def require_cluster(progress: Progress, wait: float = 60.0, remedy: str = REMEDY) -> None:
-    """Refuses a cluster, named by RAY_ADDRESS or left by `ray start`, that does not answer, or expects another token.
+    """Refuses a cluster that does not answer, or expects another token.
+
+    The cluster is the one that RAY_ADDRESS names, or else the one that the last `ray start` noted on this machine.
 
     Args:
-        progress: learns that a head is waited for.
-        wait: seconds for the head that RAY_ADDRESS names: a job script may have started it just now.
-        remedy: what to do where none answers.
+        progress: Progress, which shows a note while the function waits for the head.
+        wait: Seconds to wait for the head that RAY_ADDRESS names: a job script may have started it just now.
+        remedy: Advice for the error if no cluster answers.
+
+    Raises:
+        UserError: If RAY_ADDRESS is not an address, no cluster answers, or the cluster refuses this machine's token.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     if left := address in ("", "auto"):
-        with contextlib.suppress(OSError, ValueError):  # `ray stop` takes the file away, and a crash does not
+        with contextlib.suppress(OSError, ValueError):  # `ray stop` deletes the file, a crash does not
             address = (ray_folder() / "ray_current_cluster").read_text(encoding="utf-8").strip()
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address in ("", "auto", "local") or "://" in host:
@@ -55,7 +60,7 @@ def require_cluster(progress: Progress, wait: float = 60.0, remedy: str = REMEDY
     except OSError as error:
         named = f"at {address!r}, which RAY_ADDRESS or the last `ray start` names ({error})"
         raise UserError(f"no Ray cluster answers {named}. {remedy} [ray-unreachable]") from error
-    with contextlib.suppress(ImportError):  # another version of Ray: a wrong token takes longer, and ends the same way
+    with contextlib.suppress(ImportError):  # another version of Ray: a wrong token is then refused later, by Ray
         import grpc
         from ray._private.authentication.grpc_authentication_client_interceptor import _get_authentication_metadata_tuple
 
@@ -87,20 +92,33 @@ def _reach(address: tuple[str, int], wait: float, progress: Progress) -> None:
 
 
 def room_for(cpus: int, gpus: int, there: list[dict[str, float]]) -> int:
-    """For how many workers, of so many CPUs and 0 or 1 GPU each, there is room on machines that have so much."""
+    """Returns the number of workers for which machines have room.
+
+    Args:
+        cpus: CPUs per worker.
+        gpus: GPUs per worker, 0 or 1.
+        there: Resources of each machine, as Ray reports them.
+    """
     room = [(int(machine.get("CPU", 0)) // cpus, int(machine.get("GPU", 0))) for machine in there]
     return sum(min(pair) if gpus else pair[0] for pair in room)
 
 
 @contextlib.contextmanager
 def watched(least: int, room: Callable[[], int], progress: Progress, every: float = 5.0) -> Iterator[None]:
-    """Notes when there is room for too few workers, and when it is back: Ray waits without a word, and without an end."""
+    """Shows a note when the cluster has room for too few workers, and when machines are back: Ray waits silently, for ever.
+
+    Args:
+        least: Smallest number of workers with which the run can continue.
+        room: Function that returns the number of workers for which there is room now.
+        progress: Progress, which shows the notes.
+        every: Seconds between two looks.
+    """
     ended, missing = threading.Event(), False
 
     def look() -> None:
         nonlocal missing
         while not ended.wait(every):
-            with contextlib.suppress(Exception):  # of Ray's, where the head is gone: the run ends, and says so
+            with contextlib.suppress(Exception):  # errors of Ray if the head is gone: the run itself reports that
                 if ((now := room()) < least) != missing:
                     missing = not missing
                     waits = f"the cluster has room for {now} of {least} workers, and the run waits for the others"
@@ -117,14 +135,14 @@ def watched(least: int, room: Callable[[], int], progress: Progress, every: floa
 
 @contextlib.contextmanager
 def taking_back(trainer: TorchTrainer) -> Iterator[None]:
-    """At the end of the block, takes back what Ray Train asked of the cluster for its workers.
+    """Cancels Ray Train's request for resources at the end of the block.
 
-    Otherwise a cluster that grows by itself would start machines for a run that was stopped, for up to three minutes.
+    Otherwise an autoscaling cluster would start machines for a run that was stopped, for up to three minutes.
     """
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):  # Ray's, where the head is gone, or of another version: the request then expires
+        with contextlib.suppress(Exception):  # no head, or another version of Ray: the request expires
             import ray
 
             coordinator = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")

@@ -1,4 +1,4 @@
-"""What rank 0 shows of its progress, carried to the process that the user looks at."""
+"""Relays the progress of rank 0 to the process that the user started."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from dpfed.evaluation.measured import Evaluation
 
 _Result = TypeVar("_Result")
-RUN = "dpfed run "  # before the folder: the name of the queue of a run, by which `dpfed cluster status` finds it
+RUN = "dpfed run "  # prefix, before the run's folder, of the name of its queue, by which `dpfed cluster status` finds the run
 _INTERVAL = 0.25  # seconds between two reports of the same stage
 
 
 class Relay(Progress):
-    """A `Progress` in one process that speaks to one in another.
+    """A `Progress` that sends its events to a `Progress` in another process.
 
     Args:
-        queue: its other end is drained by `relayed`.
+        queue: Queue of events; `relayed` reads it in the other process.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -59,19 +59,19 @@ class Relay(Progress):
         self._put("on_evaluation", figures)
 
     def at(self, rank: int, host: str) -> None:
-        """Says where a worker is."""
+        """Sends the host of a worker."""
         self._put("at", rank, host)
 
     def _put(self, *event: Any) -> None:
-        self._queue.put(event)  # waits a millisecond: the queue may change the order of what is on its way at once
+        self._queue.put(event)  # waits, about a millisecond: the queue could reorder events that are sent at the same time
 
 
 def telling_of_deaths(queue: Queue, restarts: int) -> Any:
-    """Ray's callback, in a process of Ray's, that says which worker died and what follows.
+    """Returns a callback for Ray Train, called in one of its processes, that reports which worker died and what follows.
 
     Args:
-        queue: its other end is drained by `relayed`.
-        restarts: how often workers are started again.
+        queue: Queue of events; `relayed` reads it in the user's process.
+        restarts: Number of times that workers are started again.
     """
     from ray.exceptions import RayActorError
     from ray.train import UserCallback
@@ -80,7 +80,7 @@ def telling_of_deaths(queue: Queue, restarts: int) -> Any:
         count = 0
 
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-            self.count += 1  # the others end as well, for want of a companion
+            self.count += 1  # the other workers end as well, because the process group is broken
             dead = [rank for rank, error in worker_exceptions.items() if isinstance(error, RayActorError)]
             ranks = sorted(dead or worker_exceptions)
             how = "died" if dead else "failed, or was cut off for half a minute"
@@ -91,7 +91,10 @@ def telling_of_deaths(queue: Queue, restarts: int) -> Any:
 
 
 def in_a_thread(work: Callable[[], _Result]) -> _Result:
-    """Its result. In the main thread Ray would take Ctrl-C for itself, and end with exit code 1 and no word."""
+    """Runs a function in another thread and returns its result.
+
+    In the main thread, Ray would handle Ctrl-C itself, and end with exit code 1 and no message.
+    """
     outcome: Future[_Result] = Future()
 
     def run() -> None:
@@ -105,30 +108,30 @@ def in_a_thread(work: Callable[[], _Result]) -> _Result:
 
 
 class Hosts(dict[int, str]):
-    """Where each worker is, by its rank, as far as it has said so."""
+    """The host of each worker by rank, as far as workers have reported it."""
 
     def worker(self, rank: int) -> str:
-        """Names a worker."""
+        """Returns a worker's name for messages: its rank, with its host if that is known."""
         return f"{rank} on {self[rank]}" if rank in self else str(rank)
 
 
 @contextlib.contextmanager
 def relayed(run: Path, progress: Progress, hosts: Hosts, what: str, beside: Callable[[], str]) -> Iterator[Queue]:
-    """A queue whose events reach the progress of this process while the block runs.
+    """Yields a queue whose events reach the progress of this process during the block.
 
     Args:
-        run: its folder.
-        progress: of this process.
-        hosts: learns where the workers are.
-        what: is done until a worker says its first word.
-        beside: what else there is to say while that takes long.
+        run: Folder of the run.
+        progress: Progress of this process.
+        hosts: Hosts of the workers, filled as workers report them.
+        what: Description of the work until the first event of a worker, for notes while it takes long.
+        beside: Function that returns a text to add to these notes.
     """
     import ray
     from ray.util.queue import Empty, Queue
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)  # other machines come and go
-    options = {"num_cpus": 0, "scheduling_strategy": here, "name": f"{RUN}{run}"}  # each driver has a namespace of its own
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)  # other machines may leave
+    options = {"num_cpus": 0, "scheduling_strategy": here, "name": f"{RUN}{run}"}  # each driver has its own namespace
     queue, ended = Queue(actor_options=options), threading.Event()
     advances: dict[str, Callable[[int], None]] = {}
 
@@ -147,7 +150,7 @@ def relayed(run: Path, progress: Progress, hosts: Hosts, what: str, beside: Call
                 getattr(progress, kind)(*content)
 
     def drain() -> None:
-        with contextlib.ExitStack() as starting:  # until a worker says its first word, which takes minutes on a busy machine
+        with contextlib.ExitStack() as starting:  # until a worker's first event, minutes on a busy machine
             starting.enter_context(signs_of_life(progress.note, what, beside=beside))
             while True:
                 try:

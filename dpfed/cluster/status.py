@@ -1,4 +1,4 @@
-"""What a Ray cluster does: its machines, and the runs on it, where and how far. Nothing is started."""
+"""`dpfed cluster status`: the machines of a Ray cluster, and the runs on it. The command starts nothing."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from dpfed.live.scan import Scan
 from dpfed.progress import Silent
 
 _REMEDY = "Start one (`ray start --head`), or set RAY_ADDRESS to host and port of its head."
-_WORKER = "RayTrainWorker"  # what Ray Train calls the process of a worker
+_WORKER = "RayTrainWorker"  # class name of Ray Train's worker processes
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of the cluster: its host, and what it has."""
+    """A machine of the cluster: its host, and its numbers of CPUs and GPUs."""
 
     host: str
     cpus: float
@@ -40,9 +40,9 @@ class Running:
     """A run on the cluster.
 
     Attributes:
-        run: its folder.
-        workers: how many there are by host; none: it waits for machines, or its workers start.
-        state: of its files, in words.
+        run: Folder of the run.
+        workers: Number of workers by host; empty: the run waits for machines, or its workers are starting.
+        state: State of the run according to its files, in words.
     """
 
     run: str
@@ -52,7 +52,7 @@ class Running:
 
 @app.command()
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False) -> None:
-    """Show the machines of a Ray cluster, and the runs on it: where their workers are, and how far they have come."""
+    """Show the machines of a Ray cluster, and the runs on it: their workers, steps done and time left."""
     say("connecting to Ray", True)
     machines, free, runs = _looked()
     if as_json:
@@ -65,7 +65,7 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON only
         _line("machine", f"{machine.host}: {machine.cpus:g} CPUs" + (f", {machine.gpus:g} GPUs" if machine.gpus else ""))
     for one in runs:
         where = ", ".join(f"{count} on {host}" for host, count in one.workers.items())
-        _line("run", f"{one.run}: {one.state}; workers: {where or 'none yet, it waits for machines or starts them'}")
+        _line("run", f"{one.run}: {one.state}; workers: {where or 'none yet, the run waits for machines or starts workers'}")
     if not runs:
         _line("run", "none")
 
@@ -75,27 +75,27 @@ def _line(name: str, value: str) -> None:
 
 
 def _looked() -> tuple[list[Machine], dict[str, float], list[Running]]:
-    """The machines, what is free, and the runs.
+    """Returns the cluster's machines, its free CPUs and GPUs, and its runs.
 
     Raises:
-        UserError: if there is no cluster, or it does not answer.
+        UserError: If there is no cluster, or it does not answer.
     """
     named = os.environ.get("RAY_ADDRESS", "")
     if named == "local" or not (named or (ray_folder() / "ray_current_cluster").is_file()):
         why = "no Ray cluster runs on this machine, and RAY_ADDRESS names none"
         if named:
-            why = "RAY_ADDRESS is 'local': a cluster that each run starts for itself"
+            why = "RAY_ADDRESS is 'local', so each run starts its own cluster"
         raise UserError(f"{why}. {_REMEDY} [ray-no-cluster]")
     require_cluster(Silent(), 0.0, _REMEDY)
     try:
         import ray
-        from ray._private import state  # which asks the head alone: no dashboard is needed
+        from ray._private import state  # it asks the head only: no dashboard is needed
     except ImportError as error:
         raise UserError("`dpfed cluster status` needs Ray: pip install 'dpfed[ray]'. [cluster-ray-missing]") from error
     try:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
         nodes, actors, free = ray.nodes(), [*state.actors().values()], ray.available_resources()
-    except Exception as error:  # whatever Ray raises
+    except Exception as error:  # Ray raises many kinds of errors
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise UserError(f"the Ray cluster does not answer: {reason}. {_REMEDY} [ray-no-answer]") from error
     finally:
@@ -106,7 +106,7 @@ def _looked() -> tuple[list[Machine], dict[str, float], list[Running]]:
 
 
 def _runs(nodes: list[dict[str, Any]], actors: list[dict[str, Any]]) -> list[Running]:
-    """The runs of drivers that are there, each with the workers of the same job."""
+    """Returns the runs whose drivers are alive, each with the workers of the same Ray job."""
     hosts = {node["NodeID"]: _host(node) for node in nodes}
     alive = [actor for actor in actors if actor["State"] == "ALIVE"]
     found = []
@@ -125,9 +125,9 @@ def _host(node: dict[str, Any]) -> str:
 
 
 def _state(folder: Path) -> str:
-    """How far a run has come, by its files."""
+    """Returns the state of a run according to its files, in words, with steps done and time left."""
     if not folder.is_dir():
-        return "nothing in its folder yet, or another machine's"
+        return "its folder does not exist yet, or is on another machine"
     scan = Scan(folder)
     if (seen := scan.one(scan.single or "")) is None:
         return "no run in its folder yet"

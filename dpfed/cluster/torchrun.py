@@ -1,9 +1,8 @@
-"""The default process group, and taking part in it as one of torchrun's processes. Works without Ray.
+"""The default process group, and runs as one of torchrun's processes. It works without Ray.
 
-Also here: which of a machine's networks gloo takes.
-
-Left to itself, gloo takes the address that the host's own name stands for. Debian's and Ubuntu's `/etc/hosts` says 127.0.1.1,
-where no other machine finds it: processes on several machines then never meet.
+The module also chooses the network interface of gloo. By default, gloo uses the address to which the host's own name resolves.
+In Debian's and Ubuntu's `/etc/hosts` that is 127.0.1.1, which other machines cannot reach: processes on several machines would
+never connect.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 def take_network_of(address: str) -> None:
-    """Has gloo, in this process, use the interface that has an address; what the user has set stays.
+    """Makes gloo use, in this process, the interface that has an address. A setting of the user stays.
 
     Args:
-        address: of this machine, IPv4. Nothing changes where no interface has it.
+        address: IPv4 address of this machine. If no interface has it, nothing changes.
     """
     if _SETTING not in os.environ and (interface := interface_of(address)):
         os.environ[_SETTING] = interface
 
 
 def address_towards(host: str) -> str:
-    """This machine's address on the way to a host; "" where there is no way. Nothing is sent."""
+    """Returns this machine's IPv4 address on the route to a host; "" if there is no route. Nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))
@@ -52,7 +51,7 @@ def address_towards(host: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has an IPv4 address; "" for none, or where the system does not tell."""
+    """Returns the network interface that has an IPv4 address; "" if there is none, or the system does not tell."""
     try:
         import fcntl
 
@@ -61,7 +60,7 @@ def interface_of(address: str) -> str:
             for _, name in socket.if_nameindex():
                 try:
                     found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                except OSError:  # it has none
+                except OSError:  # the interface has no IPv4 address
                     continue
                 if found[20:24] == wanted:
                     return name
@@ -71,16 +70,16 @@ def interface_of(address: str) -> str:
 
 
 def on_the_nodes_network(backend: str, seconds: int) -> TorchConfig:
-    """Ray's set-up of the process group, on the network by which each machine is a node of the cluster.
+    """Returns Ray's settings of the process group, with gloo on the network by which Ray reaches each machine.
 
     Args:
-        backend: of `torch.distributed`.
-        seconds: that a process waits for the others.
+        backend: Backend of `torch.distributed`.
+        seconds: Seconds that a process waits for the others.
     """
     from ray.train.torch import TorchConfig
     from ray.util import get_node_ip_address
 
-    class Backend(TorchConfig().backend_cls):  # type: ignore[misc]  # known only as a value
+    class Backend(TorchConfig().backend_cls):  # type: ignore[misc]  # the base class is known only at run time
         def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
             worker_group.execute(lambda: take_network_of(get_node_ip_address()))
             super().on_start(worker_group, backend_config)
@@ -93,9 +92,9 @@ def on_the_nodes_network(backend: str, seconds: int) -> TorchConfig:
     return Config(backend, timeout_s=seconds)
 
 
-# Seconds that a process waits for the others: rank 0 may import or evaluate for hours. The end of one is noticed at once.
+# Seconds that a process waits for the others: rank 0 may import or evaluate for hours. A process's death is noticed at once.
 TIMEOUT = 86_400
-# By whether there are GPUs. Parameters and sums travel from device to device, messages from memory to memory.
+# Backend by whether there are GPUs. Parameters and sums travel between devices, messages between CPU memories.
 BACKEND_OF = {True: "cpu:gloo,cuda:nccl", False: "gloo"}
 
 
@@ -103,14 +102,14 @@ def take_part(task: Task, progress: Progress) -> RunDirectory | None:
     """Carries out a task as one of torchrun's processes.
 
     Args:
-        task: the same in all of them.
-        progress: sees the stages, on rank 0.
+        task: Run to begin or to resume; the same in all processes.
+        progress: Progress, which shows the stages on rank 0.
 
     Returns:
-        The finished run, on rank 0.
+        The finished run on rank 0; ``None`` on other ranks.
 
     Raises:
-        UserError: on rank 0, for what the user can fix; everywhere, if torchrun did not start this process.
+        UserError: If torchrun did not start this process; on rank 0, if something is wrong that the user can fix.
     """
     if "RANK" not in os.environ:
         raise UserError(
@@ -124,7 +123,7 @@ def take_part(task: Task, progress: Progress) -> RunDirectory | None:
 
 @contextlib.contextmanager
 def process_group() -> Iterator[None]:
-    """The default process group: torchrun's, or one of this process alone."""
+    """Sets up the default process group for the block: that of torchrun's processes, or of this process alone."""
     gpus, timeout = torch.cuda.is_available(), datetime.timedelta(seconds=TIMEOUT)
     if "RANK" in os.environ:
         take_network_of(address_towards(os.environ.get("MASTER_ADDR", "")))

@@ -1,4 +1,4 @@
-"""What each process of a cluster does, whoever started it: Ray Train, torchrun, or nobody (one process alone)."""
+"""The work of each process of a cluster. Ray Train or torchrun starts the processes, or there is only one."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _ENDING = 150.0  # seconds that a previous rank 0 may still hold the run; a dead
 
 @dataclass(frozen=True)
 class Task:
-    """What the processes of a cluster are asked to do.
+    """The task of a cluster's processes: to begin or to resume a run.
 
-    They may be started again after a fault, so they begin the run if it is not there, and otherwise resume it.
+    The processes may be started again after a fault. So they begin the run if it does not exist, and otherwise resume it.
 
     Attributes:
-        folder: the run's directory, absolute, the same on every machine where rank 0 may start.
-        config: of the run, with absolute paths; ``None``: the run is there.
-        resume: whether to resume a run that is there.
-        beside: a folder that the launcher made beside the run's; who does not see it is on other storage.
-        callbacks: look on in the process of rank 0, which may be on another machine.
-        comments: lines that explain the configuration.
+        folder: Directory of the run, an absolute path that is the same on every machine where rank 0 may start.
+        config: Configuration of the run, with absolute paths; ``None``: the run exists.
+        resume: Whether to resume a run that exists.
+        beside: Folder that the launcher made beside the run's. A process that does not see it is on other storage.
+        callbacks: Callbacks in the process of rank 0, which may be on another machine.
+        comments: Lines that explain the configuration.
     """
 
     folder: Path
@@ -50,10 +50,10 @@ class Task:
     comments: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Refuses a run that is not there, or one that nobody asked to continue with.
+        """Refuses a run that is missing, or a folder that is in use and is not the run to be resumed.
 
         Raises:
-            UserError: saying what is there.
+            UserError: If the run is missing, the folder is in use, or the run in it has another configuration.
         """
         if self.config is None:
             RunDirectory.open(self.folder)
@@ -67,11 +67,11 @@ def work(task: Task, progress: Progress) -> None:
     """Carries out a task together with the other processes of the default process group.
 
     Args:
-        task: the same on every rank.
-        progress: sees the stages, on rank 0.
+        task: Run to begin or to resume; the same on every rank.
+        progress: Progress, which shows the stages on rank 0.
 
     Raises:
-        UserError: on rank 0, for what the user can fix; the other ranks then just return.
+        UserError: On rank 0, if something is wrong that the user can fix; the other ranks then return.
     """
     link = Link()
     if link.rank == 0:
@@ -87,7 +87,7 @@ def _lead(link: Link, task: Task, progress: Progress) -> None:
         if configured:
             link.announce(None)
         else:
-            link.broadcast()  # no configuration: nothing to do
+            link.broadcast()  # an empty configuration: the other ranks return
 
     try:
         with contextlib.ExitStack() as stack:
@@ -112,12 +112,12 @@ def _follow(link: Link, folder: Path) -> None:
     identity, randomness = link.broadcast().decode(), Randomness(link.broadcast())
     parts, trouble = None, ""
     try:
-        if RunDirectory(folder).identity != identity:  # as rank 0 after a fault, this process would begin the run once more
+        if RunDirectory(folder).identity != identity:  # on other storage, it would begin the run anew if it became rank 0
             raise UserError(f"the run at {folder} is not worker 0's: use storage that all machines share. [worker-other-run]")
         parts = build(read_back(tomllib.loads(text.decode()), "worker 0"), rank=link.rank, world_size=link.size)
     except UserError as error:
         trouble = error.public
-    with contextlib.suppress(UserError):  # rank 0 knows it, too, says it, and announces the end
+    with contextlib.suppress(UserError):  # rank 0 raises the same error, and announces the end
         link.agree(_mark(parts) if parts else b"", trouble)
         if link.announce(None) is None or parts is None:
             return
@@ -126,24 +126,27 @@ def _follow(link: Link, folder: Path) -> None:
 
 
 def _mark(parts: Parts) -> bytes:
-    """What must be the same everywhere, or a record could have two owners or be drawn at another rate: plan and records. And
-    the user's own parts, which each machine has installed for itself."""
+    """Returns a digest of the plan, the records and the user's own parts, which must be the same on all ranks.
+
+    Otherwise a record could have two owners, or be drawn at another rate. Each machine has its own installation of the user's
+    parts.
+    """
     own = "".join(f"/{key} {said}" for key, said in sorted(parts.own.items()))
     marked = f"{parts.plan.fingerprint}/{parts.store.fingerprint}{own}"
     return hashlib.blake2b(marked.encode(), digest_size=MARK_BYTES).digest()
 
 
 def _join(link: Link, parts: Parts, randomness: Randomness) -> Collective:
-    """This rank's place among the others, with rank 0's weights, frozen ones and buffers included."""
+    """Returns this rank's transport, after sending rank 0's weights to all ranks, including frozen ones and buffers."""
     if link.rank == 0:
-        link.announce(0)  # all is loaded, and the others may come in
+        link.announce(0)  # rank 0 has loaded everything; the other ranks continue
     for value in parts.model.state_dict().values():
         dist.broadcast(value, 0)
     return Collective(link, parts.model, parts.learner.worker(randomness))
 
 
 def _take(task: Task, world_size: int, progress: Progress, stack: contextlib.ExitStack) -> Job | None:
-    """The run, created or resumed, and locked until the stack closes; ``None`` if it is finished."""
+    """Creates or resumes the run, and locks it until the stack closes. Returns ``None`` if the run is finished."""
     if task.beside is not None and not task.beside.is_dir():
         raise UserError(f"worker 0 does not see {task.folder.parent}: use storage that all machines share. [worker-storage]")
     task.check()

@@ -1,4 +1,4 @@
-"""The configuration of a run: its schema, how it is read and checked, and what comes with dpfed."""
+"""The configuration of a run: its schema, and how it is read and checked."""
 
 from dpfed.config.configuration import Config
 from dpfed.config.reading import first_problem, load_config, parse_config, read_back

@@ -1,8 +1,8 @@
-"""The configuration of a run as a value; and one with nothing left to choose.
+"""The configuration of a run as a value: `Config`, and `ResolvedConfig`, in which every automatic choice has been made.
 
-Every field has the field's standard name, a default that is a sensible choice, and a line that says what it does. A
-configuration in which a key has no effect cannot be made. Sections say which of their keys go together
-(`dpfed.schema.conditions`); the end of this file says what goes together across sections.
+Every key has the usual name in the literature, a sensible default, and a line that explains it. A configuration in which a
+given key has no effect cannot be made. Sections declare the conditions between their own keys (`dpfed.schema.conditions`);
+the end of this file declares the conditions across sections.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dpfed.schema.wording import problem
 
 
 class Config(Section):
-    """A whole run."""
+    """The configuration of a whole run."""
 
     name: str = Field(
         "run",
@@ -59,7 +59,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     progress: ProgressConfig = ProgressConfig()
     diagnostics: Literal["none", "private"] = Field(
-        "none", description="'private': loss, clip rate and norms with noise, accounted for"
+        "none", description="'private': release loss, clip rate and norms with noise; epsilon covers them"
     )
 
     def __init__(self, /, **tree: Any) -> None:
@@ -68,10 +68,10 @@ class Config(Section):
 
     @classmethod
     def unchecked(cls, **tree: Any) -> Self:
-        """A configuration in which keys without an effect may be given.
+        """Makes a configuration in which keys without an effect may be given.
 
         Raises:
-            UserError: for an unknown key, or a value that a key cannot have.
+            UserError: If a key is unknown, or a value is not allowed.
         """
         config = cls.__new__(cls)
         config._fill(tree)
@@ -84,12 +84,15 @@ class Config(Section):
             raise UserError(f"{problem(error, type(self))}. [config-value-invalid]") from None
 
     def refuse_idle(self, origin: str = "config") -> None:
-        """Refuses keys that have no effect, and a warm-up that is longer than the run.
+        """Refuses keys that are given and have no effect, and a warm-up that is longer than the run.
 
-        A configuration is checked when it is made. `model_copy`, which changes one, does not check.
+        The constructor calls this check. `model_copy`, which changes a configuration, does not.
+
+        Args:
+            origin: Origin of the configuration, such as its file, for the message.
 
         Raises:
-            UserError: naming the keys, why they have no effect, and what would give them one.
+            UserError: If there are such keys; the message names them, the reason, and the remedy.
         """
         _CONDITIONS.refuse(self, origin)
         warmup, steps = self.optimizer.warmup, self.privacy.steps
@@ -100,31 +103,31 @@ class Config(Section):
             )
 
     def without_effect(self) -> dict[str, When]:
-        """The keys, given or not, that nothing depends on, each with the condition that does not hold."""
+        """Returns all keys without an effect, given or not, each with its first condition that fails."""
         return _CONDITIONS.without_effect(self)
 
     def effective(self) -> Self:
-        """The same with every key that has no effect at its default."""
+        """Returns the configuration with every key that has no effect reset to its default."""
         return self.model_copy(update=_CONDITIONS.effective(self))
 
     @property
     def method(self) -> Method:
-        """What `bounding.method` names."""
+        """The method that `bounding.method` names."""
         return method_named(self.bounding.method)
 
     @property
     def cached_views(self) -> int:
-        """V: views of each image whose features are computed once; 0: none, or the image tower is trained."""
+        """V, the number of views of each image whose features are computed once; 0: none, or the image tower is trained."""
         return self.views.cached if self.images_are_frozen else 0
 
     @property
     def computes_features(self) -> bool:
-        """Whether features of frozen towers are computed once, and read in all steps."""
+        """Returns whether the features of frozen towers are computed once and reused in all steps."""
         return self.method.closed_form or self.cached_views > 0
 
     @property
     def images_are_frozen(self) -> bool:
-        """Whether there is an image tower of another library that is not trained."""
+        """Returns whether the image tower comes from another library (open_clip, timm or torchvision) and is not trained."""
         return self.model.external and self._image_training == "frozen"
 
     @property
@@ -133,36 +136,36 @@ class Config(Section):
 
     @property
     def is_aligned(self) -> bool:
-        """Whether features of a pair are alike before anything is learnt: views of an image, or towers trained together."""
+        """Returns whether a pair's two features are alike before training: views of one image, or towers trained together."""
         return self.model.kind != "image-text" or self.model.start is not None
 
     @property
     def has_public_basis(self) -> bool:
-        """Whether private moments take a basis of a public store."""
+        """Returns whether private moments use a basis computed from a public store."""
         return self.method.closed_form and self.bounding.options.get("basis") == "store"
 
     @property
     def reads_public_store(self) -> bool:
-        """Whether there must be a public store at `public.path`."""
+        """Returns whether the run needs a public store at `public.path`."""
         return self.has_public_basis or (self.method.public_records and self.public.source == "store")
 
     @property
     def writes_store(self) -> bool:
-        """Whether the run writes a record store: of its records, of public ones, or of those behind its starting weights."""
+        """Returns whether the run writes a record store: of its own records, of public ones, or for its starting weights."""
         if self.data.from_nothing or self.data.source == "scenes" or self.model.start == PROCEDURAL:
             return True
         if self.method.public_records and self.public.is_generated:
             return True
         if self.method.closed_form and not self.is_aligned:
-            return True  # pictures and words for a basis, and the basis
+            return True  # images and captions to compute a basis, and the basis
         return self.data.imports and not self.data.finds_store
 
     def dump(self, defaults: bool = True, comments: Sequence[str] = ()) -> str:
-        """The configuration as TOML, with every default spelled out, or with none.
+        """Returns the configuration as TOML.
 
         Args:
-            defaults: whether keys at their defaults are written.
-            comments: lines above it.
+            defaults: Whether to write keys at their defaults.
+            comments: Lines of a comment above the configuration.
         """
         tree = _without_none(self.model_dump(mode="json", exclude_defaults=not defaults))
         above = "".join(f"# {' '.join(line.split())}\n" for line in comments)
@@ -176,10 +179,10 @@ def _without_none(value: Any) -> Any:
 
 
 class ResolvedConfig(Config):
-    """What runs take: a configuration in which nothing is left to choose. `dpfed.runs.build.build` makes one.
+    """A configuration with which a run can start: every automatic choice has been made. `dpfed.runs.build.build` makes it.
 
-    Paths are absolute. The size of the images, the way to make them square, the device, the engine, the bias of a loss that has
-    one, the digest of an open_clip or timm architecture, and what of its image tower is trained are there.
+    Paths are absolute. These values are set: the size of the images and how they become square, the device, the engine, the
+    bias of a loss that has one, the digest of an open_clip or timm architecture, and how its image tower is trained.
     """
 
     @model_validator(mode="after")
@@ -200,19 +203,19 @@ class ResolvedConfig(Config):
 
 
 def deciding(key: str) -> tuple[str, ...]:
-    """The other keys that decide whether one has an effect; none: it always has."""
+    """Returns the other keys that decide whether a key has an effect; empty: it always has one."""
     return _CONDITIONS.deciding(key)
 
 
 def refuse_unmeasured(config: Config, tasks: tuple[str, ...]) -> None:
-    """Refuses settings of tasks that the records do not allow, where the configuration leaves the tasks to them.
+    """Refuses settings of evaluation tasks that the records do not allow, if the configuration does not choose the tasks.
 
     Args:
-        config: of the run.
-        tasks: that are measured.
+        config: Configuration of the run.
+        tasks: Tasks that the run's records allow.
 
     Raises:
-        UserError: see `Config.refuse_idle`.
+        UserError: If there are such settings, see `Config.refuse_idle`.
     """
     if config.evaluation.tasks or not tasks:
         return
@@ -246,7 +249,7 @@ _CONDITIONS = Conditions(
         "data.keep_features",
         "data.source views.transform",
         lambda c: not c.data.is_own and c.views.transform is None,
-        "features of your own data sets and views are never kept; give a record store or what an importer reads",
+        "features of your own data sets and views are never kept; give a record store, or data that an importer reads",
     ),
     _only_if(
         "data.keep_features",
@@ -309,17 +312,17 @@ _CONDITIONS = Conditions(
         "bounding.clip_norm bounding.clipping privacy.epsilon privacy.noise_multiplier privacy.noise privacy.delta "
         "privacy.accountant",
         lambda method: method.private,
-        "nothing is clipped, added or promised",
+        "this method clips nothing, adds no noise and promises nothing",
         "group",
     ),
     _for_methods(
-        "privacy.accountant", lambda method: len(method.accountants) > 1, "its samples are accounted for by RDP alone", "group"
+        "privacy.accountant", lambda method: len(method.accountants) > 1, "only RDP can account for this method", "group"
     ),
     _for_methods(
         "views.cached privacy.batch privacy.steps bounding.clip_norm bounding.clipping bounding.group_size optimizer.* "
         "text_views.* adaptation.rank adaptation.alpha adaptation.image_layers adaptation.text_layers adaptation.text",
         lambda method: not method.closed_form,
-        "every record takes part in both steps, and no gradient is taken",
+        "every record takes part in both steps, and no gradient is computed",
         "group",
     ),
     _only_if("progress.*", "diagnostics", lambda c: c.diagnostics == "private", "set diagnostics = 'private'"),
@@ -327,6 +330,6 @@ _CONDITIONS = Conditions(
         "optimizer.schedule",
         "optimizer.warmup privacy.steps",
         lambda c: c.optimizer.warmup + 1 < c.privacy.steps,
-        "it begins after the warm-up; leave at least two steps for it",
+        "the schedule begins after the warm-up; leave at least two steps for it",
     ),
 )

@@ -1,4 +1,4 @@
-"""Every key of a configuration: what it may be, its default, and what it means, read from the schema itself."""
+"""Every key of a configuration, with its allowed values, its default and its meaning, read from the schema itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpfed.privacy.plan_checks import CLIP_NORMS, STABILITIES
 from dpfed.schema.section import Section
 from dpfed.schema.wording import either
 
-# What is checked where the value is used. Tests hold it against that place; reading it there takes torch.
+# Limits that are checked where the value is used. Tests compare them with that code; reading them there would import torch.
 _CHECKED_ELSEWHERE: dict[str, dict[str, Any]] = {
     "data.source": {"enum": ["shapes", "scenes", "procedural", "store", *discovery.shipped("importers")]},
     "bounding.method": {"enum": list(METHODS)},
@@ -38,16 +38,16 @@ _WORDS = {"boolean": "true or false", "integer": "whole number", "number": "numb
 
 @dataclass(frozen=True)
 class Key:
-    """One key.
+    """A key of the configuration.
 
     Attributes:
-        name: dotted, such as ``privacy.epsilon``.
-        section: such as ``privacy``; empty: the key stands above all sections.
-        allowed: values, in words.
-        choices: the values, where they can be listed; of a list, those of its members.
-        default: what holds where the key is left out; ``None``: nothing, or what the meaning says.
-        meaning: what it does.
-        depends_on: the keys that decide whether it has an effect; where it has none, giving it is an error.
+        name: Dotted name, such as ``privacy.epsilon``.
+        section: Section, such as ``privacy``; empty: the key stands above all sections.
+        allowed: Allowed values, in words.
+        choices: Allowed values, if they can be listed; for a list, those of its members.
+        default: Value if the key is left out; ``None``: no value, or the one that the meaning states.
+        meaning: Explanation of the key.
+        depends_on: Keys that decide whether this key has an effect; giving it where it has none is an error.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Key:
 
     @property
     def default_in_toml(self) -> str:
-        """The default as one would write it; empty: none."""
+        """The default as it is written in TOML; empty: no default."""
         if self.default is None:
             return ""
         if isinstance(self.default, dict | list):
@@ -69,7 +69,7 @@ class Key:
 
 
 def all_keys() -> list[Key]:
-    """Every key, in the order of the schema."""
+    """Returns every key, in the order of the schema."""
     top = Config.model_json_schema()["properties"]
     found = []
     for name, field in Config.model_fields.items():
@@ -83,7 +83,7 @@ def all_keys() -> list[Key]:
 
 
 def _method_keys() -> Iterator[Key]:
-    """The keys that only certain methods have, ``bounding.options.NAME``; a default may go by the loss."""
+    """Yields the keys that only certain methods have, ``bounding.options.NAME``; a default may depend on the loss."""
     schemas: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for method in METHODS:
         options = method_named(method).options
@@ -102,13 +102,16 @@ def _method_keys() -> Iterator[Key]:
 
 
 def matching(words: Iterable[str]) -> list[Key]:
-    """The keys of sections, keys by their names, or the keys that have every word in their name, values or meaning.
+    """Returns the keys that match words.
+
+    If all words are sections or names of keys, these keys match. Otherwise those keys match that contain every word in their
+    name, values or meaning.
 
     Args:
-        words: capital letters do not matter; none: all keys.
+        words: Words, in upper or lower case; empty: all keys match.
 
     Raises:
-        UserError: if nothing matches.
+        UserError: If no key matches.
     """
     wanted, keys = [word.lower() for word in words], all_keys()
     names = {key.name for key in keys} | {key.section for key in keys} - {""}

@@ -1,6 +1,6 @@
-"""Reading a configuration: a TOML file, checked key by key before anything is touched.
+"""Reading of a configuration: a TOML file, checked key by key before a run changes anything.
 
-Unknown keys are errors that name the nearest valid key, because a misspelt privacy setting must never be ignored.
+An unknown key is an error that names the nearest valid key, because a misspelt privacy setting must never be ignored.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads a configuration file of a user.
 
     Args:
-        path: a TOML file, or the name of a config that dpfed ships, such as ``quickstart``; a file of that name wins.
-        overrides: ``section.key=value`` assignments, applied on top; values are TOML, bare words are text, and no value at all
-            takes the key out, so that its default holds.
+        path: Path of a TOML file, or the name of a config that dpfed ships, such as ``quickstart``; a file of that name takes
+            precedence.
+        overrides: Assignments ``section.key=value``, applied after the file. A value is TOML, or a text without quotes; an
+            empty value removes the key, so that its default holds.
 
     Raises:
-        UserError: for a missing file, a syntax error, an unknown key, a value out of range, or a key that has no effect.
+        UserError: If the file is missing, its syntax is wrong, a key is unknown or has no effect, or a value is out of range.
     """
     if isinstance(overrides, str):
         raise UserError(f"expected a list of assignments, such as [{overrides!r}]. [config-overrides-text]")
@@ -37,14 +38,17 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def assigned(overrides: Sequence[str], tree: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A configuration's keys with assignments on top, see `load_config`.
+    """Applies assignments to a configuration's nested dictionaries, see `load_config`.
 
     Args:
-        overrides: ``section.key=value``.
-        tree: is changed; ``None``: an empty one.
+        overrides: Assignments ``section.key=value``.
+        tree: Nested dictionaries, which are changed; ``None``: start from empty ones.
+
+    Returns:
+        The changed dictionaries.
 
     Raises:
-        UserError: for an assignment that is none, or two that give one key two values.
+        UserError: If a text is not a valid assignment, or two assignments give one key two values.
     """
     tree = {} if tree is None else tree
     given: dict[str, str] = {}
@@ -58,10 +62,15 @@ def assigned(overrides: Sequence[str], tree: dict[str, Any] | None = None) -> di
 
 
 def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
-    """Checks a user's configuration given as nested dictionaries.
+    """Makes and checks a user's configuration from nested dictionaries.
+
+    Args:
+        tree: Sections and keys, such as ``{"privacy": {"epsilon": 8.0}}``.
+        origin: Origin of the configuration, such as its file, for messages.
 
     Raises:
-        UserError: naming the first offending key, what it got and what was expected; or the keys that have no effect.
+        UserError: If a value is wrong; the message names the first wrong key, its value and what was expected. If keys have
+            no effect; the message names them.
     """
     config = _checked(tree, origin)
     config.refuse_idle(origin)
@@ -69,10 +78,14 @@ def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
 
 
 def read_back(tree: dict[str, Any], origin: str) -> Config:
-    """A configuration that dpfed wrote itself. Keys without an effect may be in it; they get their defaults.
+    """Makes a configuration from one that dpfed wrote itself. Keys without an effect may be given; they are reset to defaults.
+
+    Args:
+        tree: Sections and keys.
+        origin: Origin of the configuration, such as its file, for messages.
 
     Raises:
-        UserError: naming the first offending key, what it got and what was expected.
+        UserError: If a value is wrong; the message names the first wrong key, its value and what was expected.
     """
     config = _checked(tree, origin).effective()
     if config.method.closed_form and not config.is_aligned and not {"basis", "layers"} <= config.bounding.options.keys():
@@ -94,7 +107,7 @@ def _checked(tree: dict[str, Any], origin: str) -> Config:
 
 
 def _assign(tree: dict[str, Any], assignment: str) -> str:
-    """Applies an assignment; returns its key."""
+    """Applies an assignment to `tree`, and returns its key."""
     key, equals, text = assignment.partition("=")
     key = key.strip()
     if has_control_characters(assignment):
@@ -110,7 +123,7 @@ def _assign(tree: dict[str, Any], assignment: str) -> str:
 
 
 def _known(key: str, tree: dict[str, Any]) -> bool:
-    """Whether a key is one that a configuration may have, or, of a method's own options, one that is there."""
+    """Returns whether a key exists in the schema, or, for a method's own options, in `tree`."""
     level: Any = Config
     for part in key.split("."):
         level = level.model_fields[part].annotation if part in getattr(level, "model_fields", {}) else None
@@ -120,5 +133,5 @@ def _known(key: str, tree: dict[str, Any]) -> bool:
 
 
 def first_problem(error: ValidationError) -> str:
-    """What is wrong with a value, in a few words: of settings that are no configuration of a run."""
+    """Returns the first error of settings that are not a run's configuration, in a few words."""
     return problem(error)

@@ -1,8 +1,9 @@
-"""The sections of a configuration: every key, its default, and a line that says what it does.
+"""The sections of a configuration: every key, its default, and a line that explains it.
 
-A room that takes its section whole has it in its own file of options: `dpfed.data.options`, `dpfed.models.options`,
-`dpfed.objectives`, `dpfed.training.options`, `dpfed.evaluation.options`. The others stand here. A section says what a value has
-to be, and under which values of its other keys a key has an effect; conditions between sections stand beside `Config`.
+A section that one package uses is declared there: in `dpfed.data.options`, `dpfed.models.options`, `dpfed.objectives`,
+`dpfed.training.options` or `dpfed.evaluation.options`. The other sections are declared here. A section declares the allowed
+values of its keys, and under which values of its other keys a key has an effect. Conditions between sections are in
+`dpfed.config.configuration`.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ __all__ = [
 
 
 def _of_method(holds: Callable[[Method], bool], why: str, choice: str = "") -> When:
-    """What a method reads.
+    """Returns the condition that the chosen method reads certain keys.
 
     Args:
-        holds: whether it reads the keys.
-        why: otherwise it does not.
-        choice: a method that does; none: all that do are named.
+        holds: Predicate that tells whether a method reads the keys.
+        why: Reason why a method does not read them.
+        choice: Name of a method that reads them, to be suggested; empty: the error suggests all such methods.
     """
 
     def remedy() -> str:
@@ -60,8 +61,8 @@ def _of_method(holds: Callable[[Method], bool], why: str, choice: str = "") -> W
 
 _CONTRASTS_GROUPS = _of_method(lambda method: not method.whole_batch, "it contrasts the whole batch", "group")
 _DRAWS_GROUPS = _of_method(lambda method: not method.singleton_groups, "every record forms its own group", "group")
-_CAPPED = _of_method(lambda method: method.capped, "its batch needs no cap")
-_PICKS_ENGINE = _of_method(lambda method: method.picks_engine, "it has its own engine")
+_CAPPED = _of_method(lambda method: method.capped, "this method does not cap its batch")
+_PICKS_ENGINE = _of_method(lambda method: method.picks_engine, "this method has its own engine")
 _NOT_NORMALISED = When(
     "bounding.clipping",
     lambda bounding: bounding.clipping != "automatic",
@@ -70,22 +71,22 @@ _NOT_NORMALISED = When(
 
 
 class BoundingConfig(Section):
-    """How one record's influence on a step is bounded."""
+    """Settings that bound one record's influence on a step."""
 
-    method: str = Field("group", description="what is clipped; 'none': no privacy at all (docs/methods.md has them all)")
+    method: str = Field("group", description="what is clipped; 'none': no privacy at all (docs/methods.md lists all methods)")
     group_size: Annotated[int, _CONTRASTS_GROUPS, _DRAWS_GROUPS] = Field(16, description="S: expected records in a group")
-    clip_norm: Annotated[float, _NOT_NORMALISED] = Field(1.0, description="C: the largest L2 norm of what is clipped")
+    clip_norm: Annotated[float, _NOT_NORMALISED] = Field(1.0, description="C: the largest L2 norm after clipping")
     clipping: Literal["fixed", "automatic", "adaptive"] = Field(
-        "fixed", description="to clip_norm; automatic: normalised, no C to tune; adaptive: C follows progress.quantile"
+        "fixed", description="fixed: to clip_norm; automatic: normalised, no C to tune; adaptive: C follows progress.quantile"
     )
     stability: Annotated[float, only("bounding.clipping", "automatic")] = Field(
-        0.01, description="clipping = 'automatic': added to the norm by which a gradient is divided"
+        0.01, description="clipping = 'automatic': constant added to the norm by which a gradient is divided"
     )
     max_group_size: Annotated[int | None, _CONTRASTS_GROUPS, _DRAWS_GROUPS] = Field(
-        None, description="the most records of a group; further ones are dropped"
+        None, description="largest number of records in a group; further ones are dropped"
     )
     max_batch: Annotated[int | None, _CAPPED] = Field(
-        None, ge=2, description="sample and logit: cap of the batch; default B + 4 sqrt(B)"
+        None, ge=2, description="sample and logit: largest number of records in a batch; default B + 4 sqrt(B)"
     )
     options: dict[str, bool | int | float | str] = Field({}, description="the method's own options (docs/methods.md)")
     engine: Annotated[Literal["auto", "loop", "layerwise"], _PICKS_ENGINE] = Field(
@@ -93,7 +94,7 @@ class BoundingConfig(Section):
     )
     microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")
     pass_records: Annotated[int | None, _PICKS_ENGINE] = Field(
-        None, ge=8, le=65_536, description="layerwise: records of a pass; default: by a GPU's memory, or 32"
+        None, ge=8, le=65_536, description="layerwise: records per pass; default: by the GPU's memory, or 32"
     )
 
     @field_validator("method")
@@ -112,9 +113,9 @@ class BoundingConfig(Section):
 
 
 class PrivacyConfig(Section):
-    """The promise. Give `epsilon` (the noise is calibrated) or `noise_multiplier` (epsilon follows)."""
+    """The guarantee. Give `epsilon` (the noise is calibrated to it) or `noise_multiplier` (epsilon follows from it)."""
 
-    epsilon: float | None = Field(None, description="the promise for the whole run: smaller is more private, noisier")
+    epsilon: float | None = Field(None, description="the guarantee for the whole run: smaller is more private and noisier")
     noise_multiplier: float | None = Field(None, description="sigma: standard deviation of the noise over the sensitivity")
     delta: float | None = Field(None, description="default 1/(N ln N)")
     noise: Literal["gaussian", "discrete"] = Field(
@@ -125,12 +126,12 @@ class PrivacyConfig(Section):
     )
     unit: Unit = Field("record", description="what is protected: a record, or all records of one unit")
     per_unit: Annotated[int, only("privacy.unit", "user")] = Field(
-        1, ge=1, description="unit = 'user': the most records of a unit that take part in a step"
+        1, ge=1, description="unit = 'user': largest number of a unit's records that take part in a step"
     )
     batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
     steps: int = Field(100, description="T: noisy steps in the whole run")
     not_covered: str | None = Field(
-        None, description="under a lifetime budget: the reason for releases that it does not count (docs/budget.md)"
+        None, description="under a lifetime budget: justification for releases that it does not count (docs/budget.md)"
     )
     seed: int | None = Field(None, description="for tests only: a seed voids the secrecy of the noise and marks the card")
 
@@ -145,20 +146,20 @@ class TrainingConfig(Section):
     checkpoint_every: int | None = Field(
         None, ge=1, description="steps between two checkpoints; default: a fifth of the run, and at most 50"
     )
-    keep: int = Field(2, ge=1, description="how many checkpoints are kept, the newest")
+    keep: int = Field(2, ge=1, description="number of checkpoints to keep, the newest ones")
     commit_every: int | None = Field(
         None,
         ge=1,
-        description="steps that are charged together, at most; a crash loses as many; default: about ten seconds' worth",
+        description="largest number of steps charged together; a crash can lose that many; default: about ten seconds of steps",
     )
 
     def checkpointed(self, steps: int) -> int:
-        """Steps between two checkpoints of a run of so many."""
+        """Returns the steps between two checkpoints of a run of `steps` steps."""
         return self.checkpoint_every or max(1, min(50, steps // 5))
 
 
 class ProgressConfig(Section):
-    """Noisy training metrics that `diagnostics = 'private'` releases; they are accounted for."""
+    """Settings of the noisy training metrics that `diagnostics = 'private'` releases. Epsilon covers them."""
 
     share: float = Field(
         0.01, ge=1e-6, lt=1, description="fraction of each step's privacy cost (1 / sigma^2) spent on these metrics"
@@ -166,7 +167,7 @@ class ProgressConfig(Section):
     phase: int | None = Field(
         None, ge=1, description="steps whose figures are averaged; default: as many as the noise requires"
     )
-    quantile: float = Field(0.5, ge=0.01, le=0.99, description="quantile of the groups' gradient norms that is followed")
+    quantile: float = Field(0.5, ge=0.01, le=0.99, description="tracked quantile of the groups' gradient norms")
     loss_range: float | None = Field(
         None, ge=1e-6, le=1e6, description="per-record losses are clipped to this value; default: twice the chance-level loss"
     )

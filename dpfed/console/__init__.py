@@ -1,1 +1,1 @@
-"""What every command line of the project shares: how it ends, and what it shows."""
+"""Code that all commands of the project share: how a command ends, and its output."""

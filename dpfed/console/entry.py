@@ -1,4 +1,4 @@
-"""How every command of the project ends."""
+"""The entry point of every command: it runs the command, and turns errors into one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from dpfed.console import interruption, logs
 from dpfed.errors import Notice, UserError
 from dpfed.paths import without_proxy
 
-_NO_HOME = "Could not determine home directory"  # what pathlib says
-# What torch and Triton say of a GPU that fails.
+_NO_HOME = "Could not determine home directory"  # message of pathlib
+# Phrases in messages of torch and Triton about a GPU that fails.
 _NO_GPU = ("cuda error", "cuda driver error", "cudnn_status", "cublas_status", "triton error")
-_NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")  # what torch says, on a CPU and on a GPU
+_NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")  # phrases of torch, on a CPU and on a GPU
 
 
 def run(app: typer.Typer) -> None:
-    """Runs a command line: a user's mistake is one sentence and exit code 2, never a traceback.
+    """Runs a command line. A user's mistake ends it with one sentence and exit code 2, never with a traceback.
 
-    What the machine refuses (a full disk, a folder that is not ours, too little memory) is for the user to fix as well.
-    A mistake in dpfed itself keeps its traceback. Where lines are for machines, each of these is one. Ctrl-C and SIGTERM
-    end the command with one sentence.
+    An error of the machine, such as a full disk, a missing permission or too little memory, counts as a user's mistake. A bug
+    in dpfed keeps its traceback. With JSON logs, the sentence or the traceback is one line of the log. Ctrl-C and SIGTERM end
+    the command with one sentence.
     """
     with interruption.interruptible():
         _run(app)
 
 
 def _run(app: typer.Typer) -> NoReturn:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal does not know must not end a run
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal cannot show must not end a run
         sys.stdout.reconfigure(errors="replace")
     os.environ.update(without_proxy(os.environ))
     warnings.showwarning = functools.partial(_note, warnings.showwarning)
@@ -60,7 +60,7 @@ def _run(app: typer.Typer) -> NoReturn:
         _end("nothing was answered.")
     except UserError as error:
         _end(" ".join(filter(None, (error.sentence, error.command, error.code and f"[{error.code}]"))))
-    except BrokenPipeError:  # whoever read what is printed, such as `head`, has gone
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
@@ -72,7 +72,7 @@ def _run(app: typer.Typer) -> NoReturn:
         _end(_memory(""))
     except RuntimeError as error:
         if _NO_HOME in str(error):
-            _end("a path begins with ~, but this user's home folder is unknown: set HOME, or write the path out.")
+            _end("a path begins with ~, but this user's home folder is unknown: set HOME, or give the whole path.")
         said = (str(error).splitlines() or [""])[0].strip()
         if any(phrase in str(error).lower() for phrase in _NO_MEMORY):
             _end(_memory(f" ({said})"))
@@ -87,11 +87,11 @@ def _run(app: typer.Typer) -> NoReturn:
 
 
 class _Stop(Exception):
-    """Ctrl-C on its way through Typer, which would say nothing of it."""
+    """Raised in place of Ctrl-C, which Typer would turn into an exit without a message."""
 
 
 def _carried_out(app: typer.Typer) -> int:
-    """The exit code of a command. Whatever follows an interruption, such as an import that it broke, is not a mistake."""
+    """Runs a command and returns its exit code. An error that follows an interruption, such as a broken import, is no bug."""
     try:
         code = _command(app)(standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
@@ -125,15 +125,15 @@ def _has_working_folder() -> bool:
 
 
 def _log_as_asked(error: click.ClickException) -> None:
-    """Chooses how to log where the line was so wrong that no command began, and none has chosen."""
+    """Sets up the logs if the command line is so wrong that no command could start and set them up."""
     asked = error.ctx.params if isinstance(error, click.UsageError) and error.ctx is not None else {}
     if asked.get("log_format") and not logs.active():
-        with contextlib.suppress(UserError):  # two mistakes in one line: the first is said
+        with contextlib.suppress(UserError):  # two mistakes in one line: only the first is reported
             logs.set_up(asked["log_format"])
 
 
 def _note(otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-    """Shows a warning of ours as a note, and others as Python does."""
+    """Shows dpfed's own warnings as notes, and other warnings as Python does."""
     if issubclass(category, Notice):
         print(f"note: {_printable(str(message))}", file=sys.stderr)
     else:
@@ -162,7 +162,7 @@ def _crash(error: Exception) -> NoReturn:
 
 
 def _end(sentence: str, code: int = 2) -> NoReturn:
-    """Prints the sentence, with no control character of a file's name or a value left in it, and leaves."""
+    """Prints or logs the sentence, with control characters escaped, and exits."""
     interruption.accept()
     if logs.active():
         logs.write("error", "error", text=_printable(sentence))

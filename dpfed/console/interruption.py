@@ -1,8 +1,9 @@
 """Ctrl-C and SIGTERM end a command, even where a library swallows the exception.
 
-Python raises a signal's exception wherever the main thread is. While a module in C starts, its code may forget the exception
-(numpy.random, Triton, pandas), turn it into an ImportError (NumPy), or abort the process (PyTorch): so a signal waits until
-such a start is over. Whatever else forgets the exception, the signal is repeated until the exception has arrived.
+Python raises a signal's exception wherever the main thread is. While an extension module (in C) is initialised, its code may
+drop the exception (numpy.random, Triton, pandas), turn it into an ImportError (NumPy), or abort the process (PyTorch). So a
+signal waits until the initialisation is over. Other code may also drop the exception, so the signal is repeated until the
+exception has arrived.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any
 
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # as shells count
-_FIRST, _LONGEST = 0.05, 2.0  # seconds until the signal is repeated
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # exit codes by the convention of shells
+_FIRST, _LONGEST = 0.05, 2.0  # shortest and longest time until the signal is repeated, seconds
 _STARTS_IN_C = re.compile(r"\b_C\._\w*init", re.IGNORECASE)  # as in `torch._C._c10d_init()`
 _C_MODULES = {function.__code__ for function in (ExtensionFileLoader.create_module, ExtensionFileLoader.exec_module)}
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal arrived.
+    """Raised when SIGINT or SIGTERM arrives.
 
-    A class of its own: Python remembers a plain ``KeyboardInterrupt`` that leaves an ``exec``, and ends by SIGINT, whatever
-    follows.
+    It is a subclass because Python remembers a plain ``KeyboardInterrupt`` that leaves an ``exec``, and then ends by SIGINT
+    even if the exception is handled.
 
     Attributes:
-        code: the exit code of a command that it ends.
+        code: Exit code of the command that the signal ends.
     """
 
     def __init__(self) -> None:
@@ -44,12 +45,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 class _Received:
-    """The signal that this command has received.
+    """The state of the signal that this command has received.
 
     Attributes:
-        number: of the first one; ``None``: none, or it has done its work.
-        repeated: the next one is a repetition.
-        answered: those that `interruptible` answers.
+        number: Number of the first signal; ``None``: no signal arrived, or it has been handled.
+        repeated: Whether the next signal is a repetition.
+        answered: Signals that `interruptible` handles.
     """
 
     number: signal.Signals | None = None
@@ -61,18 +62,18 @@ _received = _Received()
 
 
 def exit_code() -> int | None:
-    """The exit code of a command that was told to end; ``None``: it was not."""
+    """Returns the exit code for the signal that this command received; ``None`` if it received none."""
     return None if _received.number is None else CODES[_received.number]
 
 
 def accept() -> None:
-    """The signal has done its work."""
+    """Marks the received signal as handled, so that it is not repeated."""
     _received.number = None
 
 
 @contextlib.contextmanager
 def until_ctrl_c() -> Iterator[None]:
-    """A block that runs until Ctrl-C, which is its ordinary end."""
+    """Runs a block for which Ctrl-C is the normal end."""
     try:
         yield
     except KeyboardInterrupt:
@@ -83,7 +84,7 @@ def until_ctrl_c() -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_asked() -> Iterator[threading.Event]:
-    """A block that learns of SIGINT and SIGTERM by an event, and ends in good order, which is its ordinary end."""
+    """Yields an event that SIGINT and SIGTERM set, so that the block can end in good order. It raises no exception."""
     asked, kept = threading.Event(), {}
     if threading.current_thread() is threading.main_thread():
         kept = {number: usual for number in CODES if (usual := signal.getsignal(number)) is not signal.SIG_IGN}
@@ -98,10 +99,10 @@ def until_asked() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the block, SIGINT and SIGTERM raise ``KeyboardInterrupt`` in the main thread until it arrives.
+    """Makes SIGINT and SIGTERM raise `Interrupted` in the main thread during the block, again and again until it arrives.
 
-    A signal that this process was started to ignore stays ignored, and what others have set stays. Processes of torchrun keep
-    Python's SIGTERM, which ends them at once: they may wait in C for a process that has ended.
+    A signal that this process was started to ignore stays ignored, and handlers that other code has set stay. Processes of
+    torchrun keep Python's handling of SIGTERM, which ends them at once: they may wait in C code for a process that has ended.
     """
     kept = {}
     if threading.current_thread() is threading.main_thread():  # only there can a handler be set
@@ -127,20 +128,20 @@ def interruptible() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """From here on, Ctrl-C ends this process like SIGTERM: all is done, and Python clears away without a traceback."""
+    """Makes Ctrl-C end this process at once from here on, like SIGTERM: no work is left, and no traceback is shown."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # it is closed, or its reader has gone
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # the stream is closed, or its reader has ended
                 stream.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
 def taken_back() -> Iterator[None]:
-    """A block in which a library may set handlers of its own; within `interruptible`, in the main thread.
+    """Runs a block in which a library may set its own signal handlers; use it within `interruptible`, in the main thread.
 
-    Behind it, the signals are answered here again. One that came before, and that such a handler has turned into
-    ``SystemExit`` with its number, as Ray does, counts as well.
+    After the block, dpfed handles the signals again. If a library's handler turned a signal into ``SystemExit`` with the
+    signal's number, as Ray does, it counts as that signal.
     """
     try:
         yield
@@ -167,7 +168,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
         _received.number = signal.Signals(number)
         # Not `threading.Thread`, whose start takes locks that the interrupted code may hold.
         _thread.start_new_thread(_repeat, (_received.number,))
-    elif number == signal.SIGTERM:  # whoever asks again does not wait for the end of what is cleared away
+    elif number == signal.SIGTERM:  # a second SIGTERM does not wait for cleaning up
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
     if not _starts_module_in_c(frame):
@@ -175,7 +176,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _show_unless_interrupted(shows: Callable[[Any], object], forgotten: Any) -> None:
-    """Python shows an exception that it forgets, with a traceback; an interruption is repeated, so there is nothing to show."""
+    """Shows an unraisable exception as Python does, except an interruption: the signal is repeated, so nothing was lost."""
     if not issubclass(forgotten.exc_type, Interrupted):
         shows(forgotten)
 
@@ -195,7 +196,7 @@ def _starts_part_of_torch(frame: FrameType) -> bool:
 
 
 def _under_way(handled: BaseException | None) -> bool:
-    """Whether an interruption is what is handled now, or led to it: files are closed, and processes are ended."""
+    """Returns whether an exception is an interruption, or follows from one, so that the command is already cleaning up."""
     while handled is not None:
         if isinstance(handled, KeyboardInterrupt):
             return True

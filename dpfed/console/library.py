@@ -1,6 +1,6 @@
-"""`dpfed.pretrain`, as a program or a notebook calls it: before the user's eyes.
+"""The function `dpfed.pretrain` for programs and notebooks, with visible progress.
 
-A configuration says what to do (`dpfed.runs.pretraining`), or a data set and an epsilon do (`dpfed.automatic`).
+It trains from a configuration (`dpfed.runs.pretraining`), or from a data set and an epsilon (`dpfed.automatic`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def shown(progress: Progress | bool | None) -> Iterator[Progress]:
-    """The progress that a program asks for.
+    """Yields the progress display that the caller asks for.
 
     Args:
-        progress: itself; ``None``: bars in a terminal and in a notebook, and nothing elsewhere; ``True``: elsewhere a line now
-            and then; ``False``: nothing.
+        progress: A `Progress` to use; ``None``: bars in a terminal or notebook, nothing elsewhere; ``True``: bars, elsewhere
+            a line now and then; ``False``: nothing.
 
     Raises:
-        UserError: for anything else.
+        UserError: If the value is none of these.
     """
     if isinstance(progress, Progress):
         yield progress
@@ -78,28 +78,29 @@ def pretrain(
     The second form resumes an interrupted run, and returns a finished one.
 
     Args:
-        config: a configuration, its path, or the name of one that dpfed ships (`load_config` reads both).
-        folder: the run's folder. It must not be in use, except by the same run with `resume`.
-        progress: ``False``: nothing is shown; ``None``: bars in terminals and notebooks (`shown`).
-        resume: whether to continue a run that `folder` already holds.
-        callbacks: called while the model trains.
-        data: a folder of images, a table, another data set that dpfed reads, or a record store.
-        epsilon: the guarantee; 8 is usual, 1 is strong.
-        out: the same as `folder`.
-        delta: default: 1/(N ln N), with N training records.
-        model: ``timm/NAME``, ``torchvision/NAME``, ``open_clip/NAME``, a public run, or ``package.module:function``.
-        method: method of bounding; default: chosen.
-        minutes: longest training time on this machine; default 20.
-        batch: B, the expected number of records in a step; default: chosen.
-        steps: T, the number of noisy steps; default: chosen.
-        public: a public record store; private records are compared with its records.
-        overrides: further ``section.key=value``, of a configuration or of the choices.
+        config: Configuration, its path, or the name of one that dpfed ships (`load_config` reads both).
+        folder: Folder of the run. It must not be in use, except by the same run with `resume`.
+        progress: Display of the progress. ``None``: bars in terminals and notebooks; ``True``: elsewhere a line now and then;
+            ``False``: nothing (`shown`).
+        resume: Whether to continue a run that `folder` already holds.
+        callbacks: Callbacks that see the steps and evaluations while the model trains.
+        data: Folder of images, a table, another data set that dpfed reads, or a record store.
+        epsilon: Epsilon of the guarantee; 8 is usual, 1 is strong.
+        out: Another name for `folder`.
+        delta: Delta of the guarantee; default: 1/(N ln N), with N training records.
+        model: Encoder: ``timm/NAME``, ``torchvision/NAME``, ``open_clip/NAME``, a public run, or ``package.module:function``.
+        method: Method of bounding; default: dpfed chooses it.
+        minutes: Longest training time on this machine; default 20.
+        batch: B, the expected number of records in a step; default: dpfed chooses it.
+        steps: T, the number of noisy steps; default: dpfed chooses it.
+        public: Public record store; private records are compared with its records.
+        overrides: Further assignments ``section.key=value``, applied to the configuration or to the choices.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: before anything is written, if the arguments, the configuration or the records cannot be used.
+        UserError: If the arguments, the configuration or the records cannot be used; nothing is written in this case.
     """
     folder = _one_of(folder, out)
     options: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "model": model, "method": method, "minutes": minutes}
@@ -146,7 +147,7 @@ def _overridden(config: Config | str | Path, overrides: Sequence[str]) -> Config
 
 
 def _say(progress: Progress) -> Callable[[Chosen], None]:
-    """Notes each choice, and what to expect."""
+    """Returns a function that shows each choice, and the expected result, as notes."""
 
     def say(chosen: Chosen) -> None:
         for line in (chosen.heading, *chosen.comments[1:]):

@@ -1,7 +1,7 @@
-"""Logs for machines: a JSON object a line, on stderr, which service managers and containers collect.
+"""Logs for machines: one JSON object per line, on stderr, which service managers and containers collect.
 
-Lines have a time, as every operator's log has. How long a step takes depends on what it drew, and epsilon does not cover it: so
-logs stay with the operator.
+Each line has a time, as operators expect. The duration of a step depends on the records that it drew, and epsilon does not
+cover it. So the logs must stay with the operator.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from dpfed.callbacks import StepSummary
     from dpfed.evaluation.measured import Evaluation
 
-FORMAT = "DPFED_LOG_FORMAT"  # in the environment, for processes that others start
+FORMAT = "DPFED_LOG_FORMAT"  # environment variable, for processes that other processes start
 _EVERY = 15.0  # seconds between two lines of progress
 _LOG = logging.getLogger("dpfed.log")
 
 
 def set_up(form: str | None = None) -> None:
-    """Chooses how this process logs.
+    """Chooses the format of this process's logs.
 
     Args:
-        form: ``text`` or ``json``; ``None``: as the environment says, otherwise ``text``.
+        form: ``text`` or ``json``; ``None``: the value of ``DPFED_LOG_FORMAT`` in the environment, otherwise ``text``.
 
     Raises:
-        UserError: for another format.
+        UserError: If the format is another one.
     """
     form = form or os.environ.get(FORMAT) or "text"
     if form not in ("text", "json"):
@@ -52,7 +52,7 @@ def set_up(form: str | None = None) -> None:
 
 
 def end() -> None:
-    """Lines are for people again."""
+    """Ends JSON logging: output is text for people again."""
     logging.getLogger().removeHandler(_OTHERS)
     logging.captureWarnings(False)
     for handler in list(_LOG.handlers):
@@ -61,17 +61,18 @@ def end() -> None:
 
 
 def active() -> bool:
-    """Whether lines are for machines."""
+    """Returns whether this process logs JSON lines."""
     return bool(_LOG.handlers)
 
 
 def write(event: str, level: str = "info", **facts: Any) -> None:
-    """A line, if lines are for machines.
+    """Writes a line to the log, if this process logs JSON lines.
 
     Args:
-        event: what happened: ``say``, ``note``, ``stage``, ``progress``, ``evaluated``, ``figures``, ``warning`` or ``error``.
-        level: ``info``, ``warning`` or ``error``.
-        facts: whatever is JSON.
+        event: Name of the event: ``say``, ``note``, ``stage``, ``progress``, ``evaluated``, ``figures``, ``warning`` or
+            ``error``.
+        level: Level: ``info``, ``warning`` or ``error``.
+        facts: Further fields of the line; values that are not JSON are written as text.
     """
     if active():
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
@@ -80,7 +81,7 @@ def write(event: str, level: str = "info", **facts: Any) -> None:
 
 
 class JsonProgress(Progress):
-    """A `Progress` that logs."""
+    """A `Progress` that writes JSON lines to the log."""
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """See `Progress`."""
@@ -111,7 +112,7 @@ class JsonProgress(Progress):
 
 
 class _OfOthers(logging.Handler):
-    """What libraries and Python warn of, as lines of ours: whoever reads the log meets nothing else."""
+    """Handler that writes warnings of libraries and Python as JSON lines: the log then has no other lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
@@ -123,7 +124,7 @@ _OTHERS = _OfOthers(logging.WARNING)
 
 
 def _finite(value: Any) -> Any:
-    """The same as JSON can say it: a number that is none becomes a word."""
+    """Returns a value that JSON can represent: nan and the infinities become text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a run looks like in a terminal: progress with time left, and a table at the end."""
+"""The terminal output of a run: progress with the time left, and a table of results at the end."""
 
 from __future__ import annotations
 
@@ -24,21 +24,25 @@ from dpfed.console import logs
 from dpfed.data.reasons import visible
 from dpfed.progress import Progress, Throughput, duration
 
-if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
+if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do not need it
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.config import Config
     from dpfed.evaluation.measured import Evaluation
 
 console = Console()
-beside = Console(stderr=True)  # for what is not part of a command's output, such as progress where the output is JSON
-_LINE_EVERY = 15.0  # seconds between two lines of progress where there is no terminal
+beside = Console(stderr=True)  # for messages that are not part of a command's output, such as progress if that is JSON
+_LINE_EVERY = 15.0  # seconds between two lines of progress if the output is not a terminal
 
 
 def chosen_config(given: Path, assignments: list[str] | None) -> Config:
-    """Reads the configuration that a command was given, and says so where it is one that dpfed ships.
+    """Reads the configuration that a command was given, and prints a line if dpfed ships it.
+
+    Args:
+        given: Path of the file, or name of a shipped configuration.
+        assignments: Values of ``--set``; ``None``: none.
 
     Raises:
-        UserError: see `load_config`.
+        UserError: If the configuration is wrong, see `load_config`.
     """
     from dpfed.config import load_config
 
@@ -48,17 +52,17 @@ def chosen_config(given: Path, assignments: list[str] | None) -> Config:
 
 
 def on_command_line(given: Path | str, options: Iterable[tuple[str, str | None]]) -> str:
-    """A configuration as a command takes it, with the options that were given: for a command that continues from there.
+    """Returns a configuration and the given options as words of a command line, to suggest the next command.
 
     Args:
-        given: the file, or the name.
-        options: name and value; ``None``: it was not given.
+        given: Path or name of the configuration.
+        options: Pairs of an option's name and its value; ``None``: the option was not given.
     """
     return shlex.join([str(given), *(text for pair in options if pair[1] is not None for text in pair if text is not None)])
 
 
 def say_if_shipped(given: Path) -> None:
-    """Says, beside the output, that a name was taken for a shipped file: a user's own may have been meant."""
+    """Prints a line to stderr if a name was resolved to a shipped file, because the user may have meant a file of their own."""
     from dpfed.files.shipped import shipped_name
 
     if name := shipped_name(given):
@@ -67,11 +71,11 @@ def say_if_shipped(given: Path) -> None:
 
 
 def say(text: str, beside_output: bool = False) -> None:
-    """A line about what is done now, at once: for a command's start, before what takes seconds to import.
+    """Prints a line about the current work at once: at a command's start, before imports that take seconds.
 
     Args:
-        text: what is done.
-        beside_output: the command's output is for a program or a file, so the line goes beside it, to stderr.
+        text: The line.
+        beside_output: Whether the command's output is for a program or a file, so that the line goes to stderr.
     """
     if logs.active():
         return logs.write("say", text=visible(text))
@@ -79,7 +83,7 @@ def say(text: str, beside_output: bool = False) -> None:
 
 
 class TerminalProgress(Progress):
-    """Shows the stages of a run as progress bars. Use `watching`."""
+    """A `Progress` that shows the stages of a run as progress bars. `watching` makes one."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
@@ -102,7 +106,7 @@ class TerminalProgress(Progress):
         self._bars.console.print(f"[dim]{escape(text)}[/]", highlight=False, soft_wrap=True)
 
     def on_evaluation(self, figures: list[Evaluation]) -> None:
-        """See `Callback`: the two figures that matter most; the report has all."""
+        """Prints the two most important figures; the report has all. See `Callback`."""
         from dpfed.report.results import most_telling
 
         values = escape(", ".join(f"{figure.name} {100 * figure.value:.1f} %" for figure in most_telling(figures, 2)))
@@ -112,12 +116,12 @@ class TerminalProgress(Progress):
 
 
 def draws(out: Console) -> bool:
-    """Whether bars can be drawn: in a terminal, and in a notebook that has the widgets for it."""
+    """Returns whether bars can be drawn: in a terminal, and in a notebook that has ipywidgets."""
     return out.is_terminal or (out.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
-    """Progress for the log of a job, where nothing can be drawn over: a line at the start, and one now and then."""
+    """Shows progress in the log of a job, where no bar can be drawn: a line at the start, and one now and then."""
     if total:
         out.print(f"[dim]{escape(name)}: {total}[/]", highlight=False, soft_wrap=True)
     started = last = time.monotonic()
@@ -142,21 +146,21 @@ def _times(throughput: Throughput, steps: float, so_far: float) -> str:
 
 
 class _Times(ProgressColumn):
-    """How long it will take, and has taken."""
+    """A column with the time left and the time so far."""
 
     max_refresh = 0.5
 
     def render(self, task: Task) -> Text:
-        """What the column shows."""
+        """Returns the column's text."""
         return Text(_times(task.fields["throughput"], task.remaining or 0, task.elapsed or 0.0), style="progress.remaining")
 
 
 @contextlib.contextmanager
 def watching(as_json: bool = False) -> Iterator[TerminalProgress | logs.JsonProgress]:
-    """A progress that draws on the terminal; without one, it prints a line now and then. It logs where lines are for machines.
+    """Yields a progress that draws bars in a terminal, prints a line now and then elsewhere, or writes JSON lines to the log.
 
     Args:
-        as_json: stdout is for JSON alone, so it draws on stderr.
+        as_json: Whether stdout is for JSON only, so that the progress goes to stderr.
     """
     if logs.active():
         yield logs.JsonProgress()
@@ -168,7 +172,7 @@ def watching(as_json: bool = False) -> Iterator[TerminalProgress | logs.JsonProg
 
 
 def show_run(run: RunDirectory) -> None:
-    """The short table at the end of a run: what was promised, what was learned, where things are."""
+    """Prints the results of a run: the guarantee, a table of the figures before and after, and the paths of its files."""
     from dpfed.artifacts.view import results_in
     from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
     from dpfed.report.card import lead

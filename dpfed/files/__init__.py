@@ -1,1 +1,1 @@
-"""Files that a crash, a power cut or a second process must not spoil."""
+"""Files that must survive a crash, a power cut or a second process."""

@@ -1,9 +1,9 @@
-"""Files and folders that are there whole or not at all, also after a crash or a power cut.
+"""Atomic creation of files and folders: after a crash or a power cut, each exists completely or not at all.
 
-The order is always the same: write under another name, force the content to the disk, give the name, force the name to the
-disk. Privacy hangs on it: a noisy sum must be kept before it is charged, and charged before it is used.
+The order is always the same: write under a temporary name, force the content to the disk (fsync), rename, force the new name
+to the disk. Privacy depends on it: a noisy sum must be kept before it is charged, and charged before it is used.
 
-Also here: a store's directory appears under its name when it is complete, or not at all.
+The same holds for a record store's directory: it gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from dpfed.errors import UserError
 from dpfed.files.locking import file_lock
 
 Content = bytes | memoryview | str
-DRAFT = ".partial"  # ends the name of what is not whole yet
+DRAFT = ".partial"  # suffix of files and folders that are not complete yet
 
-_FROM_RUST = re.compile(r"\(os error (\d+)\)")  # in what safetensors says
+_FROM_RUST = re.compile(r"\(os error (\d+)\)")  # in messages of safetensors
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what file systems without links to files answer
-_NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # what some network storage answers; it has no more to offer
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # errors of file systems without hard links
+_NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # errors of some network storage, which cannot sync a folder
 
 
 def write_atomically(path: Path, content: Content | Callable[[Path], object], mode: int = 0o666) -> None:
-    """Writes a file in place of an older one. When this returns, it is on disk under its name.
+    """Writes a file, and replaces an older one. When the function returns, the file is on disk under its name.
 
-    Whoever reads the file meanwhile, and whoever reads it after a crash, finds the old content or the new one.
+    A reader finds the old content or the new one, never a mixture, both during the write and after a crash.
 
     Args:
-        path: of the file. Two processes must not write it at once.
-        content: bytes; text, as UTF-8; or what writes a file at a path that it is given. Use it for libraries that tell why
-            they cannot write: numpy's ``tofile`` does not.
-        mode: permissions, of which the umask takes its share. The file has them before anything is in it.
+        path: Path of the file. Two processes must not write it at once.
+        content: Bytes; text, written as UTF-8; or a function that writes a file at the path it is given. Use a function only
+            for libraries that report why they cannot write: numpy's ``tofile`` does not.
+        mode: Permissions, reduced by the umask. The file has them before it has any content.
 
     Raises:
-        OSError: if it cannot be written; the old file is still there.
+        OSError: If the file cannot be written; the old file is still there.
     """
     draft = path.with_name(f".{path.name}{DRAFT}")
     _remove(draft)  # left behind by a process that was killed
     try:
         if callable(content):
-            draft.mkdir(0o700)  # libraries write beside a file, too, what they leave behind when they are killed
+            draft.mkdir(0o700)  # some libraries write temporary files beside the file, and leave them when killed
             file = draft / path.name
             os.close(os.open(file, _NEW, mode))
             _let_write(content, file)
@@ -67,25 +67,26 @@ def write_atomically(path: Path, content: Content | Callable[[Path], object], mo
 
 
 def create_file(path: Path, content: Content, mode: int = 0o666) -> None:
-    """Writes a file that must not be there. When this returns, its content is on disk.
+    """Writes a file that must not exist yet. When the function returns, its content is on disk.
 
-    A crash can leave a part of it: for files in a `new_folder`, and for those that nobody can do without or replace.
+    A crash can leave a part of the file. So use it for files in a `new_folder`, and for files that can neither be missing
+    nor be replaced.
 
     Args:
-        path: of the file.
-        content: bytes, or text, as UTF-8.
-        mode: see `write_atomically`.
+        path: Path of the file.
+        content: Bytes, or text, written as UTF-8.
+        mode: Permissions, see `write_atomically`.
 
     Raises:
-        FileExistsError: if there is one.
-        OSError: if it cannot be written; it names the file.
+        FileExistsError: If the file exists.
+        OSError: If the file cannot be written; the error names it.
     """
     with open(os.open(path, _NEW, mode), "wb", buffering=0) as file, naming(path):
         write_whole(file, content.encode() if isinstance(content, str) else content)
 
 
 def write_whole(file: RawIOBase, content: bytes | memoryview) -> None:
-    """Writes content to a file that has no buffer: that would write the rest when it is closed. Then it is on disk."""
+    """Writes all content to an unbuffered file, and forces it to the disk. A buffer would write the rest at closing."""
     left = memoryview(content)
     while left:
         left = left[file.write(left) or 0 :]
@@ -93,16 +94,16 @@ def write_whole(file: RawIOBase, content: bytes | memoryview) -> None:
 
 
 def create_atomically(path: Path, content: Content, mode: int = 0o666) -> None:
-    """Writes a file that must not be there, whole or not at all. It never replaces one that another process writes meanwhile.
+    """Writes a file that must not exist yet, completely or not at all. It never replaces a file that another process writes.
 
     Args:
-        path: of the file.
-        content: see `create_file`.
-        mode: see `write_atomically`.
+        path: Path of the file.
+        content: Bytes, or text, written as UTF-8.
+        mode: Permissions, see `write_atomically`.
 
     Raises:
-        FileExistsError: if there is one.
-        OSError: if it cannot be written.
+        FileExistsError: If the file exists.
+        OSError: If the file cannot be written.
     """
     draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}{DRAFT}")
     try:
@@ -122,7 +123,7 @@ def create_atomically(path: Path, content: Content, mode: int = 0o666) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Has what the system refuses name the file, as it does by itself only where a file is opened."""
+    """Adds the file's name to an `OSError` of the block. The system itself names a file only in errors of opening it."""
     try:
         yield
     except OSError as error:
@@ -131,7 +132,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _let_write(content: Callable[[Path], object], draft: Path) -> None:
-    """Has a library write a file; what the system refuses it is an `OSError`, whatever the library makes of that."""
+    """Calls a library that writes a file, and turns its own exceptions about the operating system into an `OSError`."""
     try:
         with naming(draft):
             content(draft)
@@ -143,7 +144,7 @@ def _let_write(content: Callable[[Path], object], draft: Path) -> None:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Makes a folder in one that is there, unless it is there as well, and forces its name to the disk."""
+    """Makes a folder, unless it exists, in a folder that exists, and forces its name to the disk."""
     if not path.is_dir():
         path.mkdir(mode, exist_ok=True)
         sync_folder(path.parent)
@@ -151,14 +152,14 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
-    """A folder that gets its name at the end of the ``with`` block, and is removed when the block fails.
+    """Yields a folder that gets its name at the end of the ``with`` block, and is removed when the block fails.
 
     Args:
-        path: where nothing is, or an empty folder.
-        mode: permissions of the folder, of which the umask takes its share.
+        path: Path where nothing exists, or an empty folder.
+        mode: Permissions of the folder, reduced by the umask.
 
     Raises:
-        OSError: if it cannot be made.
+        OSError: If the folder cannot be made.
     """
     draft = draft_of(path)
     try:
@@ -170,15 +171,15 @@ def new_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 
 def draft_of(path: Path) -> Path:
-    """Where a folder is made that will be called `path`: beside it, so that one step gives it the name."""
+    """Returns a temporary path beside `path` for a folder: one rename can then give it its name."""
     return path.parent / f".{path.name}{DRAFT}-{secrets.token_hex(4)}"
 
 
 def name_folder(draft: Path, path: Path) -> None:
-    """Forces a folder with all that is in it to the disk, and then gives it its name.
+    """Forces a folder with all its contents to the disk, and then gives it its name.
 
     Raises:
-        OSError: if something else has that name.
+        OSError: If something else has that name.
     """
     for folder, _, files in os.walk(draft):
         for name in files:
@@ -198,7 +199,7 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Removes what `write_atomically` left in a folder when it was killed; nobody may write there meanwhile."""
+    """Removes drafts that a killed `write_atomically` left in a folder. No process may write there at the same time."""
     for draft in folder.glob(f".*{DRAFT}"):
         _remove(draft)
 
@@ -220,10 +221,10 @@ def _sync(path: Path) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuses a destination where something is already.
+    """Refuses a destination that exists already.
 
     Raises:
-        UserError: when something is there.
+        UserError: If something exists at the path.
     """
     if os.path.lexists(path):
         raise UserError(f"{path} exists already; choose another destination or delete it first. [file-exists]")
@@ -231,19 +232,19 @@ def refuse_existing(path: Path) -> None:
 
 @contextlib.contextmanager
 def claimed(path: Path, wait: float = 0.0, say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Keeps the place of a new store for this process, and removes what killed ones left of stores of this name.
+    """Reserves the path of a new store for this process, and removes drafts of that store that killed processes left.
 
-    Finds out whether a store could be made, before anything is read that takes long. When the block ends, nothing is left
-    but what it made.
+    It also checks, before a long import begins, whether a store can be written there. When the block ends, only the files
+    that the block itself made are left.
 
     Args:
-        path: where nothing is.
-        wait: seconds to wait for another process that writes there; infinity: for as long as it takes.
-        say: told what was removed.
+        path: Path where nothing exists.
+        wait: Seconds to wait for another process that writes there; infinity: without a limit.
+        say: Called with a sentence about the drafts that were removed.
 
     Raises:
-        UserError: when `path` exists, another process writes there, or nothing can be written there.
-        OSError: when what a killed process left cannot be removed.
+        UserError: If `path` exists, another process writes there, or nothing can be written there.
+        OSError: If a draft that a killed process left cannot be removed.
     """
     refuse_existing(path)
     missing = [folder for folder in path.parents if not os.path.lexists(folder)]
@@ -258,7 +259,7 @@ def claimed(path: Path, wait: float = 0.0, say: Callable[[str], None] | None = N
             stack.enter_context(file_lock(lock, taken, wait))
         except OSError as error:
             raise cannot_write(path, error) from error
-        stack.callback(lock.unlink, missing_ok=True)  # while it is held: whoever waits for it takes a new one
+        stack.callback(lock.unlink, missing_ok=True)  # while it is held: a waiting process makes a new one
         left = [draft for draft in path.parent.glob(f".{glob.escape(path.name)}{DRAFT}-{'[0-9a-f]' * 8}") if draft.is_dir()]
         for draft in left:
             shutil.rmtree(draft)
@@ -269,15 +270,15 @@ def claimed(path: Path, wait: float = 0.0, say: Callable[[str], None] | None = N
 
 
 def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # it holds something: it is a way up, or somebody else's by now
+    with contextlib.suppress(OSError):  # not empty: it leads to the store, or another process uses it by now
         folder.rmdir()
 
 
 def start_directory(path: Path) -> Path:
-    """Makes a hidden directory beside `path`, in which a store is written before it gets its name; the caller removes it.
+    """Makes a hidden directory beside `path`, in which a store is written before it gets its name. The caller removes it.
 
     Raises:
-        UserError: when `path` exists or nothing can be written there.
+        UserError: If `path` exists, or nothing can be written there.
     """
     refuse_existing(path)
     partial = draft_of(path)
@@ -292,7 +293,7 @@ def name_directory(partial: Path, path: Path) -> None:
     """Gives a complete store its name.
 
     Raises:
-        UserError: when somebody else took the name meanwhile.
+        UserError: If something else took the name in the meantime.
     """
     refuse_existing(path)
     name_folder(partial, path)
@@ -300,10 +301,10 @@ def name_directory(partial: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """A hidden directory that becomes `path` at the end of the ``with`` block, and is removed when the block fails.
+    """Yields a hidden directory that becomes `path` at the end of the ``with`` block, and is removed when the block fails.
 
     Raises:
-        UserError: when `path` exists or nothing can be written there.
+        UserError: If `path` exists, or nothing can be written there.
     """
     partial = start_directory(path)
     try:
@@ -314,5 +315,5 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
-    """The error of a store that the disk or its permissions do not let be written."""
+    """Returns the error for a store that cannot be written, because of the disk or its permissions."""
     return UserError(f"cannot write the record store {path}: {error.strerror or error}. [store-unwritable]")

@@ -1,4 +1,4 @@
-"""Files of JSON lines that only grow: a ledger, a journal, metrics. A crash can cut the last line short, and no other."""
+"""Append-only files of JSON lines: ledgers, journals, metrics. A crash can truncate the last line, and no other."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dpfed.files.reading import read_bytes
 
 @dataclass(frozen=True)
 class Lines:
-    """What a file of JSON lines holds.
+    """The content of a file of JSON lines.
 
     Attributes:
-        entries: of its complete lines, in order.
-        end: bytes up to the end of the last complete line.
-        size: bytes of the whole file.
+        entries: Objects of the complete lines, in order.
+        end: Bytes up to the end of the last complete line.
+        size: Bytes of the whole file.
     """
 
     entries: list[dict[str, Any]]
@@ -30,15 +30,15 @@ class Lines:
 
     @property
     def torn(self) -> bool:
-        """Whether more follows, without a newline. What such a line means, the caller must know."""
+        """Returns whether an incomplete line, without a newline, follows the complete ones. Its meaning is up to the caller."""
         return self.size > self.end
 
 
 class DamagedLine(Exception):
-    """A complete line is not a JSON object, or none that a reader expects.
+    """Raised for a complete line that is not a JSON object, or not one that the reader expects.
 
     Attributes:
-        number: of the line, from 1.
+        number: Number of the line, from 1.
     """
 
     def __init__(self, number: int) -> None:
@@ -47,15 +47,15 @@ class DamagedLine(Exception):
 
 
 class GrewElsewhere(Exception):
-    """A file does not end where this process saw it end last."""
+    """Raised if a file does not end where this process last saw it end."""
 
 
 def read_lines(path: Path) -> Lines:
     """Reads the complete lines of a file.
 
     Raises:
-        DamagedLine: at the first line that is not a JSON object, or at an incomplete one that no crash of ours can have left.
-        OSError: if the file cannot be read.
+        DamagedLine: If a line is not a JSON object, or the last, incomplete line is not what a crash of dpfed can leave.
+        OSError: If the file cannot be read.
     """
     content = read_bytes(path)
     end = content.rfind(b"\n") + 1
@@ -69,21 +69,22 @@ def read_lines(path: Path) -> Lines:
             raise DamagedLine(number)
         entries.append(entry)
     rest = content[end:]
-    if rest.strip(b"\0") and not rest.startswith(b"{"):  # blocks that were never written read as zeros
+    if rest.strip(b"\0") and not rest.startswith(b"{"):  # disk blocks that were never written read as zeros
         raise DamagedLine(len(entries) + 1)
     return Lines(entries, end, len(content))
 
 
 def drop_torn_line(path: Path, lines: Lines) -> Lines:
-    """Cuts off what follows the last complete line, so that the next line starts on a line of its own.
+    """Cuts off an incomplete last line, so that the next entry starts on a line of its own.
 
-    Only who may write the file calls it. What looks torn to others may be a line that its writer has half written by now.
+    Only the process that writes the file may call this function. To other processes, a line that is just being written
+    looks incomplete.
 
     Returns:
-        What the file holds then.
+        The content of the file afterwards.
 
     Raises:
-        GrewElsewhere: if the file was written since it was read.
+        GrewElsewhere: If the file was written since it was read.
     """
     if lines.torn:
         if path.stat().st_size != lines.size:
@@ -93,26 +94,26 @@ def drop_torn_line(path: Path, lines: Lines) -> Lines:
 
 
 def append_line(path: Path, entry: dict[str, Any], end: int | None = None) -> int:
-    """Adds a line, see `append_lines`."""
+    """Appends one line, see `append_lines`."""
     return append_lines(path, [entry], end)
 
 
 def append_lines(path: Path, entries: Sequence[dict[str, Any]], end: int | None = None) -> int:
-    """Adds lines in one write; when this returns, they are on disk. If they cannot be written whole, nothing of them stays.
+    """Appends lines in one write. When the function returns, they are on disk. If the write fails, no part of them stays.
 
-    A crash on the way can leave some of them, in order, and a part of one.
+    A crash during the write can leave some of the lines, in order, and a part of one.
 
     Args:
-        path: of the file, which is made if need be.
-        entries: anything that is JSON, one for each line.
-        end: where the file must end now, bytes.
+        path: Path of the file, which is made if it does not exist.
+        entries: JSON objects, one for each line.
+        end: Size that the file must have now, in bytes; ``None``: any.
 
     Returns:
-        Where it ends then.
+        The size of the file afterwards, in bytes.
 
     Raises:
-        GrewElsewhere: if it does not end at `end`; nothing is written.
-        OSError: if it cannot be written.
+        GrewElsewhere: If the file does not end at `end`; nothing is written.
+        OSError: If the lines cannot be written.
     """
     content = "".join(json.dumps(entry) + "\n" for entry in entries).encode()
     with open(path, "ab", buffering=0) as file:
@@ -122,7 +123,7 @@ def append_lines(path: Path, entries: Sequence[dict[str, Any]], end: int | None 
         try:
             with naming(path):
                 write_whole(file, content)
-        except BaseException:  # a full disk takes a part of them; the next line must not follow on it
+        except BaseException:  # a full disk takes a part of a line; the next line must not continue it
             with contextlib.suppress(OSError):
                 os.ftruncate(file.fileno(), size)
             raise

@@ -1,4 +1,4 @@
-"""A lock on a file: one process holds it, and the operating system lets it go when that process ends, however it ends."""
+"""File locks: one process holds a lock, and the operating system releases it when that process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOCKS = Path("/proc/locks")  # of Linux: `TYPE  ADVISORY  WRITE process device:
 
 @functools.cache
 def _here() -> str:
-    """Names what shares its locks with this process: this machine since its start, this container; "" where nothing tells."""
+    """Returns an id of this machine's boot and this container, whose processes see the same locks; "" if it is unknown."""
     try:
         return hashlib.sha256(f"{_BOOT.read_text()}/{os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:16]
     except OSError:
@@ -33,7 +33,7 @@ def _holder(path: Path) -> Path:
 
 
 def _last_holder(path: Path) -> str:
-    """Where the last holder of a lock was; "" where nobody noted it."""
+    """Returns the id (`_here`) of the place where the last holder of a lock ran; "" if it was not noted."""
     try:
         return read_text(_holder(path))
     except (OSError, ValueError):
@@ -41,16 +41,16 @@ def _last_holder(path: Path) -> str:
 
 
 def _open_plain(path: str, flags: int) -> int:
-    """Opens a file; no link is followed, and no pipe waits for a reader."""
+    """Opens a file. It follows no link, and does not wait for the reader of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 @contextlib.contextmanager
 def noted_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
-    """The same as `file_lock`, for a lock that `is_held` is asked about: it notes beside the file where the holder is."""
+    """Holds a lock like `file_lock`, and notes beside the file where the holder runs, so that `is_held` can answer."""
     with file_lock(path, taken, wait):
         if (here := _here()) and _last_holder(path) != here:
-            with contextlib.suppress(OSError):  # such as a full disk: nobody can tell then
+            with contextlib.suppress(OSError):  # such as a full disk: `is_held` is then unsure
                 with open(_holder(path), "w", encoding="ascii", opener=_open_plain) as file:
                     file.write(here)
         yield
@@ -60,25 +60,25 @@ def noted_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
 def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
     """Holds a lock for this process. Processes that it forks or starts do not hold it.
 
-    It is the lock of ``flock``, so programs that take that one are kept out, too.
+    The lock is that of ``flock``, so it also excludes other programs that use ``flock``.
 
     Args:
-        path: of the file; it is made if need be. What is in it stays, and so does the file.
-        taken: what to say when another process holds the lock.
-        wait: seconds to wait for it; infinity: for as long as it takes.
+        path: Path of the file, which is made if it does not exist. Its content stays, and so does the file afterwards.
+        taken: Sentence of the error if another process holds the lock.
+        wait: Seconds to wait for the lock; infinity: without a limit.
 
     Raises:
-        UserError: if another process holds the lock, the storage has no locks, or something else than a file lies there, such
-            as a link to a file of somebody else.
-        OSError: if the file cannot be opened.
+        UserError: If another process holds the lock, the storage has no locks, or the path is not a file, for example a link
+            to another user's file.
+        OSError: If the file cannot be opened.
     """
     with contextlib.suppress(FileNotFoundError):
         if not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISDIR(mode)):
             raise UserError(
                 f"dpfed takes a lock on {path}, which is no file but a link, a pipe or a device: remove it. [file-not-ordinary]"
             )
-    # A file may hold more than a lock: the one of a run says which run it is. And a lock that is not more than a file that
-    # exists, which filelock would take where the storage has no better, would outlive a process that is killed.
+    # The file may have content: a run's lock file says which run it is. A soft lock, a file whose existence is the lock, would
+    # outlive a process that is killed; filelock would fall back to it where the storage has no locks.
     lock = FileLock(path, preserve_lock_file=True, fallback_to_soft=False)
     try:
         lock.acquire(timeout=wait)
@@ -98,16 +98,17 @@ def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether a process holds a file's lock. It is only looked at: taking it would be in the way.
+    """Returns whether a process holds a file's lock, without taking the lock, which would block other processes.
 
     Returns:
-        ``None``: nobody can tell, such as where the last holder (`noted_lock`) was on another machine or in another container.
+        Whether the lock is held; ``None`` if that is unknown, for example because the last holder (`noted_lock`) ran on
+        another machine or in another container.
     """
     try:
         inode, lines = str(path.stat().st_ino), _LOCKS.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
         return None
-    held = (line.split() for line in lines if " FLOCK " in line and "->" not in line)  # an arrow: somebody waits for it
+    held = (line.split() for line in lines if " FLOCK " in line and "->" not in line)  # "->": a process that waits
     if any(place.rpartition(":")[2] == inode for fields in held for place in fields if place.count(":") == 2):
         return True
     return False if _here() and _last_holder(path) == _here() else None

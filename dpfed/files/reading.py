@@ -1,4 +1,4 @@
-"""Reading whole files, and nothing that is not a file: a pipe would wait for ever, and a device may never end."""
+"""Reading of whole regular files. Everything else is refused: a pipe would wait for ever, and a device may never end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Opens a regular file for reading.
 
     Raises:
-        OSError: if there is none; for a folder, a pipe or a device at once, without waiting for who writes to it.
+        OSError: If there is no file, or it is a folder, a pipe or a device; it does not wait for the writer of a pipe.
     """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -23,24 +23,24 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a regular file holds; see `open_regular`."""
+    """Returns the content of a regular file; see `open_regular` for errors."""
     with open_regular(path) as file:
         return file.read()
 
 
 def read_text(path: Path) -> str:
-    """What a regular file of UTF-8 text holds, its line ends as ``\\n``; see `open_regular`.
+    """Returns the content of a regular file of UTF-8 text, with line ends as ``\\n``; see `open_regular` for other errors.
 
     Raises:
-        UnicodeDecodeError: for other bytes.
+        UnicodeDecodeError: If the content is not UTF-8.
     """
     return read_bytes(path).decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
 def require_regular(path: Path) -> None:
-    """Refuses what is not a regular file, before a library opens it.
+    """Refuses a path that is not a regular file, before a library opens it.
 
     Raises:
-        OSError: see `open_regular`.
+        OSError: If it is not a regular file, see `open_regular`.
     """
     open_regular(path).close()

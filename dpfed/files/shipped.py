@@ -1,7 +1,8 @@
-"""Files that come with dpfed: configurations, sweeps, small towers, and the papers' figures, all found in any current folder.
+"""Files that dpfed ships: configurations, sweeps, small towers and the papers' figures. They are found from any folder.
 
-They have one home in the repository, ``configs/`` and ``benchmarks/published/``; setup.py puts them into the installed package.
-A name such as ``quickstart`` stands for a shipped file wherever a file is asked for. A file of the user's own always wins.
+In the repository they are in ``configs/`` and ``benchmarks/published/``; setup.py copies them into the installed package. A
+name such as ``quickstart`` stands for a shipped file wherever a file is expected. A file of the user with that name takes
+precedence.
 """
 
 from __future__ import annotations
@@ -16,36 +17,36 @@ _SWEEPS, _TOWERS = "sweeps", "towers"
 
 
 def configs() -> Path:
-    """The folder of the shipped configurations."""
+    """Returns the folder of the shipped configurations."""
     return _folder("configs", "configs")
 
 
 def published(paper: str) -> Path:
-    """The file of a paper's figures."""
+    """Returns the CSV file of a paper's figures."""
     return _folder("published", "benchmarks/published") / f"{paper}.csv"
 
 
 def config_names() -> tuple[str, ...]:
-    """Every configuration, such as ``quickstart`` and ``adapt/shapes``; those in folders come last."""
+    """Returns the names of all configurations, such as ``quickstart`` and ``adapt/shapes``; those in folders come last."""
     names = _names(".toml")
     return tuple(sorted((name for name in names if not name.startswith(f"{_SWEEPS}/")), key=lambda name: ("/" in name, name)))
 
 
 def sweep_names() -> tuple[str, ...]:
-    """Every sweep file, such as ``sweeps/table5``."""
+    """Returns the names of all sweep files, such as ``sweeps/table5``."""
     return tuple(name for name in _names(".toml") if name.startswith(f"{_SWEEPS}/"))
 
 
 def tower_names() -> tuple[str, ...]:
-    """Every open_clip architecture, such as ``towers/small.json``."""
+    """Returns the names of all open_clip architectures, such as ``towers/small.json``."""
     return tuple(f"{name}.json" for name in _names(".json") if name.startswith(f"{_TOWERS}/"))
 
 
 def find_config(given: str | Path) -> Path:
-    """The configuration file that a path or a name means; ``.toml`` may be left out.
+    """Returns the configuration file for a path or a shipped name; ``.toml`` may be left out.
 
     Raises:
-        UserError: if there is no such file, and none that dpfed ships.
+        UserError: If there is no such file, and dpfed ships none of that name.
     """
     found = _own(given)
     if found is None and str(given).removesuffix(".toml") in sweep_names():
@@ -54,10 +55,10 @@ def find_config(given: str | Path) -> Path:
 
 
 def find_sweep(given: str | Path) -> Path:
-    """The sweep file that a path or a name means, such as ``sweeps/table5`` or ``table5``.
+    """Returns the sweep file for a path or a shipped name, such as ``sweeps/table5`` or ``table5``.
 
     Raises:
-        UserError: if there is no such file, and none that dpfed ships.
+        UserError: If there is no such file, and dpfed ships none of that name.
     """
     short = {name.removeprefix(f"{_SWEEPS}/"): name for name in sweep_names()}
     name = str(given).removesuffix(".toml")
@@ -65,15 +66,15 @@ def find_sweep(given: str | Path) -> Path:
 
 
 def find_tower(given: str) -> Path | None:
-    """The shipped architecture of a name such as ``towers/small.json``; ``None``: it is a file of the user's, or nothing."""
+    """Returns a shipped architecture by name, such as ``towers/small.json``; ``None`` if there is none, or the user has one."""
     return configs() / given if given in tower_names() and not os.path.lexists(given) else None
 
 
 def shipped_file(name: str) -> Path:
-    """The shipped file of a name, whatever it is: a config, a sweep or a tower. Files of the user's do not count.
+    """Returns the shipped config, sweep or tower of a name. Files of the user are ignored.
 
     Raises:
-        UserError: if dpfed ships none.
+        UserError: If dpfed ships no file of that name.
     """
     bare = name.removesuffix(".toml")
     if bare in config_names() or bare in sweep_names():
@@ -86,7 +87,7 @@ def shipped_file(name: str) -> Path:
 
 
 def shipped_name(given: str | Path) -> str | None:
-    """The name of the shipped file that `find_config` or `find_sweep` takes for this; ``None``: a file of the user's own."""
+    """Returns the name of the shipped file that `find_config` or `find_sweep` would use; ``None`` if it is the user's file."""
     if _own(given) is not None:
         return None
     name = str(given).removesuffix(".toml")
@@ -94,7 +95,7 @@ def shipped_name(given: str | Path) -> str | None:
 
 
 def _own(given: str | Path) -> Path | None:
-    """The user's own file, with or without its suffix. A folder is none, so it hides no shipped name."""
+    """Returns the user's own file, given with or without its suffix. A folder does not count, so it hides no shipped name."""
     candidates = (str(given), f"{given}.toml")
     return next((Path(name) for name in candidates if os.path.lexists(name) and not os.path.isdir(name)), None)
 
@@ -105,13 +106,13 @@ def _shipped(given: str | Path, names: tuple[str, ...], what: str) -> Path:
         return configs() / f"{name}.toml"
     path = Path(given)
     if path.is_absolute():
-        return path  # whoever reads it says what is wrong
+        return path  # the reader of the file reports what is wrong
     there = f"{path} is a folder, not a {what}" if path.is_dir() else f"there is no file {path}"
     raise UserError(f"{there}, and dpfed ships no {what} of that name; {_meant(name, names)} [shipped-no-file]")
 
 
 def _meant(given: str, names: tuple[str, ...]) -> str:
-    """The nearest names; ``configs/quickstart.toml``, as in a checkout, is near ``quickstart``."""
+    """Returns a hint with the nearest names; ``configs/quickstart.toml``, as in a checkout, counts as ``quickstart``."""
     bare = given.removeprefix(f"{configs().name}/").removesuffix(".toml")
     return f"did you mean '{bare}'?" if bare in names else nearest(bare, names)
 
@@ -122,7 +123,7 @@ def _names(suffix: str) -> list[str]:
 
 
 def _folder(installed: str, checkout: str) -> Path:
-    """Where files are: in the package, or, in a checkout, in their home beside it."""
+    """Returns the folder of shipped files: in the installed package, or, in a checkout, beside it."""
     for folder in (_PACKAGE / installed, _PACKAGE.parent / checkout):
         if folder.is_dir():
             return folder

@@ -1,4 +1,4 @@
-"""Finds the Python source of a module without importing it, so that looking at a stranger's code does not run it."""
+"""Locates the Python source of a module without importing it, so that inspecting unknown code does not run it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Source:
-    """Where a module's code is.
+    """The place of a module's source.
 
     Attributes:
-        file: of the module.
-        package: the folder of the outermost package that it belongs to; ``None``: the module stands alone.
+        file: File of the module.
+        package: Folder of the outermost package that contains the module; ``None``: it belongs to no package.
     """
 
     file: Path
     package: Path | None
 
     def digest(self) -> str:
-        """SHA-256 over all Python files of the package, with their names; of a module that stands alone, over its file.
+        """Returns the SHA-256 digest, hexadecimal, of all Python files of the package and their names.
 
-        Compiled parts, data files, and other packages that it imports are not read.
+        For a module without a package, the digest covers its file. Compiled modules, data files and other packages that the
+        code imports are not covered.
 
         Raises:
-            OSError: for a file that cannot be read.
+            OSError: If a file cannot be read.
         """
         if self.package is None:
             return _digest([(self.file.name, self.file)])
@@ -38,13 +39,13 @@ class Source:
 
 
 def find_source(module: str) -> Source | None:
-    """Finds the source of a module; it searches the current folder last.
+    """Finds the source of a module. The current folder is searched last.
 
     Args:
-        module: its full name.
+        module: Full name of the module.
 
     Returns:
-        The source; ``None``: there is no such module, or it is compiled.
+        The source; ``None`` if there is no such module, or it is compiled.
     """
     top, *rest = module.split(".")
     with current_folder_last():
@@ -69,10 +70,10 @@ def find_source(module: str) -> Source | None:
 
 @contextlib.contextmanager
 def current_folder_last() -> Iterator[None]:
-    """Has modules of the current folder found, behind all others: code is looked for and imported in the same places."""
+    """Adds the current folder at the end of ``sys.path`` for the block: finding and importing then search the same places."""
     try:
         here = os.getcwd()
-    except OSError:  # somebody has deleted it
+    except OSError:  # the current folder was deleted
         yield
         return
     sys.path.append(here)
@@ -80,12 +81,12 @@ def current_folder_last() -> Iterator[None]:
         yield
     finally:
         last = max((place for place, folder in enumerate(sys.path) if folder == here), default=None)
-        if last is not None:  # not the first: that one is the user's
+        if last is not None:  # the last entry is the one added above; an earlier one is the user's
             del sys.path[last]
 
 
 def _spec(top: str) -> ModuleSpec | None:
-    """Of a module without a parent: its finders look for files and run none of them."""
+    """Returns the spec of a top-level module: for these, Python's finders look for files and run none."""
     for finder in sys.meta_path:
         with contextlib.suppress(ImportError, AttributeError, ValueError):
             if (spec := finder.find_spec(top, None)) is not None:
@@ -94,7 +95,7 @@ def _spec(top: str) -> ModuleSpec | None:
 
 
 def _python_files(package: Path) -> Iterator[Path]:
-    """Also those behind links to folders, which Python follows; each folder once."""
+    """Yields a package's Python files, each folder once. It follows links to folders, as Python does."""
     seen: set[str] = set()
     for folder, folders, names in os.walk(package, followlinks=True):
         if (place := os.path.realpath(folder)) in seen:
@@ -106,7 +107,7 @@ def _python_files(package: Path) -> Iterator[Path]:
 
 
 def _below(places: Iterable[Path], name: str) -> Iterator[Path]:
-    """A package, a module or a plain folder of that name, in Python's order, in which compiled modules come first."""
+    """Yields packages, modules and plain folders of a name, in Python's order, in which compiled modules come first."""
     for place in places:
         package = [place / name / f"__init__{suffix}" for suffix in (*EXTENSION_SUFFIXES, ".py")]
         for file in (*package, *(place / f"{name}{suffix}" for suffix in (*EXTENSION_SUFFIXES, ".py"))):

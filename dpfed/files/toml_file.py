@@ -1,6 +1,6 @@
-"""Reading TOML that a user wrote: a file, or a value on the command line.
+"""Reading of TOML that a user wrote: a file, or a value on the command line.
 
-Also here: nested dictionaries by dotted keys such as ``privacy.epsilon``: how configurations are compared and changed.
+The module also reads and changes nested dictionaries by dotted keys such as ``privacy.epsilon``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LONG_KEY = re.compile(rf"(?m)(?:^|[\[{{,])[ \t]*(?:{_PART}[ \t]*\.[ \t]*){{32}}
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The content of a TOML file; a byte order mark, as some editors write it, is passed over.
+    """Returns the content of a TOML file. It skips a byte order mark, which some editors write.
 
     Args:
-        path: of the file.
-        what: the file is, for messages, such as ``config``.
+        path: Path of the file.
+        what: Kind of the file, for messages, such as ``config``.
 
     Raises:
-        UserError: for a missing or much too large file, or a syntax error.
+        UserError: If the file is missing, larger than 1 MiB, not UTF-8, or not valid TOML.
     """
     try:
         with open_regular(path) as file:
@@ -48,12 +48,13 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def toml_value(text: str) -> Any:
-    """The value that a text is in TOML; a text that is not a TOML value stands for itself, so that quotes may be left out.
+    """Returns the TOML value of a text; a text that is not a TOML value stands for itself, so that quotes may be left out.
 
-    Only one whole value counts: nothing behind it, such as a comment, a second line or a further table, is dropped in silence.
+    The text must be exactly one value. With anything behind it, such as a comment, a second line or a table, the text counts
+    as not a TOML value: no part of it is dropped silently.
 
     Args:
-        text: one line.
+        text: One line, such as ``0.5`` or ``[1, 2]``.
     """
     try:
         alone = _parsed(f"value = {text}")
@@ -70,10 +71,10 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every value by its dotted key; an empty section has none.
+    """Returns every value of nested dictionaries by its dotted key; an empty section has no values.
 
     Raises:
-        UserError: if one is given twice, as ``"a.b" = 1`` and as ``a = { b = 2 }``.
+        UserError: If a key is given twice, as ``"a.b" = 1`` and as ``a = { b = 2 }``.
     """
     found: dict[str, Any] = {}
     for name, value in tree.items():
@@ -85,16 +86,16 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def put(tree: dict[str, Any], key: str, value: Any, where: str = "configuration") -> None:
-    """Sets a value, or a whole section, making the sections above it; ``None`` takes it out.
+    """Sets a value or a whole section in nested dictionaries, and makes missing sections above it; ``None`` removes the key.
 
     Args:
-        tree: to be changed.
-        key: such as ``privacy.epsilon``.
-        value: is copied.
-        where: the key was given, for the error.
+        tree: Nested dictionaries, which are changed.
+        key: Dotted key, such as ``privacy.epsilon``.
+        value: Value, which is copied; ``None``: remove the key.
+        where: Origin of the key, such as a file, for the error.
 
     Raises:
-        UserError: if something above the key is a value.
+        UserError: If a part of the key names a value and not a section.
     """
     *sections, last = key.split(".")
     for section in sections:

@@ -1,1 +1,1 @@
-"""What can be seen of runs while they last, read from their files alone: in a terminal, on a page, by a monitor."""
+"""Live views of runs, read only from the runs' files: in a terminal, on a web page, and for a monitor."""

@@ -1,4 +1,4 @@
-"""Who may see the page: whoever has its token, on this machine."""
+"""Access to the page: it listens on this machine only, and each request needs the token."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 from dpfed.errors import UserError
 from dpfed.files.reading import read_text
 
-_SHORTEST = 16  # characters of a token
+_SHORTEST = 16  # least number of characters of a token
 
 
 @dataclass(frozen=True)
 class Access:
-    """Where the page is, and for whom.
+    """The page's port and token.
 
     Attributes:
-        port: on loopback; 0 lets the system choose.
-        token: that opens it.
+        port: Port on loopback; 0: the system chooses a free one.
+        token: Token that every request must carry.
     """
 
     port: int
@@ -32,14 +32,14 @@ class Access:
 
     @classmethod
     def of(cls, port: int, token_file: Path | None) -> Access:
-        """Checks what the operator asks for.
+        """Makes the access from the operator's options, and checks them.
 
         Args:
-            port: to listen on.
-            token_file: that holds the token; ``None``: a new one for this time.
+            port: Port to listen on; 0: any free one.
+            token_file: File with the token, readable by its owner only; ``None``: make a new token.
 
         Raises:
-            UserError: for a port or a token that is none.
+            UserError: If the port is out of range, or the file is unreadable, open to others, or holds no valid token.
         """
         if not 0 <= port <= 65535:
             raise UserError(f"--port {port}: expected 1 to 65535, or 0 for any that is free. [watch-port-range]")
@@ -47,22 +47,28 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """Its name: that of another page on the same host is another."""
+        """The cookie's name, which depends on the token, so that several pages on one host do not share a cookie."""
         return f"dpfed-{hashlib.sha256(self.token.encode()).hexdigest()[:8]}"
 
     def allows(self, query: str | None, cookies: str, authorization: str) -> bool:
-        """Whether a request brings the token: in its address, in a cookie, or as a bearer."""
+        """Returns whether a request carries the token.
+
+        Args:
+            query: Token in the address; ``None``: none.
+            cookies: The ``Cookie`` header.
+            authorization: The ``Authorization`` header, such as ``Bearer TOKEN``.
+        """
         given = [query or "", _cookie(cookies, self.cookie), authorization.removeprefix("Bearer ")]
         return any(hmac.compare_digest(one.encode(), self.token.encode()) for one in given)
 
     def knows(self, host: str) -> bool:
-        """Whether a request may name this host. A page of another name, which leads here, is not ours."""
+        """Returns whether a request's ``Host`` is loopback. Another name that resolves to this machine is refused."""
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         return is_loopback(name.strip("[]"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Returns whether a host is a loopback address, which only this machine can reach."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -80,7 +86,9 @@ def _cookie(header: str, name: str) -> str:
 def _token_in(file: Path) -> str:
     try:
         if os.name == "posix" and stat.S_IMODE(file.stat().st_mode) & 0o077:
-            raise UserError(f"others can read {file}: `chmod 600 {file}`, and write a new token into it. [watch-token-shared]")
+            raise UserError(
+                f"other users can read {file}: `chmod 600 {file}`, and write a new token into it. [watch-token-shared]"
+            )
         token = read_text(file).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}. [watch-token-unreadable]") from error

@@ -1,4 +1,4 @@
-"""The local page: read only, for who has the token, pushed anew whenever a run's files change."""
+"""The local web page. It is read-only, requires the token, and is updated whenever a run's files change."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from dpfed.live.rendering import Pages, script, style
 from dpfed.live.retrieval import Retrieval, reads_text
 from dpfed.live.scan import Scan, Seen
 
-_AGAIN, _QUIET = 1.0, 15.0  # seconds between two looks, and until a silent line is kept open
-_READERS = 32  # pages that are kept live at once
-_SHARED = 0.5  # seconds in which the readers of one page see the same
+_AGAIN, _QUIET = 1.0, 15.0  # seconds between two looks, and of silence until a comment keeps the connection open
+_READERS = 32  # pages that are live at the same time
+_SHARED = 0.5  # seconds for which the content of a page is reused for its other readers
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -39,12 +39,12 @@ _HEADERS = {
 
 
 def application(scan: Scan, access: Access, retrieval: Retrieval) -> ASGIApp:
-    """The page as an ASGI application.
+    """Returns the page as an ASGI application.
 
     Args:
-        scan: of the runs.
-        access: who may see it.
-        retrieval: answers searches by text.
+        scan: Scanner that finds and reads the runs.
+        access: Port and token.
+        retrieval: Search by text.
     """
     views = _Views(scan, retrieval)
     routes = [
@@ -61,31 +61,31 @@ def application(scan: Scan, access: Access, retrieval: Retrieval) -> ASGIApp:
 
 
 class _Views:
-    """What there is to see."""
+    """The request handlers of the page."""
 
     def __init__(self, scan: Scan, retrieval: Retrieval) -> None:
         self._scan, self._retrieval = scan, retrieval
         self._pages = Pages(scan.root.name, scan.single is None)
         self._readers = 0
         self._lock = threading.Lock()
-        self._made: dict[str, tuple[float, Markup]] = {}  # what was made for a page, and when
+        self._made: dict[str, tuple[float, Markup]] = {}  # by page: time and content
 
     def home(self, request: Request) -> Response:
-        """All runs; the run itself, where there is one."""
+        """Shows the list of runs, or the run itself if the watched folder is one run."""
         if self._scan.single is not None:
             return self._run(self._scan.single)
         return HTMLResponse(self._pages.page("dpfed", _events("runs"), self._runs()))
 
     def run(self, request: Request) -> Response:
-        """One run."""
+        """Shows one run."""
         return self._run(request.path_params["name"])
 
     def search(self, request: Request) -> Response:
-        """One run, and the pictures nearest to a text."""
+        """Shows one run, and the pictures nearest to a text."""
         return self._run(request.query_params.get("run", ""), request.query_params.get("text", ""))
 
     async def events(self, request: Request) -> Response:
-        """What a page shows, sent whenever it changes (server-sent events)."""
+        """Sends the content of a page whenever it changes (server-sent events)."""
         view, names = request.query_params.get("view"), request.query_params.getlist("run")
         known: dict[str | None, Callable[[], Markup]] = {"runs": self._runs, "run": lambda: self._one(names[0])}
         if view not in known or (view != "runs" and not names):
@@ -115,7 +115,7 @@ class _Views:
             silent += _AGAIN
 
     def _once(self, page: str, made: Callable[[], Markup]) -> Markup:
-        """What a page shows; many readers of one page do not have it made many times."""
+        """Returns the content of a page. It is made once for all readers within half a second."""
         with self._lock:
             at, shown = self._made.get(page, (-math.inf, Markup()))
             if time.monotonic() - at >= _SHARED:
@@ -126,20 +126,20 @@ class _Views:
             return shown
 
     def metrics(self, request: Request) -> Response:
-        """The same figures for Prometheus."""
+        """Returns the figures in Prometheus's text format."""
         return Response(exposition(self._seen(request)), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     def health(self, request: Request) -> Response:
-        """Whether all runs, or those that are named, are finished or running: 200, otherwise 503."""
+        """Answers with 200 if all runs, or all named runs, are running or finished, and otherwise with 503."""
         well, states = health(self._seen(request))
         return JSONResponse({"well": well, "runs": states}, 200 if well else 503)
 
     def _seen(self, request: Request) -> list[Seen]:
-        """The runs that a monitor asks for: all, or those that it names. One that is not there is not well."""
+        """Returns the runs that a monitor asks for: those that it names, or all. A missing run counts as damaged."""
         names = request.query_params.getlist("run")
         if not names:
             return self._scan.all()
-        return [self._scan.one(name) or Seen(name, None, "it is not there", "damaged") for name in dict.fromkeys(names)]
+        return [self._scan.one(name) or Seen(name, None, "there is no such run", "damaged") for name in dict.fromkeys(names)]
 
     def _run(self, name: str, text: str | None = None) -> Response:
         seen = self._scan.one(name)
@@ -163,7 +163,7 @@ class _Views:
 
 
 class _Events(StreamingResponse):
-    """Server-sent events, and what is done when their reader has left."""
+    """A response of server-sent events that calls a function when its reader has left."""
 
     def __init__(self, stream: AsyncIterator[str], left: Callable[[], None]) -> None:
         super().__init__(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
@@ -177,9 +177,9 @@ class _Events(StreamingResponse):
 
 
 class _Guard:
-    """Lets in who has the token, and puts what browsers shall refuse on every answer.
+    """Middleware that requires the token, and adds the security headers to every response.
 
-    A token in an address becomes a cookie, and the address loses it: it would stay in the browser's history otherwise.
+    A token in an address is moved to a cookie by a redirect: otherwise it would stay in the browser's history.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -201,7 +201,7 @@ class _Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         if not self._access.knows(request.headers.get("host", "")):
-            return PlainTextResponse("this page has another address", 421)
+            return PlainTextResponse("this page is served as 127.0.0.1 or localhost only", 421)
         given = request.query_params.get("token")
         if not self._access.allows(given, request.headers.get("cookie", ""), request.headers.get("authorization", "")):
             return PlainTextResponse("this page needs its token: open the address that `dpfed serve` printed\n", 401)

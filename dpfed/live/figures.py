@@ -1,6 +1,6 @@
-"""The figures of a run that terminal, page and monitors show: made once, here, so that they cannot differ.
+"""The figures of a run. Terminal, page and monitors all show these, so they cannot differ.
 
-Also here: the same figures for a monitor: the text format of Prometheus, and whether all is well.
+For monitors, the module also returns the figures in Prometheus's text format, and the health of all runs.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
+    """A figure of a run.
 
     Attributes:
-        key: for programs, such as ``epsilon_spent``; a monitor puts ``dpfed_`` before it.
-        label: for people.
-        value: the number; ``None``: there is none now.
-        shown: the number for people, with its unit and what it is to be compared with.
-        labels: what tells it from others of the same key.
-        help: what it is, in a line.
+        key: Name for programs, such as ``epsilon_spent``; Prometheus's names begin with ``dpfed_``.
+        label: Name for people.
+        value: The number; ``None``: there is none now.
+        shown: The number for people, with its unit and a figure to compare it with.
+        help: Explanation in one line.
+        labels: Labels that distinguish figures with the same key, such as those of several sites.
     """
 
     key: str
@@ -44,15 +44,15 @@ class Figure:
 
 
 def figures(seen: Seen) -> list[Figure]:
-    """All figures of a run; first those that a glance is for."""
+    """Returns all figures of a run, the most important ones first."""
     return [*overview(seen), *details(seen)]
 
 
 def overview(seen: Seen) -> list[Figure]:
-    """The figures that a list of runs and the head of a page show."""
+    """Returns the figures for a list of runs and for the top of a run's page."""
     one, state = (
         seen.run_state,
-        Figure("up", "state", float(seen.state == "running"), _state(seen), "1 while a process works on it"),
+        Figure("up", "state", float(seen.state == "running"), _state(seen), "1 while a process runs it"),
     )
     if one is None:
         return [state]
@@ -60,12 +60,12 @@ def overview(seen: Seen) -> list[Figure]:
 
 
 def details(seen: Seen) -> list[Figure]:
-    """The other figures."""
+    """Returns the figures that `overview` does not contain."""
     return [] if seen.run_state is None else [*_training(seen.run_state), *_sites(seen.run_state)]
 
 
 def _state(seen: Seen) -> str:
-    return "stopped, or running where this machine cannot see it" if seen.elsewhere else seen.state
+    return "stopped, or running on another machine or in a container" if seen.elsewhere else seen.state
 
 
 def _steps(seen: Seen, one: RunState) -> Iterator[Figure]:
@@ -82,13 +82,13 @@ def _steps(seen: Seen, one: RunState) -> Iterator[Figure]:
         return
     throughput = "not known yet" if seen.seconds is None else duration(seen.seconds)
     yield Figure(
-        "step_seconds", "a step takes", seen.seconds, throughput, "Seconds of a step, as seen during the run; not kept"
+        "step_seconds", "a step takes", seen.seconds, throughput, "Seconds of a step, observed during the run; not stored"
     )
     left = "not known yet" if seen.left is None else f"about {duration(seen.left)}"
-    yield Figure("seconds_left", "time left", seen.left, left, "Seconds until the last step, at this pace")
+    yield Figure("seconds_left", "time left", seen.left, left, "Seconds until the last step, at the current pace")
     if seen.last is not None:
         at = datetime.datetime.fromtimestamp(seen.last).strftime("%H:%M:%S")
-        yield Figure("last_step_timestamp_seconds", "last step at", seen.last, at, "When the last step was done")
+        yield Figure("last_step_timestamp_seconds", "last step at", seen.last, at, "Time of the last step")
 
 
 def _privacy(one: RunState) -> Iterator[Figure]:
@@ -103,12 +103,12 @@ def _privacy(one: RunState) -> Iterator[Figure]:
         "epsilon_spent", "epsilon spent", one.epsilon, f"{spent} of {planned} planned", "Epsilon of what was released so far"
     )
     yield Figure("epsilon_planned", "epsilon planned", one.epsilon_planned, planned, "Epsilon of all planned steps")
-    yield Figure("delta", "delta", plan.promise.delta, round_up(plan.promise.delta), "Delta of both")
+    yield Figure("delta", "delta", plan.promise.delta, round_up(plan.promise.delta), "Delta of both epsilons")
     if one.budget is not None:
-        what = "The largest epsilon that the site agreed to, or of the records' lifetime budget"
+        what = "The largest epsilon that the site agreed to, or the epsilon of the records' lifetime budget"
         yield Figure("epsilon_budget", "budget", one.budget, round_up(one.budget), what)
     for number, (words, part) in enumerate(one.lifetime):
-        taken = f"{words}: {percent(part)} is taken by all runs"
+        taken = f"{words}: {percent(part)} taken by all runs together"
         what = "Fraction of the records' lifetime budget that all runs spent or reserved"
         yield Figure("budget_taken", "lifetime budget", part, taken, what, {"budget": str(number)})
 
@@ -135,15 +135,15 @@ def _training(one: RunState) -> Iterator[Figure]:
         std = f"{plan.noise_std:.4g} on each number of the sum"
         yield Figure("noise_std", "noise", plan.noise_std, std, "Standard deviation of the noise on the sum")
     for name, label, what in (
-        ("learning_rate", "learning rate", "Of the last step in metrics.jsonl"),
-        ("noisy_gradient_norm", "norm of the noisy gradient", "Of the last step in metrics.jsonl, noise included"),
+        ("learning_rate", "learning rate", "Learning rate of the last step in metrics.jsonl"),
+        ("noisy_gradient_norm", "norm of the noisy gradient", "Norm of the last noisy gradient in metrics.jsonl, with noise"),
     ):
-        if (series := one.series(name)) and not plan.bounding.method.closed_form:  # which has no gradient
+        if (series := one.series(name)) and not plan.bounding.method.closed_form:  # a closed form has no gradient
             yield Figure(name, label, series[-1][1], f"{series[-1][1]:.4g} at step {series[-1][0]:,}", what)
     for name, value, what in (
         ("steps_charged", ledger.charged, "Charged releases, discarded steps included"),
         ("steps_replayed", ledger.replays, "Charged releases that were replayed, bit for bit, at no further cost"),
-        ("interruptions", len(ledger.resumed), "How often the run resumed after an interruption"),
+        ("interruptions", len(ledger.resumed), "Number of times that the run resumed after an interruption"),
     ):
         yield Figure(name, name.replace("_", " "), value, f"{value:,}", what)
 
@@ -164,21 +164,23 @@ def _sites(one: RunState) -> Iterator[Figure]:
         yield Figure("sites_awaited_seconds", "sites are awaited", left, f"{duration(left)} at most", what)
     for site in one.sites:
         label = {"site": site.name}
-        yield Figure("site_steps_answered", site.name, site.answered, f"{site.answered:,} answered", "Answers counted", label)
-        yield Figure("site_steps_missed", site.name, site.missed, f"{site.missed:,} missed", "Steps without its answer", label)
+        yield Figure("site_steps_answered", site.name, site.answered, f"{site.answered:,} answered", "Counted answers", label)
+        yield Figure("site_steps_missed", site.name, site.missed, f"{site.missed:,} missed", "Steps without an answer", label)
         if site.seconds is not None:
             took = duration(site.seconds)
-            yield Figure("site_seconds", site.name, site.seconds, took, "Seconds that its last answer took; not kept", label)
+            yield Figure("site_seconds", site.name, site.seconds, took, "Seconds of the site's last answer; not stored", label)
         if awaited is not None:
             waiting = float(site.name in awaited[1].awaited)
-            yield Figure("site_awaited", site.name, waiting, "awaited" if waiting else "", "1 while a step waits for it", label)
+            yield Figure(
+                "site_awaited", site.name, waiting, "awaited" if waiting else "", "1 while a step waits for the site", label
+            )
 
 
 _STATES = ("running", "stopped", "finished", "damaged")
 
 
 class _Collector:
-    """Makes metrics of figures; each has the run's name as a label."""
+    """Prometheus collector of the figures of runs; each metric has the run's name as a label."""
 
     def __init__(self, seen: Sequence[Seen]) -> None:
         self._seen = seen
@@ -187,7 +189,7 @@ class _Collector:
         """See `prometheus_client.registry.Collector`."""
         from prometheus_client.core import GaugeMetricFamily
 
-        state = GaugeMetricFamily("dpfed_state", "1 for the state that the run is in", labels=["run", "state"])
+        state = GaugeMetricFamily("dpfed_state", "1 for the current state of the run", labels=["run", "state"])
         families: dict[str, GaugeMetricFamily] = {}
         for one in self._seen:
             for name in _STATES:
@@ -198,14 +200,14 @@ class _Collector:
                 key = f"dpfed_{figure.key}"
                 labels = ["run", *figure.labels]
                 family = families.setdefault(key, GaugeMetricFamily(key, figure.help, labels=labels))
-                # Without halves of surrogate pairs, which JSON can hold and no answer can.
+                # JSON can contain lone surrogates, which UTF-8 cannot encode: they are escaped.
                 values = (text.encode("utf-8", "backslashreplace").decode() for text in figure.labels.values())
                 family.add_metric([one.name, *values], figure.value)
         return iter([state, *families.values()])
 
 
 def exposition(seen: Sequence[Seen]) -> bytes:
-    """The figures of runs in the text format of Prometheus."""
+    """Returns the figures of runs in Prometheus's text format, as UTF-8."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
@@ -214,6 +216,6 @@ def exposition(seen: Sequence[Seen]) -> bytes:
 
 
 def health(seen: Iterable[Seen]) -> tuple[bool, dict[str, str]]:
-    """Whether every run is finished or running, and the state of each."""
+    """Returns whether every run is running or finished, and the state of each run by name."""
     states = {one.name: one.state for one in seen}
     return all(state in ("running", "finished") for state in states.values()), states

@@ -1,4 +1,4 @@
-"""The pace of a run by the times of its files, which is all that one look sees."""
+"""The pace of a run, estimated from the modification times of its files, because one look cannot observe it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _COMMIT = re.compile(r"(\d+)\.state")
 
 
 def pace_of_files(folder: Path, ledger: Ledger | None) -> Throughput:
-    """What the times of checkpoints, of the last commit, and of the releases since the last one, say. None of them is opened.
+    """Estimates a run's pace from the times of its checkpoints, its last commit, and the releases since then. It opens no file.
 
     Args:
-        folder: of a run.
-        ledger: of the run, which knows when it was interrupted; ``None``: no step was taken.
+        folder: Folder of the run.
+        ledger: Ledger of the run, which knows the interruptions; ``None``: the run has taken no step.
     """
     throughput, run = Throughput(), RunDirectory(folder)
     if ledger is not None:
@@ -32,9 +32,15 @@ def pace_of_files(folder: Path, ledger: Ledger | None) -> Throughput:
 
 
 def _times(folder: Path, named: re.Pattern[str], more: int) -> dict[int, float]:
-    """By how many steps were done, when a file was written whose name counts them."""
+    """Returns times of files by steps done.
+
+    Args:
+        folder: Folder of the files.
+        named: Pattern of their names, whose first group is the number of a step.
+        more: Number to add to it, so that it counts the steps done.
+    """
     found = {}
-    with contextlib.suppress(OSError):  # no such folder, or a checkpoint has taken in what was there
+    with contextlib.suppress(OSError):  # no such folder, or a checkpoint has replaced the files
         for entry in os.scandir(folder):
             if match := named.fullmatch(entry.name):
                 found[int(match[1]) + more] = entry.stat().st_mtime

@@ -1,4 +1,4 @@
-"""The page's HTML. Whatever comes from a run is escaped; the page loads nothing but its own style and script."""
+"""The page's HTML. All text from a run is escaped; the page loads only its own style sheet and script."""
 
 from __future__ import annotations
 
@@ -26,15 +26,19 @@ from dpfed.report.style import inline_svg
 
 _TILES = ("steps_done", "seconds_left", "epsilon_spent", "evaluation")
 _BESIDE = ("up", "steps_done", "steps_planned", "seconds_left", "epsilon_spent", "epsilon_planned", "evaluation")
-_DRAWING = threading.Lock()  # matplotlib's fonts are shared
-_LAST = 20  # discarded steps that are listed
+_DRAWING = threading.Lock()  # matplotlib's fonts are shared by threads
+_LAST = 20  # number of discarded steps that are listed
 
 
 class Pages:
-    """Renders views of runs. Charts are drawn again only where their run has changed."""
+    """Renderer of the views of runs. It draws the charts of a run again only if the run has changed.
+
+    Args:
+        name: Name of the watched folder.
+        several: Whether the folder holds several runs, and is not a run itself.
+    """
 
     def __init__(self, name: str, several: bool = True) -> None:
-        """Takes the name of what is shown, and whether it is a folder of runs or a single one."""
         self._name = name
         self._charts: dict[str, tuple[RunState, list[tuple[str, Markup]]]] = {}
         self._environment = Environment(
@@ -48,23 +52,23 @@ class Pages:
         self._environment.globals.update(duration=duration, shown=shown, label=label, several=several)
 
     def page(self, title: str, live: str, body: Markup, beside: Markup | None = None) -> str:
-        """A whole page.
+        """Renders a whole page.
 
         Args:
-            title: of the page.
-            live: address of its events; empty: it does not change.
-            body: its part that changes.
-            beside: what stays as it is, such as a form that somebody fills in.
+            title: Title of the page.
+            live: Address of the page's events; empty: the page does not change.
+            body: Part of the page that changes.
+            beside: Part that stays, such as a form that the reader fills in.
         """
         return self._render("frame.html", title=title, live=live, body=body, beside=beside or "")
 
     def runs(self, seen: Sequence[Seen], left_out: str = "") -> Markup:
-        """The list of runs, and which folders were not looked into."""
+        """Renders the list of runs, with a note about folders that were not searched."""
         rows = [(one, {figure.key: figure for figure in reversed(overview(one))}) for one in at_work_first(seen)]
         return Markup(self._render("runs.html", rows=rows, name=self._name, left_out=left_out))  # noqa: S704  the template escapes
 
     def run(self, seen: Seen) -> Markup:
-        """One run."""
+        """Renders one run."""
         if seen.run_state is None:
             return Markup(self._render("damaged.html", seen=seen))  # noqa: S704
         one, made = seen.run_state, figures(seen)
@@ -85,12 +89,12 @@ class Pages:
         return Markup(self._render("run.html", seen=seen, run=one, **values))  # noqa: S704
 
     def search(self, name: str, query: str, answers: Sequence[str], trouble: str, searched: int) -> Markup:
-        """Search by text: the form, and the pictures that were found, as ``data:`` addresses."""
+        """Renders the search by text: the form, and the pictures that were found, as ``data:`` addresses."""
         made = self._render("search.html", name=name, query=escape(query), answers=answers, trouble=trouble, searched=searched)
         return Markup(made)  # noqa: S704
 
     def refusal(self, sentence: str) -> str:
-        """A page that says why there is nothing to see."""
+        """Renders a page that says why it has no content."""
         return self.page("dpfed", "", Markup(self._render("refusal.html", sentence=sentence)))  # noqa: S704
 
     def _drawn(self, key: str, one: RunState, draw: Callable[[RunState], list[tuple[str, Canvas]]]) -> list[tuple[str, Markup]]:
@@ -105,7 +109,7 @@ class Pages:
 
 
 def _charts_of(one: RunState) -> list[tuple[str, Canvas]]:
-    """A run's charts with their titles."""
+    """Returns a run's charts with their titles."""
     drawn = []
     if one.spent and one.planned:
         drawn.append(("Epsilon over steps, against the plan", epsilon_plot(one.spent, one.expected, one.budget)))
@@ -119,30 +123,30 @@ def _charts_of(one: RunState) -> list[tuple[str, Canvas]]:
 
 
 def _training_of(one: RunState) -> list[tuple[str, Canvas]]:
-    """Charts of what was released of the training."""
+    """Returns the charts of the released training metrics, with their titles."""
     fixed = one.plan is not None and one.plan.bounding.clipping == "fixed"
     return training_plots(one.windows, one.plan.bounding.clip_norm if fixed and one.plan else None)
 
 
 @cache
 def style() -> str:
-    """The style sheet: that of the reports, and what only this page has."""
+    """Returns the style sheet: that of the reports, and the additions of the live page."""
     return str(page_style()) + resources.files("dpfed.live").joinpath("page/live.css").read_text(encoding="utf-8")
 
 
 @cache
 def script() -> str:
-    """The script, which puts what the server sends in the place of what was there."""
+    """Returns the script, which replaces the page's content with the one that the server sends."""
     return resources.files("dpfed.live").joinpath("page/live.js").read_text(encoding="utf-8")
 
 
 def _said(value: Any) -> Any:
-    """What a template says, and what a browser can be sent: no half of a surrogate pair; a number keeps its percent sign."""
+    """Returns a template's value for a browser: text without lone surrogates, and with no line break before a percent sign."""
     return "\n".join(map(visible, value.split("\n"))).replace(" %", "\N{NO-BREAK SPACE}%") if type(value) is str else value
 
 
 def _tiles(made: Sequence[Figure]) -> list[tuple[str, str, str]]:
-    """Name, number, remark."""
+    """Returns the tiles at the top of a run's page: name, number and remark."""
     tiles = []
     for figure in (figure for key in _TILES for figure in made if figure.key == key):
         if figure.value is None:

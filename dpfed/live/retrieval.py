@@ -1,4 +1,4 @@
-"""Search by text with a run's model, among public pictures: on pages and for `dpfed search`."""
+"""Search by text in public pictures, with a run's model: for the page and for `dpfed search`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:  # torch takes seconds to import, and most pages are never sea
     from dpfed.data.store.records import RecordStore
     from dpfed.encoder import Encoder
 
-_POOL, _ANSWERS = 2_000, 12
+_POOL, _ANSWERS = 2_000, 12  # most pictures that the page searches, and that it shows
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        pictures: the nearest first, as ``data:`` addresses.
-        trouble: why there are none.
-        searched: among how many.
+        pictures: Pictures found, the nearest first, as ``data:`` addresses.
+        trouble: Reason why there are none; empty: the search succeeded.
+        searched: Number of pictures that were searched.
     """
 
     pictures: Sequence[str] = ()
@@ -44,12 +44,12 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchIndex:
-    """Pictures in the space that a model shares with text.
+    """Embeddings of pictures in the space that a model shares with text.
 
     Attributes:
-        encoder: of the run.
-        pictures: that are searched.
-        vectors: ``(n, D)`` L2-normalised.
+        encoder: Encoder of the run.
+        pictures: Pictures that are searched.
+        vectors: L2-normalised embeddings of the pictures, shape ``(n, D)``.
     """
 
     encoder: Encoder
@@ -58,7 +58,7 @@ class SearchIndex:
 
     @classmethod
     def of(cls, encoder: Encoder, pictures: NamedPictures, advance: Callable[[int], None] = lambda done: None) -> SearchIndex:
-        """Embeds pictures; `advance` learns how many are done."""
+        """Embeds pictures, and calls `advance` with the number of pictures done."""
         import torch
 
         from dpfed.features.parquet import embedded
@@ -67,20 +67,20 @@ class SearchIndex:
         return cls(encoder, pictures, torch.cat([vectors for _, vectors in batches]))
 
     def nearest(self, text: str, count: int) -> tuple[np.ndarray, list[float]]:
-        """The pictures nearest to a text, best first: their numbers and cosines."""
+        """Returns the numbers and cosines of the `count` pictures nearest to a text, best first."""
         scores = self.vectors @ self.encoder.embed_text(text)[0].cpu()
         best = scores.topk(min(count, len(self.pictures)))
         return best.indices.numpy(), best.values.tolist()
 
 
 class Retrieval:
-    """Answers searches on pages. Models and pictures are loaded when the first one comes, those of the last run are kept.
+    """Search by text for pages. It loads model and pictures at the first search of a run, and keeps those of the last run.
 
     Args:
-        pictures: a store that is marked public; ``None``: the run's own records, where these are.
+        pictures: Record store that is marked public; ``None``: the run's own records, if they are public.
 
     Raises:
-        UserError: if the store is not public.
+        UserError: If the store is not public.
     """
 
     def __init__(self, pictures: Path | None = None) -> None:
@@ -90,9 +90,9 @@ class Retrieval:
             public_store(pictures)
 
     def find(self, run: Path, text: str) -> Found:
-        """The pictures nearest to a text."""
+        """Returns the pictures nearest to a text, or the reason why there are none."""
         if not text.strip():
-            return Found(trouble="Say what to look for.")
+            return Found(trouble="Enter a text to search for.")
         with self._lock:
             try:
                 among = self._loaded(run)
@@ -120,7 +120,7 @@ class Retrieval:
 
 
 def reads_text(run: Path) -> bool:
-    """Whether a run's model has a text tower."""
+    """Returns whether a run's model has a text tower."""
     try:
         return ModelConfig.model_validate(describe(run / "model")["model"]).reads_text
     except (UserError, ValidationError):
@@ -128,10 +128,10 @@ def reads_text(run: Path) -> bool:
 
 
 def public_store(path: Path) -> RecordStore:
-    """A store whose pictures may be shown.
+    """Opens a record store whose pictures may be shown.
 
     Raises:
-        UserError: if it is not marked public.
+        UserError: If the store is not marked public.
     """
     from dpfed.data.store.records import RecordStore
 
@@ -139,7 +139,7 @@ def public_store(path: Path) -> RecordStore:
 
 
 def own_store(run: Path) -> RecordStore:
-    """The records of a run, if their pictures may be shown; see `public_store`."""
+    """Opens the record store of a run, if its pictures may be shown; see `public_store`."""
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.runs.records import records_of
 

@@ -1,4 +1,4 @@
-"""What each site of a federation did, from its journal."""
+"""Each site's answers in a federation, read from the coordinator's journal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from dpfed.protocol.journal import Step
 
 @dataclass(frozen=True)
 class SiteRow:
-    """What a site did so far.
+    """A site's answers so far.
 
     Attributes:
-        name: of the site.
-        answered: steps in which its answer was counted.
-        missed: steps in which it was not there, or its answer was no good.
-        last_reason: why, the last time.
-        seconds: that its last answer took, as the coordinator saw it; ``None``: not known.
-        past: of the last steps: ``answered``, ``missed``, or ``discarded`` where the step was discarded.
+        name: Name of the site.
+        answered: Number of steps in which its answer was counted.
+        missed: Number of steps without a valid answer of the site.
+        last_reason: Step and reason of the last missed answer; empty: none was missed.
+        seconds: Seconds of its last answer, as the coordinator saw it; ``None``: not known.
+        past: Outcome of each of the last steps: ``answered``, ``missed``, or ``discarded`` if the site answered and the step
+            was discarded.
     """
 
     name: str
@@ -34,12 +35,12 @@ class SiteRow:
 
 
 def sites_of(names: Sequence[str], steps: Sequence[Mapping[str, Any]], arrival_log: Mapping[int, Step]) -> list[SiteRow]:
-    """Every site's row.
+    """Returns the row of every site.
 
     Args:
-        names: of the terms.
-        steps: in order, each as the journal's last line about it has it.
-        arrival_log: of the last ones, while the run lasts.
+        names: Names of the sites in the terms.
+        steps: The journal's last line about each step, in order.
+        arrival_log: Arrival times of the answers to the last steps, while the run continues.
     """
     over = [line for line in steps if line["event"] != "opened"]
     counted = Counter(site for line in over if line["event"] == "collected" for site in line.get("arrived", ()))

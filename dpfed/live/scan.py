@@ -1,4 +1,4 @@
-"""The runs and sites of a folder, looked at again and again: what has not changed is not read again."""
+"""Repeated scans of the runs and sites in a folder. Files that have not changed are not read again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dpfed.paths import path_of
 from dpfed.progress import Throughput
 
 _DEEP = 8  # levels below the given folder
-_MOST = 1000  # folders that are looked into, runs apart: it happens every second
-_FRESH = 30.0  # seconds in which a change says that a process is running
+_MOST = 1000  # folders that are searched, runs not counted: the search happens every second
+_FRESH = 30.0  # a change that is more recent than this, in seconds, means that a process is running
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Seen:
     """A run as it is now.
 
     Attributes:
-        name: in the list.
-        run_state: from its files; ``None``: they cannot be read.
-        trouble: why not, in a sentence.
-        state: ``finished``, ``running``, ``stopped`` (or running where nobody here sees it), or ``damaged``.
-        seconds: of a step; ``None``: not known, or the run is not in progress.
-        left: seconds until the last step, likewise.
-        last: when the last step was done, seconds since the epoch; ``None`` where the run is not in progress.
-        elsewhere: nobody here can tell whether a process works on it.
+        name: Name of the run in the list.
+        run_state: State according to the run's files; ``None``: they cannot be read.
+        trouble: Reason why they cannot be read, a sentence.
+        state: ``finished``, ``running``, ``stopped`` (or running unseen by this machine), or ``damaged``.
+        seconds: Seconds of a step; ``None``: not known, or the run is not running.
+        left: Seconds until the last step; ``None``: not known, or the run is not running.
+        last: Time of the last step, seconds since the epoch; ``None``: not known, or the run is not running.
+        elsewhere: Whether this machine cannot tell if a process runs it.
     """
 
     name: str
@@ -49,17 +49,17 @@ class Seen:
 
 
 class Scan:
-    """Looks at the runs of a folder.
+    """Scanner of the runs in a folder.
 
     Attributes:
-        left_out: which folders were not looked into the last time, in a sentence; empty: none.
+        left_out: Sentence about folders that the last scan did not search; empty: it searched all.
 
     Args:
-        root: a folder of runs, a run, or a site's folder.
-        clock: seconds since the epoch.
+        root: Folder of runs, a run, or a site's folder.
+        clock: Function that returns the time, seconds since the epoch.
 
     Raises:
-        UserError: if there is no folder.
+        UserError: If the folder does not exist.
     """
 
     def __init__(self, root: str | Path, clock: Callable[[], float] = time.time) -> None:
@@ -73,22 +73,22 @@ class Scan:
 
     @property
     def single(self) -> str | None:
-        """The name of the run or site, where the folder is one itself."""
+        """The name of the run or site if the folder is one itself; otherwise ``None``."""
         return visible(self.root.name) if is_run(self.root) or is_site(self.root) else None
 
     def folders(self) -> dict[str, Path]:
-        """The folders of runs and sites by name, in the order of their names."""
+        """Returns the folders of runs and sites by name, in the order of their names."""
         if self.single is not None:
             return {self.single: self.root}
         found, self.left_out = _below(self.root)
         return {visible(path.relative_to(self.root).as_posix()): path for path in sorted(found)}
 
     def all(self) -> list[Seen]:
-        """Every run as it is now."""
+        """Returns every run as it is now."""
         return [self._look(name, folder) for name, folder in self.folders().items()]
 
     def one(self, name: str) -> Seen | None:
-        """A run as it is now; ``None``: there is none of that name. No name leads out of the folder."""
+        """Returns a run as it is now; ``None`` if there is no run of that name. No name leads out of the folder."""
         folder = self.folders().get(name)
         return None if folder is None else self._look(name, folder)
 
@@ -116,21 +116,24 @@ class Scan:
             return Seen(name, run_state, "", "running", throughput.seconds, left, throughput.last)
 
     def _fresh(self, signature: dict[Path, tuple[int, int]]) -> bool:
-        """Whether somebody wrote a moment ago: on another machine, or in a container, a lock is not seen.
+        """Returns whether a file was written a moment ago. It is used where a lock of another machine or container is unseen.
 
-        A time that lies far in the future says nothing: this machine's clock was set back, or the other one's is wrong.
+        A time far in the future does not count: this machine's clock was set back, or the other machine's clock is wrong.
         """
         times = [time for time, _ in signature.values()]
         return bool(times) and abs(self._clock() - max(times) / 1e9) < _FRESH
 
 
 def at_work_first(seen: Iterable[Seen]) -> list[Seen]:
-    """Runs in the order of a list: those that are running, and then the others."""
+    """Returns runs in the order of a list: running ones first."""
     return sorted(seen, key=lambda one: one.state != "running")
 
 
 def _below(root: Path) -> tuple[list[Path], str]:
-    """Runs and sites below a folder, and what was left out. Links are not followed; drafts and what else is hidden stay so."""
+    """Returns the runs and sites below a folder, and a sentence about folders that were not searched.
+
+    Links are not followed. Hidden folders, such as drafts, are ignored.
+    """
     found: list[Path] = []
     level, looked, deep = [root], 0, 0
     while level and deep < _DEEP and looked < _MOST:
@@ -145,12 +148,13 @@ def _below(root: Path) -> tuple[list[Path], str]:
     first = visible((rest or level)[0].relative_to(root).as_posix())
     return (
         found,
-        f"folders are left out, {first} among them: more than {_DEEP} levels or {_MOST:,} folders; give one of them itself",
+        f"some folders were not searched, such as {first}: there are more than {_DEEP} levels or {_MOST:,} folders; watch one "
+        "of these folders instead",
     )
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The folders in a folder."""
+    """Returns the folders in a folder, without hidden ones and links."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
@@ -173,7 +177,7 @@ _READ = (
 
 
 def _signature(files: Iterable[Path]) -> dict[Path, tuple[int, int]]:
-    """Time and size of the files that are there."""
+    """Returns time (nanoseconds) and size (bytes) of the files that exist."""
     found = {}
     for file in files:
         with contextlib.suppress(OSError):
@@ -183,10 +187,10 @@ def _signature(files: Iterable[Path]) -> dict[Path, tuple[int, int]]:
 
 
 def _changed_outside(folder: Path) -> dict[Path, tuple[int, int]]:
-    """The same of the budgets' ledgers, which tell nothing of which process runs here."""
+    """Returns the signature of the budgets' ledgers. Other runs write them, so they do not show that this run is running."""
     try:
         return _signature(budget_files_outside(folder))
-    except UserError:  # `_read` says it
+    except UserError:  # `_read` reports the error
         return {}
 
 
@@ -195,5 +199,5 @@ def _read(folder: Path, name: str, running: bool) -> tuple[RunState | None, str]
         return read(folder, name, running), ""
     except UserError as error:
         return None, str(error)
-    except OSError as error:  # it goes away while it is read, or this user may not
+    except OSError as error:  # a file was deleted during the read, or this user may not read it
         return None, f"{error.filename or folder} cannot be read: {error.strerror or error}."

@@ -1,4 +1,4 @@
-"""The page's server: one process on loopback, which holds no key and no record."""
+"""The page's server: one process on loopback, which holds no key and no private record."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from dpfed.errors import UserError
 from dpfed.live.access import Access
 from dpfed.live.scan import Scan
 
-_HOST = "127.0.0.1"  # from elsewhere, people come through a tunnel of their own
+_HOST = "127.0.0.1"  # from other machines, users need a tunnel, such as SSH's
 
 
 def listen(scan: Scan, access: Access, pictures: Path | None, ready: Callable[[str], None]) -> None:
     """Serves the page until the process is told to end.
 
     Args:
-        scan: finds the runs.
-        access: the port to listen on, and the token that opens the page.
-        pictures: a public store to search by text.
-        ready: called with the address, token included, once the port is open.
+        scan: Scanner that finds and reads the runs.
+        access: Port to listen on, and the token.
+        pictures: Public record store to search by text; ``None``: the run's own records, if they are public.
+        ready: Function that is called with the address, which includes the token, once the port is open.
 
     Raises:
-        UserError: if a package is missing, or the port is taken.
+        UserError: If a package is missing, or the process cannot listen on the port.
     """
     try:
         import uvicorn
@@ -42,13 +42,13 @@ def listen(scan: Scan, access: Access, pictures: Path | None, ready: Callable[[s
         date_header=False,
         lifespan="off",
         ws="none",
-        http="h11",  # which bounds how long the head of a request may be
+        http="h11",  # h11 bounds the size of a request's head
         proxy_headers=False,
         timeout_graceful_shutdown=1,
     )
     with _bound(access.port) as bound:
         ready(f"http://{_HOST}:{bound.getsockname()[1]}/?token={access.token}")
-        with until_ctrl_c():  # uvicorn has ended in good order, and says that it was asked to
+        with until_ctrl_c():  # uvicorn ends in good order, and then raises the signal again
             uvicorn.Server(config).run(sockets=[bound])
 
 
@@ -57,7 +57,7 @@ def _bound(port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((_HOST, port))
-        bound.listen()  # whoever reads the address at once waits until the server answers
+        bound.listen()  # early requests wait until the server answers
     except OSError as error:
         bound.close()
         reason = "another program uses it" if error.errno == errno.EADDRINUSE else error.strerror or error

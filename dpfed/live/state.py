@@ -1,4 +1,4 @@
-"""A run, or a site of a federation, as its files show it at one moment. It needs no torch, and writes nothing."""
+"""The state of a run, or of a site of a federation, read from its files. The module needs no torch, and writes nothing."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ SITE = "site.toml"
 
 @dataclass(frozen=True)
 class RunState:
-    """What is seen.
+    """The state of a run or a site at one moment.
 
     Attributes:
-        name: in the list of runs.
-        title: that the configuration gives; of a site, its name.
-        kind: such as ``one worker``, in words.
-        finished: whether all is done.
-        ledger: what was spent; ``None``: nothing yet.
-        budget: the largest epsilon that a site agreed to, or that of the records' lifetime budget.
-        lifetime: the lifetime budgets that hold the plan, in words, and what part of each is taken by all runs together.
-        metrics: lines of metrics.jsonl.
-        results: of a finished run, the evaluations of results.json.
-        card: the privacy card, or the page of a run that gets none; empty: none yet.
-        rounds: of a federation, the journal's last line about each step, in order.
-        sites: of a federation, each with what it answered.
-        arrival_log: when answers to the last steps came, while the run continues.
-        model: whether a model is there.
+        name: Name in the list of runs.
+        title: Name of the run in its configuration; for a site, the site's name.
+        kind: Kind of the run, in words, such as ``one worker``.
+        finished: Whether the run is finished.
+        ledger: Ledger of the privacy spent; ``None``: nothing was spent yet.
+        budget: The largest epsilon that a site agreed to, or the epsilon of the records' lifetime budget; ``None``: not known.
+        lifetime: Lifetime budgets with a reservation of this run: each in words, and the fraction of it that all runs together
+            take.
+        metrics: Lines of metrics.jsonl.
+        results: Evaluations in results.json; empty until the run is finished.
+        card: Text of the privacy card, or of the page that replaces it for a run without a guarantee; empty: not written yet.
+        rounds: In a federation, the journal's last line about each step, in order.
+        sites: In a federation, the sites with their answers.
+        arrival_log: In a federation, arrival times of the answers to the last steps, while the run continues.
+        model: Whether the finished run has a model.
     """
 
     name: str
@@ -68,81 +69,81 @@ class RunState:
 
     @property
     def plan(self) -> PrivacyPlan | None:
-        """What is planned."""
+        """The plan; ``None``: not known yet."""
         return self.ledger.plan if self.ledger else None
 
     @property
     def planned(self) -> int:
-        """T; 0: not known yet."""
+        """T, the number of planned steps; 0: not known yet."""
         return self.plan.steps if self.plan else 0
 
     @property
     def done(self) -> int:
-        """Steps that are over; a site's are those that it was asked for."""
+        """Number of steps done; for a site, up to the last step that it answered."""
         return self.ledger.last_step + 1 if self.ledger else 0
 
     @property
     def has_guarantee(self) -> bool:
-        """Whether epsilon means anything: otherwise it is not shown."""
+        """Returns whether a guarantee holds; without one, epsilon is not shown."""
         if self.card:
             return not is_void(self.card)
         return self.plan is not None and self.plan.has_guarantee and not any(mark.voids for mark in self._marks)
 
     @property
     def epsilon(self) -> float | None:
-        """Spent so far; ``None``: nothing is promised."""
+        """Epsilon spent so far; ``None``: no guarantee holds."""
         spent = self.ledger.epsilon if self.ledger and self.has_guarantee else math.inf
         return spent if math.isfinite(spent) else None
 
     @property
     def epsilon_planned(self) -> float | None:
-        """Of all planned steps."""
+        """Epsilon of all planned steps; ``None``: no guarantee holds."""
         return self.ledger.plan.epsilon() if self.ledger and self.has_guarantee else None
 
     @property
     def spent(self) -> list[tuple[int, float]]:
-        """Epsilon after some of the steps so far, and after the last one."""
+        """Pairs of a step and the epsilon spent by then, for some of the steps so far and for the last one."""
         return spent_curve(self.ledger) if self.ledger and self.has_guarantee else []
 
     @property
     def expected(self) -> list[tuple[int, float]]:
-        """Epsilon as it is planned to grow."""
+        """Pairs of a step and the planned epsilon by then."""
         return planned_curve(self.plan) if self.plan and self.has_guarantee else []
 
     @property
     def evaluations(self) -> Sequence[dict[str, Any]]:
-        """All figures that were measured."""
+        """All evaluations so far."""
         return self.results or [line["evaluation"] for line in self.metrics if "evaluation" in line]
 
     @property
     def table(self) -> list[Result]:
-        """The newest trained figures beside the untrained ones."""
+        """The newest figures of the trained model beside those of the untrained model."""
         return results_of(list(self.evaluations))
 
     @property
     def windows(self) -> list[MetricsWindow]:
-        """The released figures of training."""
+        """The released training metrics."""
         return [MetricsWindow.read(line["phase"]) for line in self.metrics if "phase" in line]
 
     def series(self, name: str) -> list[tuple[int, float]]:
-        """A figure of metrics.jsonl over steps."""
+        """Returns pairs of a step and the value of a figure in metrics.jsonl."""
         return [(line["step"], float(line[name])) for line in self.metrics if _is_number(line.get(name))]
 
     @property
     def discarded(self) -> list[tuple[int, str]]:
-        """The steps of a federation that were discarded, and why."""
+        """The discarded steps of a federation, each with the reason."""
         return [(line["step"], str(line.get("reason", ""))) for line in self.rounds if line["event"] == "discarded"]
 
     @property
     def awaited(self) -> tuple[int, Step] | None:
-        """The step that is open, or for which there are not enough sites yet, and who has answered it."""
+        """The step that is open, or that has too few sites yet, with its answers so far; ``None``: no step is open."""
         over = max((line["step"] for line in self.rounds if line["event"] != "opened"), default=-1)
         step = max(self.arrival_log, default=-1)
         return None if self.finished or step <= over or not self.arrival_log[step].awaited else (step, self.arrival_log[step])
 
     @property
     def guarantee(self) -> str:
-        """What is promised, in words, or what is not."""
+        """The guarantee in words, or the reason why there is none."""
         if self.card:
             return lead(self.card)
         if self.ledger is None or self.epsilon is None or self.epsilon_planned is None:
@@ -157,7 +158,7 @@ class RunState:
 
     @property
     def marks(self) -> list[str]:
-        """What a reader must know beside the guarantee."""
+        """Remarks that a reader must know in addition to the guarantee."""
         return marks_of(self.card) if self.card else [mark.text for mark in self._marks if not mark.voids]
 
     @property
@@ -166,12 +167,12 @@ class RunState:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run lies there, and not what only looks like one, such as a coordinator's folder."""
+    """Returns whether a folder is a run's, and not a similar one, such as a coordinator's."""
     return (folder / "config.toml").is_file() and (folder / ".lock").is_file() and not (folder / "identity.key").exists()
 
 
 def is_site(folder: Path) -> bool:
-    """Whether a site's folder lies there."""
+    """Returns whether a folder is a site's."""
     return (folder / SITE).is_file()
 
 
@@ -179,12 +180,12 @@ def read(folder: Path, name: str, running: bool) -> RunState:
     """Reads a run's or a site's folder.
 
     Args:
-        folder: of a run or a site.
-        name: in the list of runs.
-        running: whether somebody works on it; otherwise times are those of a process that is gone.
+        folder: Folder of a run or a site.
+        name: Name in the list of runs.
+        running: Whether a process runs it. If not, arrival times are ignored: they are those of a process that has ended.
 
     Raises:
-        UserError: naming the file that is damaged.
+        UserError: If a file is damaged; the message names it.
     """
     return _site(folder, name) if is_site(folder) else _run(folder, name, running)
 
@@ -236,7 +237,7 @@ def _kind(terms: dict[str, Any], ledger: Ledger | None, simulated: bool) -> str:
     if terms:
         return f"{'simulated ' if simulated else ''}federation of {len(terms['sites'])} sites, trust {terms['trust']}"
     if ledger is None or not ledger.charged:
-        return "before the first step"  # only then the ledger says how many workers there are
+        return "before the first step"  # the ledger states the number of workers only after it
     world_size = ledger.world_size
     return f"cluster of {world_size} workers" if world_size > 1 else "one worker"
 
@@ -251,10 +252,10 @@ def _card(page: Path) -> str:
 
 
 def _evaluations(path: Path) -> list[dict[str, Any]]:
-    """The figures of results.json.
+    """Reads the evaluations of results.json.
 
     Raises:
-        UserError: if it is damaged.
+        UserError: If the file is damaged.
     """
     try:
         items = json.loads(read_text(path))["evaluations"]
@@ -267,16 +268,16 @@ def _evaluations(path: Path) -> list[dict[str, Any]]:
 
 
 def budget_files_outside(folder: Path) -> list[Path]:
-    """Where the ledgers of a run's lifetime budgets may lie: other runs write into them.
+    """Returns paths where the ledgers of a run's lifetime budgets may be. Other runs also write them.
 
     Raises:
-        UserError: if the run's ``budget.json`` is damaged.
+        UserError: If the run's ``budget.json`` is damaged.
     """
     return [path for id, store in _budgets(RunDirectory(folder).budget) for path in replicas_of(id, store) if path]
 
 
 def _budgets(path: Path) -> list[tuple[str, Path]]:
-    """The ids of the budgets that a ``budget.json`` names, and the store that has their records."""
+    """Returns the id of each budget in a ``budget.json``, with the store of its records."""
     if not path.is_file():
         return []
     try:
@@ -287,7 +288,7 @@ def _budgets(path: Path) -> list[tuple[str, Path]]:
 
 
 def _terms(path: Path) -> dict[str, Any]:
-    """Terms as far as they are shown; empty: there are none."""
+    """Returns the shown part of the terms, trust mode and names of the sites; empty: there are no terms."""
     if not path.exists():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""A run, or a list of runs, in a terminal."""
+"""The terminal view of a run, or of a list of runs."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ STYLES = {"running": "bold green", "stopped": "yellow", "finished": "bold blue",
 _WIDE, _REASONS = 60, 5
 _LABELS = len("norm of the noisy gradient")
 _MARKS = {"answered": ("■", "green"), "missed": ("·", "yellow"), "discarded": ("□", "red")}
-_UNSEEN = frozenset(("steps_planned", "epsilon_planned"))  # they stand beside what is done of them
+_UNSEEN = frozenset(("steps_planned", "epsilon_planned"))  # they are shown beside the steps done and the epsilon spent
 
 
 def fitted(shown: RenderableType, console: Console) -> RenderableType:
-    """As much of it as the terminal is high, and how much is left out."""
+    """Returns a view cut to the terminal's height, with a line about the number of lines cut off."""
     lines = console.render_lines(shown, pad=False)
     if len(lines) <= console.height:
         return shown
     cut = max(1, console.height - 1)
-    more = Text(f"{len(lines) - cut:,} more lines: in a higher terminal, or with --once", "dim", no_wrap=True, overflow="crop")
+    more = Text(f"{len(lines) - cut:,} more lines: use a taller window, or --once", "dim", no_wrap=True, overflow="crop")
     return Group(SegmentLines(lines[:cut], new_lines=True), more)
 
 
 def view(seen: Sequence[Seen], single: bool, left_out: str = "") -> RenderableType:
-    """What is drawn: first what an operator looks for, as a low terminal shows no more.
+    """Returns the view of runs, with the most important lines first, because a small terminal shows no more.
 
     Args:
-        seen: the runs.
-        single: one run is watched, and not a folder of them.
-        left_out: which folders were not looked into.
+        seen: The runs.
+        single: Whether a single run is watched, and not a folder of runs.
+        left_out: Sentence about folders that were not searched; empty: none.
     """
     return _one(seen[0]) if single else Group(_list(seen), *([_text(left_out, "yellow")] if left_out else []))
 
@@ -66,7 +66,7 @@ def _one(seen: Seen) -> RenderableType:
         Text.assemble((visible(one.title), "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {visible(one.kind)}", "dim"))
     ]
     if one.planned:
-        bar = Table.grid()  # a bar alone ends no line
+        bar = Table.grid()  # a bar on its own does not end its line
         bar.add_row(ProgressBar(total=one.planned, completed=min(one.done, one.planned), width=_WIDE))
         parts.append(bar)
     parts.append(_table(_rows(overview(seen))))
@@ -112,5 +112,5 @@ def _sites(one: RunState) -> Table:
 
 
 def _text(words: str, style: str = "") -> Text:
-    """Words of a run's files, in which nothing steers the terminal, and no line ends before a percent sign."""
+    """Returns text from a run's files without control characters, and with no line break before a percent sign."""
     return Text(visible(words).replace(" %", "%"), style)

@@ -1,1 +1,1 @@
-"""What configurations are made of: sections of checked keys, and words for what is wrong."""
+"""The parts of a configuration's schema: sections of checked keys, conditions, and messages about wrong values."""

@@ -1,11 +1,11 @@
-"""Which keys have an effect beside the others. A key declares the values of other keys under which it has one:
+"""Conditions under which keys of a configuration have an effect. A key declares the values of other keys that it needs:
 
     momentum: Annotated[float, only("optimizer.name", "sgd", "lars")] = Field(0.9)
 
-The configuration declares conditions across sections, each an `Across`. A key that is given and has no effect is a mistake:
-whoever sets ``data.path`` and forgets ``data.source`` would otherwise train on generated shapes without noticing. A key counts
-as given if its value is not the default, so that a file that spells out every default can be read again. Intervals longer than
-the run and limits that are not reached do what they say, and so have an effect.
+The configuration declares conditions across sections, each an `Across`. A key that is given and has no effect is an error: a
+user who sets ``data.path`` and forgets ``data.source`` would otherwise train on generated shapes without noticing. A key counts
+as given if its value is not the default, so that a file that spells out every default can be read again. An interval longer
+than the run, or a limit that is never reached, counts as having an effect.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dpfed.schema.wording import either, shown
 
 @dataclass(frozen=True, eq=False)
 class When:
-    """A condition under which keys have an effect. Keys with the same condition are refused in one sentence.
+    """A condition under which keys have an effect. One sentence of an error refuses all keys with the same condition.
 
     Attributes:
-        because: the keys whose values decide, with spaces between them.
-        holds: whether the condition holds, of the section in which the keys stand; in an `Across`, of the configuration.
-        remedy: what would make it hold.
+        because: Keys whose values decide, separated by spaces.
+        holds: Predicate on the section that contains the keys; in an `Across`, on the whole configuration.
+        remedy: Advice that makes the condition hold, as text or as a function that returns it.
     """
 
     because: str
@@ -38,18 +38,18 @@ class When:
 
     @property
     def advice(self) -> str:
-        """What would make it hold."""
+        """The advice that makes the condition hold, as text."""
         return self.remedy if isinstance(self.remedy, str) else self.remedy()
 
 
 @functools.cache
 def only(key: str, *values: str, why: str = "") -> When:
-    """Has an effect only where another key of the same section has one of a few values.
+    """Returns the condition that another key of the same section has one of the given values.
 
     Args:
-        key: the other one, such as ``optimizer.name``.
-        values: of it.
-        why: a reason that stands before the remedy.
+        key: Name of the other key, such as ``optimizer.name``.
+        values: Values of that key under which the condition holds.
+        why: Reason, placed before the remedy in the error.
     """
     name = key.rpartition(".")[2]
     return When(key, lambda section: getattr(section, name) in values, f"{why}set {key} = {either(values)}")
@@ -59,22 +59,22 @@ class Across(NamedTuple):
     """A condition between sections.
 
     Attributes:
-        keys: that have an effect under it, with spaces between them; ``public.*`` are all keys of a section.
-        when: the condition, of the whole configuration.
+        keys: Keys that have an effect only if the condition holds, separated by spaces; ``public.*``: all keys of a section.
+        when: The condition, on the whole configuration.
     """
 
     keys: str
     when: When
 
     def named(self, config: type[Section]) -> Iterator[str]:
-        """The keys, each by its name."""
+        """Yields the dotted name of each key; ``section.*`` is expanded."""
         for key in self.keys.split():
             section, _, name = key.partition(".")
             yield from (f"{section}.{own}" for own in fields_of(config, section)) if name == "*" else (key,)
 
 
 def fields_of(config: type[Section], section: str) -> dict[str, FieldInfo]:
-    """The keys of a section of a configuration, with what they may be; none: it is itself a key."""
+    """Returns the fields of a configuration's section by key; empty if the name is a key and not a section."""
     kind = config.model_fields[section].annotation
     return kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
 
@@ -83,13 +83,13 @@ class Conditions:
     """All conditions of a configuration.
 
     Args:
-        config: its class, whose sections declare their own.
-        across: those between sections, which come first.
+        config: Class of the configuration. Its sections declare the conditions within a section.
+        across: Conditions between sections. They are checked first.
     """
 
     def __init__(self, config: type[Section], *across: Across) -> None:
         between = [(key, rule.when) for rule in across for key in rule.named(config)]
-        self._of: dict[str, list[tuple[str, When]]] = {}  # key -> (section whose values decide, condition); "": the whole
+        self._of: dict[str, list[tuple[str, When]]] = {}  # key -> (section to check, condition); "": the whole config
         for section in config.model_fields:
             for name, field in fields_of(config, section).items():
                 key = f"{section}.{name}"
@@ -99,12 +99,12 @@ class Conditions:
             raise ValueError(f"no such keys: {sorted(unknown)}")
 
     def deciding(self, key: str) -> tuple[str, ...]:
-        """The other keys that decide whether one has an effect; none: it always has."""
+        """Returns the other keys that decide whether a key has an effect; empty: it always has one."""
         found = [other for _, when in self._of.get(key, ()) for other in when.because.split()]
         return tuple(other for other in dict.fromkeys(found) if other != key)
 
     def without_effect(self, config: Section) -> dict[str, When]:
-        """The keys, given or not, that nothing depends on in a configuration, each with the condition that does not hold."""
+        """Returns all keys without an effect in a configuration, given or not, each with its first condition that fails."""
         failed = {
             key: [when for section, when in conditions if not when.holds(getattr(config, section) if section else config)]
             for key, conditions in self._of.items()
@@ -115,11 +115,11 @@ class Conditions:
         """Refuses keys that are given and have no effect.
 
         Args:
-            config: as the user wrote it, or resolved.
-            origin: of the configuration, for the message.
+            config: Configuration, as the user wrote it or resolved.
+            origin: Origin of the configuration, such as its file, for the message.
 
         Raises:
-            UserError: naming the keys, why they have no effect, and what would give them one.
+            UserError: If there are such keys; the message names them, the reason, and the remedy.
         """
         idle = {key: when for key, when in self.without_effect(config).items() if is_given(config, key)}
         if idle:
@@ -128,7 +128,7 @@ class Conditions:
             raise idle_error(origin, "; ".join(said), list(idle))
 
     def effective(self, config: Section) -> dict[str, Section]:
-        """The sections of a configuration that have keys without an effect, with these keys at their defaults."""
+        """Returns the sections that have keys without an effect, by name, with these keys reset to their defaults."""
         changes: dict[str, dict[str, Any]] = {}
         for key in self.without_effect(config):
             section, name = key.split(".")
@@ -137,13 +137,13 @@ class Conditions:
 
 
 def idle_error(origin: str, said: str, keys: list[str]) -> UserError:
-    """The error for keys that are given and have no effect."""
+    """Returns the error for keys that are given and have no effect."""
     options = " ".join(f"--set {key}=" for key in keys)
     return UserError(f"{origin}: {said}. [setting-idle]", command=f"On the command line, that is {options}")
 
 
 def is_given(config: Section, key: str) -> bool:
-    """Whether a key has another value than its default."""
+    """Returns whether a key's value differs from its default."""
     return bool(_value(config, key) != _default(config, key))
 
 
@@ -165,10 +165,10 @@ def _sentence(config: Section, when: When, keys: list[str]) -> str:
 
 
 def listed(keys: list[str]) -> str:
-    """``'a' and 'b' have``, the beginning of a sentence."""
+    """Returns the beginning of a sentence, such as ``'a' and 'b' have``."""
     return f"{' and '.join(map(repr, keys))} {'has' if len(keys) == 1 else 'have'}"
 
 
 def them(keys: list[str]) -> str:
-    """The pronoun for one key or several."""
+    """Returns the pronoun for one key or several."""
     return "it" if len(keys) == 1 else "them"

@@ -1,4 +1,4 @@
-"""The base of every set of keys that a user can give: a section of the configuration, or the options of a loss or a method."""
+"""The base class of every set of keys that a user can give: sections of a configuration, options of a loss or a method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DIGITS = 10**20  # a seed may have 64 bits
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, no key that it does not know, and no value of another type, such as true for 1."""
+    """Base class of all sections. It is frozen, and rejects unknown keys and values of another type, such as true for 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
@@ -30,7 +30,7 @@ class Section(BaseModel):
 
 
 class NoOptions(Section):
-    """Of a loss or a method that has no keys of its own."""
+    """The options of a loss or a method that has no keys of its own."""
 
 
 Item = TypeVar("Item")

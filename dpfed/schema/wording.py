@@ -1,4 +1,4 @@
-"""What is wrong with a value, in words for people: pydantic finds it, and its own messages speak of classes and inputs."""
+"""Messages about wrong values, for users: pydantic finds the errors, but its own messages are about classes and inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from dpfed.errors import nearest
 
-# By the type of pydantic's error, with the limit that it names. A test holds this against all that the schemas can raise.
+# Messages by pydantic's error type, with the limit that the error names. A test checks that no type the schemas can raise is
+# missing.
 _WORDS = {
     "model_type": "expected a section, that is keys with values",
     "model_attributes_type": "expected a section, that is keys with values",
@@ -46,13 +47,13 @@ _LONGEST = 80  # characters of a value that a message repeats
 
 
 def shown(value: Any) -> str:
-    """A value as it stands in a TOML file, in one line and not too long."""
+    """Returns a value as it would stand in a TOML file: one line, shortened to 80 characters."""
     text = _toml(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def either(values: Iterable[Any], joint: str = "or") -> str:
-    """``'a', 'b' or 'c'``."""
+    """Returns a list in words, such as ``'a', 'b' or 'c'``."""
     *others, last = map(repr, values)
     return f"{', '.join(others)} {joint} {last}" if others else last
 
@@ -74,15 +75,15 @@ def _toml(value: Any) -> str:
 
 
 def problem(error: ValidationError, schema: type[BaseModel] | None = None) -> str:
-    """The first thing that is wrong, such as ``'privacy.epsilon': expected a number; got true``, without a full stop.
+    """Returns the first error, such as ``'privacy.epsilon': expected a number; got true``, without a full stop.
 
     Args:
-        error: what pydantic raised.
-        schema: what was checked, to suggest a key for one that is unknown.
+        error: Error that pydantic raised.
+        schema: Schema that was checked. It serves to suggest a key in place of an unknown one.
     """
     first = error.errors()[0]
     place = first["loc"]
-    if place[:2] == ("bounding", "options") and len(place) > 2:  # of a union, the error of each member
+    if place[:2] == ("bounding", "options") and len(place) > 2:  # pydantic reports each member of the union
         return f"{_key(place[:3])}: expected a finite number, true, false or a text; got {shown(first['input'])}"
     if first["type"] == "extra_forbidden":
         return f"unknown key {_key(place)}{_suggestion(place, schema)}"
@@ -92,7 +93,7 @@ def problem(error: ValidationError, schema: type[BaseModel] | None = None) -> st
 
 
 def complaint(error: ValidationError) -> str:
-    """What is wrong with the first wrong value, such as ``expected a number; got true``, without saying where it stands."""
+    """Returns the complaint about the first wrong value, such as ``expected a number; got true``, without its key."""
     first = error.errors()[0]
     context = {name: _limit(limit) for name, limit in first.get("ctx", {}).items()}
     words = _PATTERNS.get(str(context.get("pattern", ""))) or _WORDS.get(first["type"], first["msg"]).format(**context)
@@ -103,13 +104,13 @@ def complaint(error: ValidationError) -> str:
 
 
 def _limit(limit: Any) -> Any:
-    """A limit as people write it: 1 for 1.0, and 1,000,000,000 for 1e9."""
+    """Returns a limit as people write it: 1 for 1.0, and 1,000,000,000 for 1e9."""
     whole = isinstance(limit, float) and limit.is_integer() and abs(limit) < 1e15
     return (f"{limit:,.0f}" if abs(limit) >= 1e4 else int(limit)) if whole else limit
 
 
 def _key(place: tuple[int | str, ...]) -> str:
-    """``("views", "crop_scale", 0)`` -> ``'views.crop_scale[0]'``; what cannot be printed is escaped."""
+    """Returns a key in words: ``("views", "crop_scale", 0)`` -> ``'views.crop_scale[0]'``, unprintable characters escaped."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     return f"'{text}'" if text.isprintable() else repr(text)
 
@@ -121,5 +122,5 @@ def _suggestion(place: tuple[int | str, ...], schema: Any) -> str:
 
 
 def has_control_characters(text: str) -> bool:
-    """Whether there is a line break, an escape or the like, which belongs into no name, path or number."""
+    """Returns whether a text has a line break or another control character, which no name, path or number should have."""
     return any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text)

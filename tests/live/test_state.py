@@ -152,7 +152,7 @@ def test_runs_far_down_are_found_and_what_is_left_out_is_said(make, dpfed, tmp_p
     far = make("1/2/3/4/5/6/7/8/far", done=1)
     scan = Scan(tmp_path / "runs")
     assert list(scan.folders()) == ["1/2/3/4/5/6/7/eighth", "a/b/c/d/near"]
-    assert "1/2/3/4/5/6/7/8 among them" in scan.left_out
+    assert "such as 1/2/3/4/5/6/7/8:" in scan.left_out
     for words in ((), ("--json",)):
         code, out, error = dpfed("watch", tmp_path / "runs", "--once", *words)
         assert code == 0 and "1/2/3/4/5/6/7/8" in (error if words else "".join(out.split("\n")))
@@ -160,4 +160,4 @@ def test_runs_far_down_are_found_and_what_is_left_out_is_said(make, dpfed, tmp_p
     given = Scan(far.path.parent)  # as the sentence says
     assert list(given.folders()) == ["far"] and not given.left_out
     monkeypatch.setattr("dpfed.live.scan._MOST", 3)
-    assert not scan.folders() and "among them" in scan.left_out
+    assert not scan.folders() and "were not searched" in scan.left_out

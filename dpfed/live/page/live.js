@@ -1,4 +1,4 @@
-// Puts what the server sends in the place of what was there. What the reader has opened or scrolled to stays so.
+// Replaces the content with the one that the server sends. Open details, the focus and the scroll position stay.
 "use strict";
 const live = document.getElementById("live");
 const line = document.getElementById("line");

@@ -58,8 +58,8 @@ def test_training_pictures_among_held_out_ones_are_counted(tmp_path: Path, pictu
         opened.save(tmp_path / "in/test/b/copy.bmp")
     shutil.copy(tmp_path / "in/train/b/2.png", tmp_path / "in/train/b/again.png")
     code, said, error = dpfed("data", "import", tmp_path / "in", tmp_path / "store")
-    assert code == 0 and "Held-out records that show the picture of a training record: 2." in said, error
-    assert "Training records that show the picture of another one: 1." in said
+    assert code == 0 and "Held-out records with the picture of a training record: 2." in said, error
+    assert "Training records with the picture of another training record: 1." in said
     report = import_records(tmp_path / "in", tmp_path / "squares", size=12)
     assert (report.shared, report.repeated) == (3, 1)
     for copy in (tmp_path / "in").rglob("copy*"):
@@ -99,7 +99,7 @@ def test_classes_with_nearly_one_name_are_named(tmp_path: Path, pictures, dpfed)
     for name in ("Cat/0.png", "cat/1.png", "dog/2.png"):
         pictures.file(tmp_path / "in" / name)
     code, said, error = dpfed("data", "import", tmp_path / "in", tmp_path / "store")
-    assert code == 0 and "Classes of label with nearly one name: 'Cat', 'cat'." in said, error
+    assert code == 0 and "Classes of label with almost the same name: 'Cat', 'cat'." in said, error
 
 
 @pytest.mark.parametrize("name", ["@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found", "__MACOSX"])
