@@ -33,6 +33,7 @@ from dpfed.runs.pretraining import make_start, pretrain
 
 EPSILONS = (1.0, 8.0)
 _MINUTES = 240.0
+_BATCHES = {600: 100, 3_000: 256, 45_000: 512}  # of the recipe for CIFAR-10
 _TEST = 3_000  # held-out images of CIFAR-10
 _KNN, _LINEAR, _THERE, _BACK = "knn200_accuracy", "linear_probe_accuracy", "image_to_text_R@10", "text_to_image_R@10"
 
@@ -61,9 +62,9 @@ class Cell:
 def cells(work: Path, cifar: Path) -> Iterator[Cell]:
     """All situations, those that take least time first."""
     public = work / "public"
-    for count in (600, 3_000):
+    for count in (600, 3_000, 45_000):
         data = _part(cifar, work / f"cifar10-{count}", count)
-        batch = f"privacy.batch={count // 6 if count == 600 else 256}"
+        batch = f"privacy.batch={_BATCHES[count]}"
         given: tuple[str, ...] = ("data.source=parquet", f"data.path={data}", "data.size=32", "evaluation.split=test", batch)
         for epsilon in EPSILONS:
             yield Cell(f"{count:,} cifar10 images", data, epsilon, ("recipes/small-images", *given), (_KNN, _LINEAR))
