@@ -239,14 +239,14 @@ def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: f
 
 def _too_coarse(target: float, numbers: str) -> Unresolved:
     return Unresolved(
-        f"PLD accounting on a grid that takes a bearable time is looser than RDP for epsilon {target:g} {numbers}: set "
+        f"PLD accounting on a grid of acceptable size is looser than RDP for epsilon {target:g} {numbers}: set "
         "privacy.accountant = 'rdp'. [epsilon-pld-coarse]"
     )
 
 
 def _too_generous(target: float, least: float, numbers: str) -> UserError:
     return UserError(
-        f"epsilon {target:g} would need less noise than the least there is: multiplier {LEAST_NOISE} already gives epsilon "
+        f"epsilon {target:g} would need less noise than the smallest allowed: multiplier {LEAST_NOISE} already gives epsilon "
         f"{least:.4g} {numbers}. Lower epsilon, or train without privacy (bounding.method = 'none'). [epsilon-too-large]"
     )
 

@@ -195,7 +195,7 @@ class Ledger:
         """
         if self.fingerprint != self.plan.fingerprint:
             raise UserError(
-                f"{self.path} belongs to a run of an older dpfed, whose engines round in another way: this dpfed cannot resume "
+                f"{self.path} belongs to a run of an older dpfed, whose engines round differently: this dpfed cannot resume "
                 "it. What it spent stays spent. Start a new run. [ledger-older-run]"
             )
 

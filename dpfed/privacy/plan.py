@@ -108,12 +108,12 @@ class PrivacyPlan:
             "'public'",
         )
         require(self.private or sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
-        require(not self.private or sigma > 0, f"noise_multiplier must be positive (none leaves no promise), got {sigma}")
+        require(not self.private or sigma > 0, f"noise_multiplier must be positive (no noise, no promise), got {sigma}")
         if self.private and self.noise.kind == "discrete":
             proven = [name for name in METHODS if method_named(name).proven_in_floats]
             require(
                 method.proven_in_floats,
-                f"noise = 'discrete' promises what is proven for floating point, too, which method '{name}' is not: use "
+                f"noise = 'discrete' needs a proof that covers floating point, which method '{name}' does not have: use "
                 f"noise = 'gaussian', or one of the methods {', '.join(proven)}",
             )
         require(
@@ -235,7 +235,7 @@ class PrivacyPlan:
         records, delta = self.sampling.records, self.promise.delta
         require(
             not self.private or delta <= 1 / records,
-            f"delta = {round_up(delta)} is more than 1/N (N = {records:,}), and whoever published one whole "
+            f"delta = {round_up(delta)} is more than 1/N (N = {records:,}): a program that publishes one whole "
             f"{self.promise.protected}, drawn at random, would keep such a promise; leave delta out for the default, "
             "1/(N ln N), or give less than 1/N",
         )
@@ -247,7 +247,7 @@ class PrivacyPlan:
             UserError: Epsilon is infinite or cannot be computed; the message names the numbers that cause it.
         """
         if self.private:
-            require(math.isfinite(self.epsilon()), f"noise_multiplier {self.noise.multiplier} leaves no finite epsilon")
+            require(math.isfinite(self.epsilon()), f"noise_multiplier {self.noise.multiplier} gives no finite epsilon")
 
     @property
     def private(self) -> bool:
@@ -261,7 +261,7 @@ class PrivacyPlan:
 
     @property
     def groups(self) -> int:
-        """Number of groups, K = round(B/S), fixed in advance, however many of them are empty; 1 where the batch is one group."""
+        """Number of groups, K = round(B/S), fixed in advance, even if some turn out empty; 1 where the batch is one group."""
         return 1 if self.bounding.method.whole_batch else max(1, round(self.sampling.batch / self.bounding.group_size))
 
     @functools.cached_property
@@ -367,7 +367,7 @@ class PrivacyPlan:
 
     @property
     def promised_noise_std(self) -> float:
-        """Standard deviation that the promise needs on each number of the sum; discrete noise exceeds it by at most 5e-9 of it."""
+        """Standard deviation that the promise needs on each number of the sum; discrete noise is larger by up to 5e-9 of it."""
         return self.noise.multiplier * self.sensitivity / math.sqrt(self.gradient_share)
 
     @property
@@ -409,13 +409,13 @@ class PrivacyPlan:
         """
         require(
             not self.bounding.method.whole_batch,
-            f"method '{self.bounding.method_name}' contrasts the whole batch, which none of several owners holds: use 'group'",
+            f"method '{self.bounding.method_name}' contrasts the whole batch, which no single client holds: use 'group'",
         )
         require(
             len(records) <= self.groups,
-            f"{len(records)} owners would share {self.groups} groups (batch / group_size), and each needs one",
+            f"{len(records)} clients would share {self.groups} groups (batch / group_size), and each needs one",
         )
-        require(min(records) > 0, "every owner must hold at least one training record")
+        require(min(records) > 0, "every client must hold at least one training record")
         spare, total = self.groups - len(records), sum(records)
         quotas = [spare * count / total for count in records]
         groups = [1 + math.floor(quota) for quota in quotas]
