@@ -52,7 +52,7 @@ def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int
         The basis; ``None`` for a random basis.
 
     Raises:
-        ArrayError: No basis can be computed from the public rows.
+        ArrayError: If the public rows cannot give a basis.
     """
     if given is None or (isinstance(given, str) and given == RANDOM):
         return None
@@ -82,7 +82,7 @@ def refuse_shared(public: PublicArrays, records: ArrayRecords) -> None:
         records: Private rows.
 
     Raises:
-        ArrayError: Public and private rows are shared. Their number is private, so the message does not state it.
+        ArrayError: If rows are both public and private. Their number is private, so the message does not state it.
     """
     assert records.y is not None  # `basis_of` refuses views alone
     for name, known, own, least in (("X", public.rows[0], records.x, 1), ("Y", public.rows[1], records.y, _SHARED_TEXTS)):
@@ -108,8 +108,8 @@ def bases_in(heads: Mapping[str, np.ndarray]) -> dict[Side, Basis]:
     """Returns the bases among the heads of a fit, which hold the rows that the fit used.
 
     Raises:
-        KeyError: The heads hold no bases.
-        ValueError: The tensors are not valid bases.
+        KeyError: If the heads hold no bases.
+        ValueError: If the tensors are not valid bases.
     """
     tensors = {name: torch.from_numpy(numbers) for name, numbers in heads.items()}
     return {side: Basis(tensors[f"{side}.projection"], tensors[f"{side}.origin"]) for side in SIDES}
@@ -140,7 +140,7 @@ def _content(rows: Rows) -> np.ndarray:
     """Returns public rows, ``(n, F)``: all, or at most `MOST_PUBLIC` that are evenly spaced.
 
     Raises:
-        ArrayError: A number is not finite, or too few rows are not zero.
+        ArrayError: If a number is not finite, or too few rows are not zero.
     """
     count = min(len(rows), MOST_PUBLIC)
     content = rows.block(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))[:, 0] if count else np.zeros((0, 1))

@@ -26,7 +26,7 @@ class Held:
         fixed_seed: Whether a fixed seed makes the noise predictable.
 
     Raises:
-        UserError: A budget has no room for the plan, or the rows have a budget and the seed is fixed.
+        UserError: If a budget has no room for the plan, or the rows have a budget and the seed is fixed.
     """
 
     def __init__(self, records: ArrayRecords, plan: PrivacyPlan, identity: str, place: Path, fixed_seed: bool) -> None:
@@ -59,6 +59,6 @@ def set_for(records: ArrayRecords, budget: Budget) -> None:
         budget: Budget as epsilon, or as (epsilon, delta).
 
     Raises:
-        UserError: The budget is refused, see `dpfed.budgets.given.set_given`.
+        UserError: If the budget is refused, see `dpfed.budgets.given.set_given`.
     """
     set_given(records, budget, "record" if records.units is None else "user")

@@ -114,7 +114,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 row with None or NaN is a group by itself.
 
         Raises:
-            UserError: The rows or parameters cannot be used; no epsilon has been spent then.
+            UserError: If the rows or parameters cannot be used; no epsilon has been spent then.
         """
         wanted, randomness = wanted_of(self.get_params(deep=False)), randomness_of(self.random_state)
         x, y = rows_of(X, "X"), None if Y is None else rows_of(Y, "Y")
@@ -161,7 +161,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             n_components: Number of components, see the parameter of the class.
 
         Raises:
-            UserError: `n_components` is not a whole number from 1 to the number of dimensions.
+            UserError: If `n_components` is not a whole number from 1 to the number of dimensions.
         """
         check_is_fitted(self)
         made = copy.copy(self).set_params(n_components=n_components)
@@ -219,7 +219,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Writes heads, released sums, card and ledger into a new folder; epsilon covers all of them.
 
         Raises:
-            UserError: The folder is in use, or cannot be written.
+            UserError: If the folder is in use, or cannot be written.
         """
         check_is_fitted(self)
         folders.save_into(path_of(folder, "the folder"), self._saved())
@@ -229,7 +229,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Loads a fit that `save` or the parameter `folder` wrote; if the folder has several fits, it loads the last.
 
         Raises:
-            UserError: The folder has no fit, or the fit is damaged.
+            UserError: If the folder has no fit, or the fit is damaged.
         """
         saved = folders.read(path_of(folder, "the folder"))
         made = cls(**saved.parameters)

@@ -49,7 +49,7 @@ def recall(z: np.ndarray, w: np.ndarray) -> float:
         w: Embeddings of the partners in the same order, ``(n, D)``.
 
     Raises:
-        ArrayError: The matrices differ in length, or have ten rows or fewer: every row would be among the ten nearest.
+        ArrayError: If the matrices differ in length, or have ten rows or fewer: every row would be among the ten nearest.
     """
     if len(z) != len(w):
         raise ArrayError(f"X has {len(z):,} rows and Y {len(w):,}: row i of both must be of one record. [arrays-score-lengths]")

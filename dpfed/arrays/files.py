@@ -35,7 +35,7 @@ def opened(given: str | os.PathLike[str], name: str) -> Opened:
         name: Name of the matrix in messages, ``X`` or ``Y``.
 
     Raises:
-        ArrayError: The file cannot be read, or holds no features.
+        ArrayError: If the file cannot be read, or holds no features.
     """
     path = Path(given).expanduser()
     try:

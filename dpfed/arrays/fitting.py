@@ -75,7 +75,7 @@ def plan_of(wanted: Wanted, records: ArrayRecords, public: bool = False) -> Priv
         public: Whether the basis is computed from public rows.
 
     Raises:
-        UserError: The parameters allow no plan.
+        UserError: If the parameters allow no plan.
     """
     views, basis = records.x.views, "store" if public else "random"
     method = method_named(METHOD)
@@ -119,7 +119,7 @@ class Shape:
         """Refuses parameters that contradict each other or the shapes of the matrices.
 
         Raises:
-            ArrayError: Parameters are contradictory; the message names them.
+            ArrayError: If parameters are contradictory; the message names them.
         """
         widest, n, wanted = max(self.directions), self.plan.sampling.records, self.plan.bounding.options["dimensions"]
         kind = "columns" if self.bases is None else "directions of the basis"
@@ -204,7 +204,7 @@ class Fit:
         heads: Heads of the model.
 
     Raises:
-        UserError: The parameters contradict each other or the rows.
+        UserError: If the parameters contradict each other or the rows.
     """
 
     def __init__(self, wanted: Wanted, records: ArrayRecords, basis: PublicArrays | None = None) -> None:

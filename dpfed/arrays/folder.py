@@ -95,7 +95,7 @@ def new_fit(folder: Path) -> Path:
         folder: Folder of fits; it is created if it is missing.
 
     Raises:
-        ArrayError: The folder cannot be created, or holds a run, a saved estimator or records.
+        ArrayError: If the folder cannot be created, or holds a run, a saved estimator or records.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def charged_in(folders: list[Path]) -> list[Ledger]:
     """Returns the ledger of each fit that was charged.
 
     Raises:
-        UserError: A ledger is damaged.
+        UserError: If a ledger is damaged.
     """
     ledgers = [Ledger.open(folder / LEDGER) for folder in folders if (folder / LEDGER).exists()]
     return [ledger for ledger in ledgers if ledger.charged]
@@ -136,7 +136,7 @@ def write(folder: Path, saved: Saved) -> None:
     """Writes a fit; its ledger may exist already.
 
     Raises:
-        ArrayError: The folder cannot be written.
+        ArrayError: If the folder cannot be written.
     """
     tensors = {HEADS: save(saved.heads), RELEASED: save({_RELEASED: saved.released})}
     facts = {name: value for name, value in asdict(saved).items() if name not in ("heads", "released", "card", "ledger")}
@@ -156,7 +156,7 @@ def save_into(folder: Path, saved: Saved) -> None:
     """Writes a fit into a new folder.
 
     Raises:
-        ArrayError: The folder is in use or cannot be written.
+        ArrayError: If the folder is in use or cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def read(folder: Path) -> Saved:
     """Reads a fit; from a folder of fits, the function reads the last complete fit.
 
     Raises:
-        UserError: The folder has no fit, or the fit is damaged.
+        UserError: If the folder has no fit, or the fit is damaged.
     """
     folder = path_of(folder, "the folder of a fit")
     if not (folder / FACTS).is_file() and folder.is_dir():
@@ -209,7 +209,7 @@ def _plain(value: Any) -> Any:
     """Converts a NumPy scalar among the parameters, such as one of ``np.arange``, to a Python number.
 
     Raises:
-        TypeError: The value is not a NumPy scalar.
+        TypeError: If the value is not a NumPy scalar.
     """
     if isinstance(value, np.generic):
         return value.item()

@@ -23,7 +23,7 @@ def wanted_of(parameters: Mapping[str, Any]) -> Wanted:
         parameters: Parameters of the estimator, from ``get_params``.
 
     Raises:
-        ArrayError: A parameter is missing or has an impossible value.
+        ArrayError: If a parameter is missing or has an impossible value.
     """
     given, k, device = parameters["epsilon"], parameters["dimensions"], parameters["device"]
     if given is None:
@@ -45,7 +45,7 @@ def randomness_of(seed: Any) -> Randomness:
         seed: Parameter ``random_state`` of the estimator.
 
     Raises:
-        ArrayError: The seed is neither ``None``, a whole number nor a ``RandomState``.
+        ArrayError: If the seed is neither ``None``, a whole number nor a ``RandomState``.
     """
     if seed is None:
         return Randomness.fresh()

@@ -34,7 +34,7 @@ class ArrayRecords(RecordSet):
         path: Folder that keeps the budget of these rows.
 
     Raises:
-        ArrayError: X and Y or `groups` do not match, or there are fewer than two records or groups.
+        ArrayError: If X and Y or `groups` do not match, or there are fewer than two records or groups.
     """
 
     def __init__(self, x: Rows, y: Rows | None, groups: Any, path: Path) -> None:

@@ -87,7 +87,7 @@ class Rows:
         """Refuses a matrix without a usable row, from which a fit would release noise alone.
 
         Raises:
-            ArrayError: Every row is zero or has a number that is not finite.
+            ArrayError: If every row is zero or has a number that is not finite.
         """
         for block in map(self.block, self.blocks()):
             if bool((np.isfinite(block).all(-1) & (block != 0).any(-1)).any()):
@@ -107,7 +107,7 @@ def rows_of(given: Any, name: str, least: int = 2) -> Rows:
         least: Smallest allowed number of columns.
 
     Raises:
-        ArrayError: The argument is not a matrix of numbers; the message suggests a correction.
+        ArrayError: If the argument is not a matrix of numbers; the message suggests a correction.
     """
     if isinstance(given, str | os.PathLike):
         rows = _of_file(opened(given, name), name)

@@ -141,8 +141,8 @@ def audit_membership(
         Path of the file, and its content.
 
     Raises:
-        UserError: The run is unfinished or its records are elsewhere, there are too few records on either side, or the records
-            have a lifetime budget and the justification is missing.
+        UserError: If the run is unfinished or its records are elsewhere, if there are too few records on either side, or if the
+            records have a lifetime budget and the justification is missing.
     """
     run, progress = _finished(folder), progress or Silent()
     parts = build(run.config(), progress=progress, terms=terms_at(run.terms))

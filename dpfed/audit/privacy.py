@@ -49,7 +49,7 @@ def audit_claim(
         progress: Display of the stages; default: none.
 
     Raises:
-        UserError: The plan claims no privacy, or its mechanism draws no Poisson samples.
+        UserError: If the plan claims no privacy, or its mechanism draws no Poisson samples.
     """
     progress = progress or Silent()
     if not plan.has_guarantee:

@@ -43,8 +43,8 @@ def audit_config(
         Path of the file, and its content.
 
     Raises:
-        UserError: The plan is impossible or claims no privacy, the number of records is known only after an import, or the
-            folder cannot be written.
+        UserError: If the plan is impossible or claims no privacy, if the number of records is known only after an import, or if
+            the folder cannot be written.
     """
     plan = known_plan(config, progress, world_size)
     if plan is None:
@@ -74,8 +74,8 @@ def audit_run(
         Path of the file, and its content.
 
     Raises:
-        UserError: The run is unfinished, belongs to a federation, or its claim was contradicted before; or its records are
-            elsewhere, so that its card and report cannot be written again.
+        UserError: If the run is unfinished or belongs to a federation, if its claim was contradicted before, or if its records
+            are elsewhere, so that its card and report cannot be written again.
     """
     run, progress = RunDirectory.open(folder), progress or Silent()
     if not run.finished:

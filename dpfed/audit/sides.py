@@ -49,7 +49,7 @@ class Sides:
             randomness: Randomness of the draw and of the views.
 
         Raises:
-            UserError: There are too few records on either side, or the non-members lack the captions that the model reads.
+            UserError: If there are too few records on either side, or the non-members lack the captions that the model reads.
         """
         others = parts if non_members is None else parts.with_learner(records=_store(non_members, parts))
         stores = parts.store, others.store

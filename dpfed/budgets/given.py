@@ -24,7 +24,7 @@ def numbers_of(budget: Any) -> tuple[float, float | None]:
         budget: Budget as epsilon, or as (epsilon, delta).
 
     Raises:
-        UserError: The budget has another form.
+        UserError: If the budget has another form.
     """
     given = budget if isinstance(budget, tuple | list) else (budget,)
     if len(given) not in (1, 2) or not all(_is_number(one) for one in given):
@@ -42,7 +42,7 @@ def set_given(records: RecordSet, budget: Budget, unit: Unit) -> None:
         unit: Privacy unit of the run.
 
     Raises:
-        UserError: The budget is refused by `dpfed.budgets.spending.set_budget`, or differs from a budget that the records keep.
+        UserError: If `dpfed.budgets.spending.set_budget` refuses the budget, or if it differs from one that the records keep.
     """
     epsilon, delta = numbers_of(budget)
     found = budgets_of(records)

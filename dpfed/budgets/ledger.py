@@ -166,7 +166,7 @@ class BudgetLedger:
         """Filter of the present budget.
 
         Raises:
-            UserError: No entry sets the budget.
+            UserError: If no entry sets the budget.
         """
         if not self.sets:
             raise UserError(f"the ledger of budget {self.head.id} lacks the line that set it: restore a backup. [budget-lost]")

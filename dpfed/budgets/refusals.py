@@ -25,7 +25,7 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
     """Refuses a plan whose cost does not bound the cost for the unit that the budget protects.
 
     Raises:
-        UserError: The plan protects another unit or uses another neighbouring relation; the message names the change to make.
+        UserError: If the plan protects another unit or uses another neighbouring relation; the message suggests a change.
     """
     if plan.mechanism.sampler.relation != ADD_OR_REMOVE:
         raise UserError(

@@ -54,8 +54,8 @@ def registry() -> Path:
     """Returns the folder of this user's registry.
 
     Raises:
-        UserError: The user has no home directory, as a container's random user, or the path depends on the current folder: no
-            budget may be overlooked.
+        UserError: If the user has no home directory, as a container's random user, or if the path depends on the current
+            folder: no budget may be overlooked.
     """
     if given := os.environ.get(_FOLDER):
         folder = _expanded(given)
@@ -102,7 +102,7 @@ def budgets_of(store: RecordSet) -> list[Found]:
     """Returns the budgets that are known here to hold for a store's records. The function writes no file.
 
     Raises:
-        UserError: A ledger is damaged, or the store's ledger belongs to other records.
+        UserError: If a ledger is damaged, or the store's ledger belongs to other records.
     """
     if not possible(store.budget_folder):
         return []
@@ -139,7 +139,7 @@ def opened(store: RecordSet) -> Iterator[list[Found]]:
     """Yields the budgets of `budgets_of`, locked for this process until the ``with`` block ends; see `keep`.
 
     Raises:
-        UserError: `budgets_of` fails, or the replicas cannot be locked or written.
+        UserError: If `budgets_of` fails, or the replicas cannot be locked or written.
     """
     if not budgets_of(store):  # a store without a budget is not written
         yield []
@@ -175,7 +175,7 @@ def keep(budget: BudgetLedger, store: RecordSet | None) -> None:
         store: Store of the budget's own records, or a copy of the store; ``None``: not available, or only record names match.
 
     Raises:
-        UserError: A replica cannot be written.
+        UserError: If a replica cannot be written.
     """
     folder, id = registry(), budget.head.id
     write_missing(folder / f"{id}.jsonl", budget)

@@ -26,7 +26,7 @@ def read(path: Path) -> BudgetLedger | None:
     A first line is written atomically, so a truncated one is damage: callers refuse it unless they find another replica.
 
     Raises:
-        UserError: The replica is damaged; the message names the line. Or the file cannot be read.
+        UserError: If the file cannot be read, or is damaged; the message names the line.
     """
     return _read(path)[0]
 
@@ -39,7 +39,7 @@ def write_missing(path: Path, budget: BudgetLedger) -> None:
         budget: Complete ledger.
 
     Raises:
-        UserError: The replica is damaged or cannot be written, or another process writes to it.
+        UserError: If the replica is damaged or cannot be written, or another process writes to it.
     """
     try:
         known, chain, end = _read(path, mend=True)

@@ -50,7 +50,7 @@ def reserved(found: Found, store: RecordSet, reservations: Sequence[Reservation]
         reservations: Runs to reserve.
 
     Raises:
-        UserError: A reservation is refused, see `dpfed.budgets.spending.reserve`.
+        UserError: If a reservation is refused, see `dpfed.budgets.spending.reserve`.
     """
     budget, entries = found.budget, []
     for reservation in reservations:
@@ -81,7 +81,7 @@ def _holds_already(known: Account, reservation: Reservation) -> bool:
     """Returns whether an account already holds a reservation, so that no entry is needed.
 
     Raises:
-        UserError: The run is a copy of the one that reserved, or its plan has changed.
+        UserError: If the run is a copy of the one that reserved, or its plan has changed.
     """
     if known.what == "sweep" and known.plan.fingerprint != reservation.plan.fingerprint:  # the run has not begun
         return False
@@ -138,7 +138,7 @@ def settled(budget: BudgetLedger, reservation: Reservation) -> BudgetLedger:
         reservation: Run to settle.
 
     Raises:
-        UserError: The settlement is refused, see `dpfed.budgets.spending.settle`.
+        UserError: If the settlement is refused, see `dpfed.budgets.spending.settle`.
     """
     known = budget.accounts.get(reservation.id)
     if known is None and not reservation.charged:

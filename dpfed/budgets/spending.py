@@ -39,7 +39,7 @@ def set_budget(
         The ledger of the budget.
 
     Raises:
-        UserError: The budget is impossible or lower than the cost already spent, or another budget holds for the records.
+        UserError: If the budget is impossible or lower than the cost already spent, or another budget holds for the records.
     """
     epsilon, delta = float(epsilon), float(delta)
     own = next((one.budget for one in budgets_of(store) if one.by_name is None), None)
@@ -92,8 +92,9 @@ def reserve(store: RecordSet, reservations: Sequence[Reservation], dry: bool = F
         The budgets with the reservations; most stores have none.
 
     Raises:
-        UserError: A plan does not fit (the message has the numbers), the budget cannot count a plan of this kind, the run is a
-            copy of another one or its ledger has lost lines, or a ledger cannot be written.
+        UserError: If a plan does not fit (the message has the numbers), if the budget cannot count a plan of this kind, if the
+            run is a copy of another one or has another plan than it reserved, or if a ledger has lost lines or cannot be
+            written.
     """
     if dry:
         return [reserved(one, store, reservations) for one in budgets_of(store)]
@@ -116,8 +117,9 @@ def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation
         The budgets after the settlement.
 
     Raises:
-        UserError: The run's ledger holds fewer steps than were settled before, the run was never reserved and a budget cannot
-            count its plan, the run is a copy of another one, its plan has changed, or a ledger cannot be written.
+        UserError: If the run's ledger holds fewer steps than were settled before, if the run was never reserved and a budget
+            cannot count its plan, if the run is a copy of another one or has another plan than it reserved, or if a ledger
+            cannot be written.
     """
     if not any(known_by(id) for id in ids) and (store is None or not budgets_of(store)):
         return []  # a store without a budget is not written
@@ -148,7 +150,7 @@ def note_uncovered(store: RecordSet, what: str, why: str | None, dry: bool = Fal
         Whether a budget holds for the records.
 
     Raises:
-        UserError: A budget holds for the records, and the justification is missing.
+        UserError: If a budget holds for the records, and the justification is missing.
     """
     with contextlib.nullcontext(budgets_of(store)) if dry else opened(store) as found:
         for one in found:

@@ -67,7 +67,7 @@ def _poisson_steps(mechanism: Mechanism, steps: int) -> tuple[float, float, int]
     """Returns noise multiplier, sampling rate and number of the Poisson-sampled releases that PLD accounting composes.
 
     Raises:
-        UserError: PLD accounting does not cover the mechanism's sampler.
+        UserError: If PLD accounting does not cover the mechanism's sampler.
     """
     same = mechanism.poisson_steps(steps)
     if same is None:
@@ -85,7 +85,7 @@ def require_resolution(steps: int, delta: float) -> None:
     the number of steps. Unless delta is at least a hundred times the error, the computed epsilon could be too low.
 
     Raises:
-        Unresolved: Delta is too small; the message names the least one that works.
+        Unresolved: If delta is too small; the message names the least one that works.
     """
     if not delta >= ROUNDING * steps:
         raise Unresolved(
@@ -98,7 +98,7 @@ def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted:
     """Returns the grid's interval: the wanted one, or, where that takes too long, a coarser one (also an upper bound).
 
     Raises:
-        Unresolved: Accounting takes too long at every acceptable interval.
+        Unresolved: If accounting takes too long at every acceptable interval.
     """
     interval = fitting_interval(noise_multiplier, sampling_rate, steps, wanted, points)
     if interval is None:
@@ -124,8 +124,8 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accounta
         Epsilon; 0 for no steps, infinity for no noise.
 
     Raises:
-        UserError: The accountant does not cover the mechanism's sampler.
-        Unresolved: PLD accounting cannot compute epsilon; RDP can.
+        UserError: If the accountant does not cover the mechanism's sampler.
+        Unresolved: If PLD accounting cannot compute epsilon; RDP can.
     """
     return _epsilon(_accounted(mechanism), steps, delta, accountant)
 
@@ -166,8 +166,8 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
         The mechanism with that noise multiplier.
 
     Raises:
-        UserError: No noise multiplier between `LEAST_NOISE` and `MOST_NOISE` meets the promise.
-        Unresolved: PLD accounting cannot compute epsilon; RDP can.
+        UserError: If no noise multiplier between `LEAST_NOISE` and `MOST_NOISE` meets the promise.
+        Unresolved: If PLD accounting cannot compute epsilon; RDP can.
     """
     return _with(draft, _multiplier(target, _with(_accounted(draft), 1.0), steps, delta, accountant))
 

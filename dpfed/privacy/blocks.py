@@ -78,7 +78,7 @@ class Blocks:
             digests: Digests of all blocks of the sum, in order.
 
         Raises:
-            ValueError: The number of digests is not the number of blocks.
+            ValueError: If the number of digests is not the number of blocks.
         """
         if len(digests) != self.count:
             raise ValueError(f"the sum has {self.count} blocks, and there are {len(digests)} digests")
@@ -112,7 +112,7 @@ class SumNoise:
         """Returns the keys of the blocks `first` to `end` (excluded) in a step. They reveal nothing about any other key.
 
         Raises:
-            ValueError: The sum is one block: its noise has no key but the coordinator's own.
+            ValueError: If the sum is one block: its noise has no key but the coordinator's own.
         """
         if self.blocks.count == 1:
             raise ValueError("the noise of a sum of one block is the coordinator's alone")
@@ -153,7 +153,7 @@ def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[by
         The noisy numbers, float32, in the shape of `values`, as real values, no longer in grid steps.
 
     Raises:
-        ValueError: The number of keys is not the number of blocks.
+        ValueError: If the number of keys is not the number of blocks.
     """
     import torch
 

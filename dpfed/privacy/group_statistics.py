@@ -82,7 +82,7 @@ class GroupStatistics:
         """Refuses statistics whose noise would hide them entirely.
 
         Raises:
-            UserError: The error of a phase's figure exceeds half its range; the message suggests settings.
+            UserError: If the error of a phase's figure exceeds half its range; the message suggests settings.
         """
         error = self.error(noise_std, self.phase)
         if not error <= _TELLING:

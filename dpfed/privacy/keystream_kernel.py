@@ -88,7 +88,7 @@ def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
         The words, ``(keys, count)`` int64.
 
     Raises:
-        ValueError: The count is odd or too large.
+        ValueError: If the count is odd or too large.
     """
     if count % 2 or count >> 32:
         raise ValueError(f"a stream is cut into pairs of words, and a counter of 31 bits counts fewer than 2^31; got {count}")

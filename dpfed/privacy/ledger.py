@@ -120,7 +120,7 @@ class Ledger:
                 are SHA-256 hashes.
 
         Raises:
-            UserError: The file exists (a ledger is never started twice), or `plan` is no plan.
+            UserError: If the file exists (a ledger is never started twice), or `plan` is no plan.
         """
         path = path_of(path, "the file of the ledger")
         if not isinstance(plan, PrivacyPlan):
@@ -147,7 +147,7 @@ class Ledger:
         """Reads a ledger and checks every line. The file is not written: its run may be appending a line at this moment.
 
         Raises:
-            UserError: The file is missing, damaged or of another format.
+            UserError: If the file is missing, damaged or of another format.
         """
         path = path_of(path, "the file of the ledger")
         try:
@@ -191,7 +191,7 @@ class Ledger:
         """Refuses the ledger of a run whose engines round differently from those of this version of dpfed.
 
         Raises:
-            UserError: The fingerprints differ, so the run's steps could not be repeated bit for bit.
+            UserError: If the fingerprints differ, so the run's steps could not be repeated bit for bit.
         """
         if self.fingerprint != self.plan.fingerprint:
             raise UserError(
@@ -235,7 +235,7 @@ class Ledger:
             owed: Earlier releases that are computed and not charged yet.
 
         Raises:
-            UserError: The step was released before, or the release would exceed the promised epsilon.
+            UserError: If the step was released before, or the release would exceed the promised epsilon.
         """
         if step in self._by_step or any(step == release.step for release in owed):
             raise UserError(f"step {step} was released before: a step is never released twice. [ledger-step-twice]")
@@ -249,7 +249,7 @@ class Ledger:
         """Charges releases, in order and in one write. When it returns, their lines are on disk, and they may be used.
 
         Raises:
-            UserError: A release is refused by `check_budget`; then none of the releases is charged.
+            UserError: If a release is refused by `check_budget`; then none of the releases is charged.
         """
         for number, release in enumerate(releases):
             self.check_budget(release.step, releases[:number])
@@ -353,7 +353,7 @@ def has_begun(ledger: Path) -> bool:
     """Returns whether a ledger exists and has a complete first line.
 
     Raises:
-        UserError: The file cannot be read.
+        UserError: If the file cannot be read.
     """
     try:
         return b"\n" in read_bytes(ledger)

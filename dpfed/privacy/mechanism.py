@@ -24,7 +24,7 @@ class Mechanism:
             the steps are its parts, and every record takes part in each step; empty: every step is at that multiplier.
 
     Raises:
-        ValueError: The sampler's participation is not in (0, 1], or shares are given and some records may not take part.
+        ValueError: If the sampler's participation is not in (0, 1], or shares are given and some records may not take part.
     """
 
     sampler: Sampler

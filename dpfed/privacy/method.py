@@ -151,7 +151,7 @@ class Method:
             given: Values of ``[bounding.options]``.
 
         Raises:
-            UserError: The method does not support the loss, has no such option, or does not allow a value.
+            UserError: If the method does not support the loss, has no such option, or does not allow a value.
         """
         kind, chosen = self.options, f"bounding.method = '{self.name}'"
         if isinstance(kind, Mapping):
@@ -179,7 +179,7 @@ def method_named(name: str) -> Method:
     nothing.
 
     Raises:
-        UserError: The method of another package cannot be used.
+        UserError: If the method of another package cannot be used.
     """
     if name not in FOREIGN_METHODS:
         return importlib.import_module(_FILES[name]).METHOD
@@ -202,7 +202,7 @@ def engine_of(part: discovery.Announced) -> Callable[[Any], Any]:
         part: The announced method, see `dpfed.bounding.engines.by_method`.
 
     Raises:
-        UserError: The module has no such function.
+        UserError: If the module has no such function.
     """
     make = getattr(importlib.import_module(part.module), "make_engine", None)
     if not callable(make):

@@ -41,7 +41,7 @@ class MetricsWindow:
         """Returns the window of a parsed line of metrics.jsonl.
 
         Raises:
-            ValueError: The line is not a window.
+            ValueError: If the line is not a window.
         """
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(figures, dict) or figures.keys() != names:

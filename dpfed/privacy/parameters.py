@@ -41,7 +41,7 @@ class MechanismParameters:
         """Cap on the batch, b, of a method that has one.
 
         Raises:
-            ValueError: The method has no cap.
+            ValueError: If the method has no cap.
         """
         if self.max_batch is None:
             raise ValueError("the method caps no batch")

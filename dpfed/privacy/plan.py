@@ -61,7 +61,7 @@ class PrivacyPlan:
         progress: Statistics of the groups that are released beside their gradients; ``None``: none.
 
     Raises:
-        UserError: The parts do not form a possible plan.
+        UserError: If the parts do not form a possible plan.
     """
 
     promise: Promise
@@ -139,8 +139,8 @@ class PrivacyPlan:
         """Makes a plan of its numbers, in the order and by the names in files; all numbers after delta have defaults.
 
         Raises:
-            UserError: The numbers do not form a possible plan.
-            TypeError: A name is unknown, or a number is missing.
+            UserError: If the numbers do not form a possible plan.
+            TypeError: If a name is unknown, or a number is missing.
         """
         numbers = dict(zip(_NAMES, values, strict=False)) | named
         progress = numbers.pop("progress", {})
@@ -162,8 +162,8 @@ class PrivacyPlan:
         """Makes a plan of the numbers of `as_dict`, for example from a ledger's header or a federation's terms.
 
         Raises:
-            UserError: The numbers do not form a possible plan.
-            TypeError: A name is unknown or missing.
+            UserError: If the numbers do not form a possible plan.
+            TypeError: If a name is unknown or missing.
         """
         if lacking := sorted(set(_NAMES) - numbers.keys()):
             raise TypeError(f"a plan without {', '.join(lacking)}")
@@ -196,7 +196,7 @@ class PrivacyPlan:
             **rest: Further numbers, see `of`; `group_size` and `clip_norm` are required.
 
         Raises:
-            UserError: The numbers do not form a possible plan, or no noise keeps the promise.
+            UserError: If the numbers do not form a possible plan, or no noise keeps the promise.
 
         Example:
             >>> PrivacyPlan.calibrate(60_000, 2048, 1200, epsilon=10, group_size=16, clip_norm=1.0).noise.multiplier
@@ -219,8 +219,8 @@ class PrivacyPlan:
         """Returns this new plan with the least noise that keeps its target epsilon; without a target, returns it unchanged.
 
         Raises:
-            UserError: Delta, clip norm or stability is implausible, which is checked for new plans only: a plan from a file is
-                accepted unchanged. Or no noise keeps the target.
+            UserError: If no noise keeps the target, or if delta, clip norm or stability is implausible. The latter is checked
+                for new plans only: a plan from a file is accepted unchanged.
         """
         self._refuse_large_delta()
         self.bounding.refuse_unmeant()
@@ -244,7 +244,7 @@ class PrivacyPlan:
         """Refuses a noise multiplier whose epsilon is infinite or cannot be computed.
 
         Raises:
-            UserError: Epsilon is infinite or cannot be computed; the message names the numbers that cause it.
+            UserError: If epsilon is infinite or cannot be computed; the message names the numbers that cause it.
         """
         if self.private:
             require(math.isfinite(self.epsilon()), f"noise_multiplier {self.noise.multiplier} gives no finite epsilon")
@@ -405,7 +405,7 @@ class PrivacyPlan:
             records: Numbers of training records (or units) that the clients hold; they are public.
 
         Raises:
-            UserError: The plan has no groups or fewer groups than clients, or a client holds no record.
+            UserError: If the plan has no groups or fewer groups than clients, or a client holds no record.
         """
         require(
             not self.bounding.method.whole_batch,

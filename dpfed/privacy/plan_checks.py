@@ -36,7 +36,7 @@ def plain_number(name: str, kind: type, value: Any) -> Any:
     """Returns a number of the expected kind; a NumPy scalar becomes a Python number, which can be written to a file.
 
     Raises:
-        UserError: The value is not such a number.
+        UserError: If the value is not such a number.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -115,7 +115,7 @@ def require(condition: bool, message: str, command: str = "") -> None:
         command: Option of the command line to suggest; empty: none.
 
     Raises:
-        UserError: The condition does not hold.
+        UserError: If the condition does not hold.
     """
     if not condition:
         raise UserError(f"impossible plan: {message}. [plan-impossible]", command=f"Try {command}." if command else "")

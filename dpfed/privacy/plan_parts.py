@@ -158,7 +158,7 @@ class Bounding:
         """Cap on the whole batch, `max_batch`, of a method that has one.
 
         Raises:
-            ValueError: The method has no cap.
+            ValueError: If the method has no cap.
         """
         if self.max_batch is None:
             raise ValueError(f"method '{self.method_name}' caps no batch")
@@ -176,7 +176,7 @@ class Bounding:
             wanted: Setting, as text for the message.
 
         Raises:
-            UserError: The method does not support the setting.
+            UserError: If the method does not support the setting.
         """
         measured = [name for name in METHODS if method_named(name).supports_metrics]
         require(self.method.private, f"{wanted} has no effect without privacy (method '{self.method_name}'): leave it out")
@@ -190,7 +190,7 @@ class Bounding:
         """Refuses an implausible clip norm or stability in new plans; a plan from a file is accepted unchanged.
 
         Raises:
-            UserError: A value lies outside its plausible range; the message states the range and a first value to try.
+            UserError: If a value lies outside its plausible range; the message states the range and a first value to try.
         """
         wrong = wrong_clip_norm(self.clip_norm)
         require(not wrong, f"clip_norm: {wrong}; got {self.clip_norm:g}")

@@ -33,7 +33,7 @@ class Randomness:
         master: Master key, 32 secret bytes. Whoever holds it can remove the noise: keep it inside the trust boundary.
 
     Raises:
-        ValueError: The key has the wrong length.
+        ValueError: If the key has the wrong length.
     """
 
     def __init__(self, master: bytes) -> None:

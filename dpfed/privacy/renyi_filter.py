@@ -37,7 +37,7 @@ class RenyiFilter:
         shares: Fractions of delta w_j > 0, one for each order; they add up to at most 1.
 
     Raises:
-        ValueError: A number is out of its range, or orders and shares differ in number.
+        ValueError: If a number is out of its range, or orders and shares differ in number.
     """
 
     epsilon: float

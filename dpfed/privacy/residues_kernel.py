@@ -62,7 +62,7 @@ def residues(words: Tensor, keys: Tensor, prime: int) -> Tensor:
         The residues, ``(rows, 5)`` int64.
 
     Raises:
-        ValueError: The number of words or the shape of the keys is wrong.
+        ValueError: If the number of words or the shape of the keys is wrong.
     """
     if words.numel() % 2:
         raise ValueError(f"words come in pairs, as those of numbers of 4 or 8 bytes do; got {words.numel()}")

@@ -94,7 +94,7 @@ class Sampler(ABC):
             depends on its own key and draws alone.
 
         Raises:
-            TypeError: The sampler overrides neither this method nor `participants`.
+            TypeError: If the sampler overrides neither this method nor `participants`.
         """
         raise TypeError(f"{type(self).__name__} draws nobody: override draw or participants")
 
@@ -129,7 +129,7 @@ class Sampler(ABC):
         """Returns dp_accounting's event of `steps` steps, each with one `release` of its sample.
 
         Raises:
-            TypeError: The sampler overrides neither this method nor `poisson_steps`.
+            TypeError: If the sampler overrides neither this method nor `poisson_steps`.
         """
         raise TypeError(f"{type(self).__name__} states no cost: override poisson_steps or event")
 
