@@ -1,6 +1,6 @@
 """The public basis of a fit: the mean and the first principal components of public rows, fixed before a private row is read.
 
-It is the map of a run whose `bounding.options.basis` is ``store``: equal public features give equal bits.
+A run whose `bounding.options.basis` is ``store`` uses the same map: equal public features give equal bits.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from dpfed.bounding.methods.moments import BASIS_ROWS
 from dpfed.models.basis import FEWEST_PUBLIC, MOST_PUBLIC, SIDES, Basis, Side, fingerprint, principal_basis, written
 
 RANDOM = "random"
-_MOST_COLUMNS = 8192  # whose eigenvectors take minutes, and not hours
-_SHARED_TEXTS = 100  # distinct rows of Y that may be public too, less one: captions that name a class
+_MOST_COLUMNS = 8192  # largest number of columns: their eigenvectors take minutes, and not hours
+_SHARED_TEXTS = 100  # number of distinct shared rows of Y from which on they are refused: captions of classes may be shared
 
 
 @dataclass(frozen=True)
 class PublicArrays:
-    """A basis, and the public rows that it was made of.
+    """A basis, and the public rows from which it was computed.
 
     Attributes:
-        bases: of X, ``image``, and of Y, ``text``.
-        fingerprint: of all its numbers; a run names its basis alike.
-        rows: the public rows of X and of Y.
+        bases: Bases of X, ``image``, and of Y, ``text``.
+        fingerprint: Fingerprint of all numbers of the bases, as in a run.
+        rows: Public rows of X and of Y.
     """
 
     bases: Mapping[Side, Basis]
@@ -39,20 +39,20 @@ class PublicArrays:
 
 
 def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int | None) -> PublicArrays | None:
-    """Makes the basis that a fit was given; it reads public rows, and of the private ones only the shapes.
+    """Makes the basis that the user gave; it reads public rows, but only the shapes and column names of the private rows.
 
     Args:
-        given: ``None`` or ``"random"``; or a pair of matrices of public rows, for X and for Y.
-        x: the private rows.
-        y: the same.
-        aligned: whether features of a record are similar already; they are not projected then.
-        dimensions: k, if the user set it.
+        given: Basis as the user gave it: ``None``, ``"random"``, or a pair of matrices of public rows, for X and for Y.
+        x: Private rows of X.
+        y: Private rows of Y; ``None``: the fit has no Y.
+        aligned: Whether the features of a record are similar already; they are then not projected.
+        dimensions: Number of dimensions, k; ``None``: the user did not set it.
 
     Returns:
-        ``None`` for a random basis.
+        The basis; ``None`` for a random basis.
 
     Raises:
-        ArrayError: if the public rows cannot make a basis.
+        ArrayError: If the public rows cannot give a basis.
     """
     if given is None or (isinstance(given, str) and given == RANDOM):
         return None
@@ -73,16 +73,16 @@ def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int
 
 
 def refuse_shared(public: PublicArrays, records: ArrayRecords) -> None:
-    """Refuses public rows that are among the private ones, number by number.
+    """Refuses public rows that equal a private row in every number.
 
-    Captions of classes may be in both: Y may share up to 99 different rows.
+    Captions of classes may be both public and private: Y may share up to 99 different rows.
 
     Args:
-        public: the basis.
-        records: the private rows.
+        public: Basis with its public rows.
+        records: Private rows.
 
     Raises:
-        ArrayError: how many rows are shared is private, so it names none.
+        ArrayError: If rows are both public and private. Their number is private, so the message does not state it.
     """
     assert records.y is not None  # `basis_of` refuses views alone
     for name, known, own, least in (("X", public.rows[0], records.x, 1), ("Y", public.rows[1], records.y, _SHARED_TEXTS)):
@@ -99,16 +99,17 @@ def refuse_shared(public: PublicArrays, records: ArrayRecords) -> None:
 
 
 def padded(basis: Basis, rows: int) -> Basis:
-    """A basis of at least so many rows: rows of zeros follow its own."""
+    """Pads a basis with rows of zeros to at least `rows` rows."""
     missing = max(0, rows - len(basis.rows))
     return Basis(torch.cat([basis.rows, basis.rows.new_zeros(missing, basis.rows.shape[1])]), basis.centre)
 
 
 def bases_in(heads: Mapping[str, np.ndarray]) -> dict[Side, Basis]:
-    """The bases that are among the heads of a fit: the rows that it used.
+    """Returns the bases among the heads of a fit, which hold the rows that the fit used.
 
     Raises:
-        ValueError: if they are no bases.
+        KeyError: If the heads hold no bases.
+        ValueError: If the tensors are not valid bases.
     """
     tensors = {name: torch.from_numpy(numbers) for name, numbers in heads.items()}
     return {side: Basis(tensors[f"{side}.projection"], tensors[f"{side}.origin"]) for side in SIDES}
@@ -136,7 +137,11 @@ def _public(given: Any, name: str, own: Rows) -> Rows:
 
 
 def _content(rows: Rows) -> np.ndarray:
-    """Public rows ``(n, F)``: all, or 10,000 that are evenly spaced."""
+    """Returns public rows, ``(n, F)``: all, or at most `MOST_PUBLIC` that are evenly spaced.
+
+    Raises:
+        ArrayError: If a number is not finite, or too few rows are not zero.
+    """
     count = min(len(rows), MOST_PUBLIC)
     content = rows.block(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))[:, 0] if count else np.zeros((0, 1))
     if not np.isfinite(content).all():
@@ -151,7 +156,7 @@ def _content(rows: Rows) -> np.ndarray:
 
 
 def _contents(rows: Rows) -> Iterator[bytes]:
-    """Rows as bytes; those that are zero or not finite add nothing to a sum, and are left out."""
+    """Yields rows as bytes, without rows that are zero or not finite, which add nothing to a sum."""
     for numbers in rows.blocks():
         block = rows.block(numbers)
         counts = np.isfinite(block).all((1, 2)) & block.any((1, 2))

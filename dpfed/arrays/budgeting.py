@@ -19,14 +19,14 @@ class Held:
     """A fit's reservation in the lifetime budgets of its rows.
 
     Args:
-        records: the rows.
-        plan: the fit's privacy plan.
-        identity: the fit's id.
-        place: the fit's folder.
-        fixed_seed: whether a fixed seed makes the noise predictable.
+        records: Rows of the fit.
+        plan: Privacy plan of the fit.
+        identity: Id of the fit.
+        place: Folder of the fit.
+        fixed_seed: Whether a fixed seed makes the noise predictable.
 
     Raises:
-        UserError: if a budget has no room for the plan.
+        UserError: If a budget has no room for the plan, or the rows have a budget and the seed is fixed.
     """
 
     def __init__(self, records: ArrayRecords, plan: PrivacyPlan, identity: str, place: Path, fixed_seed: bool) -> None:
@@ -52,13 +52,13 @@ class Held:
 
 
 def set_for(records: ArrayRecords, budget: Budget) -> None:
-    """Sets the lifetime budget of rows, or changes it.
+    """Sets or changes the lifetime budget of rows.
 
     Args:
-        records: the rows; their folder keeps the budget's ledger.
-        budget: epsilon, or (epsilon, delta).
+        records: Rows; their folder keeps the budget's ledger.
+        budget: Budget as epsilon, or as (epsilon, delta).
 
     Raises:
-        UserError: see `dpfed.budgets.given.set_given`.
+        UserError: If the budget is refused, see `dpfed.budgets.given.set_given`.
     """
     set_given(records, budget, "record" if records.units is None else "user")

@@ -38,11 +38,14 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
     """Writes the privacy card of a fit.
 
     Args:
-        fit: the fit.
-        ledger: the fit's ledger.
-        identity: the fit's id.
-        budget: the lifetime budget of the rows, in words.
-        earlier: ledgers of other fits in the same folder, of those that were charged anything.
+        fit: Fit to describe.
+        ledger: Ledger of the fit.
+        identity: Id of the fit.
+        budget: Lifetime budget of the rows, in words.
+        earlier: Ledgers of other fits in the same folder that were charged.
+
+    Returns:
+        The card, Markdown.
     """
     plan, units = fit.plan, fit.records.units is not None
     protected, other = GROUP if units else "record", plan.other_accountant
@@ -94,7 +97,7 @@ def _rows(identity: str, ledger: Ledger, earlier: Sequence[Ledger]) -> Iterable[
 
 
 def _together(ledgers: Sequence[Ledger]) -> str:
-    """What several fits on the same rows guarantee together."""
+    """Returns the joint guarantee of several fits on the same rows, in words."""
     if any(ledger.marks.get("fixed_seed") for ledger in ledgers):
         return "if all used the same rows, all fits together have no guarantee: a fixed random_state makes noise predictable"
     units = {ledger.plan.promise.unit for ledger in ledgers}

@@ -38,30 +38,30 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     (docs/moments.md). Each call of `fit` spends `epsilon` again.
 
     Args:
-        epsilon: the privacy loss of one fit; required.
-        delta: default 1/(N ln N), where N counts records, or groups.
-        n_components: number of most correlated directions to keep, as in ``CCA``; useful if X and Y share few directions.
+        epsilon: Privacy loss of one fit; required.
+        delta: Delta of the guarantee; default: 1/(N ln N), where N counts records, or groups.
+        n_components: Number of most correlated directions to keep, as in ``CCA``; useful if X and Y share few directions.
             ``None``: heads of k columns, as in a run. `with_components` changes the number at no privacy cost.
-        dimensions: k, after a public projection of the features; ``None``: chosen from N and the noise.
-        basis: what the projection is made of: ``(public_X, public_Y)``, public rows of the same columns as X and Y, which need
-            not belong together; ``None`` or ``"random"``: random numbers.
-        aligned: whether matching rows of X and Y are similar already, as with both towers of a CLIP.
-        noise: ``"gaussian"``, or ``"discrete"``, whose proof covers the last bits.
-        device: the device that computes the sums: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
-        folder: keeps ledger, card and heads of each fit, and the budget's ledger; ``None``: nothing is kept.
-        budget: lifetime budget for all fits on these rows together, epsilon or (epsilon, delta); it needs `folder`.
-        random_state: for tests only. A number makes the noise predictable: no guarantee holds, and `epsilon_` is infinite.
+        dimensions: Number of dimensions after a public projection of the features, k; ``None``: chosen from N and the noise.
+        basis: Public rows from which the projection is computed, ``(public_X, public_Y)``: they have the columns of X and Y,
+            and need not belong together; ``None`` or ``"random"``: a projection of random numbers.
+        aligned: Whether matching rows of X and Y are similar already, as with both towers of a CLIP model.
+        noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof covers the last bits.
+        device: Device that computes the sums: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
+        folder: Folder for ledger, card and heads of each fit, and for the budget's ledger; ``None``: nothing is kept.
+        budget: Lifetime budget for all fits on these rows together, epsilon or (epsilon, delta); it needs `folder`.
+        random_state: Seed, for tests only: it makes the noise predictable, so no guarantee holds, and `epsilon_` is infinite.
 
     Attributes:
-        epsilon_: epsilon that the fit spent.
-        delta_: delta that belongs to it.
-        card_: the privacy card, Markdown.
-        heads_: the tensors of ``heads.safetensors`` by name, as float32 arrays: X is ``image``, Y is ``text``.
-        released_: the means and moments with their noise, from which the heads follow, float32.
-        ledger_: the privacy ledger, JSON lines.
-        basis_fingerprint_: the fingerprint of the public basis; ``None``: the fit had a random one.
-        n_features_in_: columns of X.
-        n_features_y_: columns of Y; 0: the fit had no Y.
+        epsilon_: Epsilon that the fit spent.
+        delta_: Delta of the guarantee.
+        card_: Privacy card, Markdown.
+        heads_: Tensors of ``heads.safetensors`` by name, as float32 arrays: X is ``image``, Y is ``text``.
+        released_: Noisy means and moments, from which the heads are computed, float32.
+        ledger_: Privacy ledger, JSON lines.
+        basis_fingerprint_: Fingerprint of the public basis; ``None``: the basis is random.
+        n_features_in_: Number of columns of X.
+        n_features_y_: Number of columns of Y; 0: the fit had no Y.
     """
 
     epsilon_: float
@@ -107,14 +107,14 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         A row of zeros, or with a number that is not finite, adds nothing to the sums.
 
         Args:
-            X: ``(N, F)`` array, tensor, data frame, sparse matrix, or path of a file that `dpfed embed` wrote; without `Y`
-                ``(N, V, F)``, V views of each image.
-            Y: ``(N, G)``, the same.
-            groups: ``(N,)`` the group of each row, such as a person. The rows of a group are averaged, and protected
-                together. A row with None or NaN is a group by itself.
+            X: Features, ``(N, F)``: array, tensor, data frame, sparse matrix, or path of a file that `dpfed embed` wrote;
+                without `Y`, ``(N, V, F)`` for V views of each image.
+            Y: Other features of the same records, ``(N, G)``, of the same types.
+            groups: Group of each row, such as a person, ``(N,)``. The rows of a group are averaged, and protected together. A
+                row with None or NaN is a group by itself.
 
         Raises:
-            UserError: before any epsilon is spent, if the rows or parameters cannot be used.
+            UserError: If the rows or parameters cannot be used; no epsilon has been spent then.
         """
         wanted, randomness = wanted_of(self.get_params(deep=False)), randomness_of(self.random_state)
         x, y = rows_of(X, "X"), None if Y is None else rows_of(Y, "Y")
@@ -135,13 +135,13 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 held = Held(records, fit.plan, identity, place, fixed)
             except UserError:
                 if kept:
-                    place.rmdir()  # nothing is in it yet
+                    place.rmdir()  # the folder is still empty
                 raise
             ledger = fit.create_ledger(place / folders.LEDGER, fixed)
             with torch.random.fork_rng(devices=[]):
                 fit.run(ledger, randomness)
             budget = held.settled(ledger.charged)
-            card = card_of(fit, ledger, identity, budget, earlier)  # if that fails, the fit before stays whole
+            card = card_of(fit, ledger, identity, budget, earlier)  # if this fails, the previous fit stays intact
             self._shape, self.heads_ = fit.shape, fit.shape.published(fit.heads, self.n_components)
             self.released_ = fit.heads.released.detach().cpu().numpy().copy()
             self.epsilon_, self.delta_ = math.inf if fixed else ledger.epsilon, fit.plan.promise.delta
@@ -158,10 +158,10 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Returns the same fit with another number of components; it uses released sums only, so it costs no privacy.
 
         Args:
-            n_components: see the parameter.
+            n_components: Number of components, see the parameter of the class.
 
         Raises:
-            UserError: if `n_components` is greater than the number of dimensions.
+            UserError: If `n_components` is not a whole number from 1 to the number of dimensions.
         """
         check_is_fitted(self)
         made = copy.copy(self).set_params(n_components=n_components)
@@ -178,11 +178,11 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Embeddings are exact functions of the rows, so epsilon does not cover them. A row that is zero or not finite gives 0.
 
         Args:
-            X: ``(n, F)``, see `fit`, or ``(n, V, F)``; ``None``: Y alone.
-            Y: ``(n, G)``.
+            X: Features, ``(n, F)``, see `fit`, or ``(n, V, F)``; ``None``: Y alone is embedded.
+            Y: Other features, ``(n, G)``; ``None``: X alone is embedded.
 
         Returns:
-            ``(n, D)`` float32; with `Y` a pair of these.
+            The embeddings, ``(n, D)`` or ``(n, V, D)`` float32; a pair of them if both matrices are given.
         """
         check_is_fitted(self)
         z = None if X is None and Y is not None else embedded(self._given(X, "X"), self.heads_, "image")
@@ -192,21 +192,21 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return w if z is None else (z, w)
 
     def fit_transform(self, X: Any, Y: Any = None, groups: Any = None) -> Any:  # type: ignore[override]
-        """`fit`, and then `transform` of the same rows."""
+        """Fits to the rows, and then embeds them; see `fit` and `transform`."""
         return self.fit(X, Y, groups).transform(X, Y)
 
     def score(self, X: Any, Y: Any = None) -> float:
-        """R@10: the share of rows whose partner is among the ten nearest candidates, averaged over both directions.
+        """Computes R@10: the fraction of rows whose partner is among the ten nearest candidates, averaged over both directions.
 
         If `X` has views (n, V, F), the first two views of each row are partners. The score is an exact function of these rows,
         so epsilon does not cover it. Use rows that `fit` did not see.
 
         Args:
-            X: see `transform`; more than ten rows.
-            Y: the same.
+            X: More than ten rows of features, see `transform`.
+            Y: Matching rows, see `transform`; ``None``: X has views.
 
         Returns:
-            From 0 to 1; about 10 / n by chance.
+            The score, from 0 to 1; about 10 / n by chance.
         """
         if Y is None:
             z = self.transform(X)
@@ -216,10 +216,10 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return recall(*self.transform(X, Y))
 
     def save(self, folder: str | Path) -> None:
-        """Writes heads, card and ledger into a new folder; epsilon covers all of them.
+        """Writes heads, released sums, card and ledger into a new folder; epsilon covers all of them.
 
         Raises:
-            UserError: if the folder is in use, or cannot be written.
+            UserError: If the folder is in use, or cannot be written.
         """
         check_is_fitted(self)
         folders.save_into(path_of(folder, "the folder"), self._saved())
@@ -229,7 +229,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Loads a fit that `save` or the parameter `folder` wrote; if the folder has several fits, it loads the last.
 
         Raises:
-            UserError: if the folder has no fit, or the fit is damaged.
+            UserError: If the folder has no fit, or the fit is damaged.
         """
         saved = folders.read(path_of(folder, "the folder"))
         made = cls(**saved.parameters)
@@ -246,7 +246,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return int(self.heads_["image.matrix"].shape[1])
 
     def __sklearn_tags__(self) -> Tags:
-        """Tells scikit-learn what this estimator accepts."""
+        """Tells scikit-learn which inputs this estimator accepts."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = tags.input_tags.sparse = tags.input_tags.three_d_array = True
         tags.target_tags.two_d_labels = True

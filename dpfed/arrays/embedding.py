@@ -18,12 +18,15 @@ _TOP = 10
 
 @torch.inference_mode()
 def embedded(rows: Rows, heads: dict[str, np.ndarray], side: Literal["image", "text"]) -> np.ndarray:
-    """Embeddings of unit length ``(n, D)``, or ``(n, V, D)``, float32; zeros for rows that are zero or not finite.
+    """Embeds rows, to unit length.
 
     Args:
-        rows: features.
-        heads: the tensors of ``heads.safetensors`` by name.
-        side: the tower whose head is applied.
+        rows: Features.
+        heads: Tensors of ``heads.safetensors`` by name.
+        side: Tower whose head is applied.
+
+    Returns:
+        The embeddings, ``(n, D)``, or ``(n, V, D)`` for rows with views, float32; zeros for rows that are zero or not finite.
     """
     head = PublishedHeads({name: torch.from_numpy(value) for name, value in heads.items()}).head(side)
     width = head.matrix.shape[1]
@@ -32,21 +35,21 @@ def embedded(rows: Rows, heads: dict[str, np.ndarray], side: Literal["image", "t
         block = torch.from_numpy(rows.block(numbers))
         largest = block.abs().amax(-1, keepdim=True)
         there = block.isfinite().all(-1, keepdim=True) & (largest > 0)
-        # Scaling changes nothing, because heads normalise features; it keeps large float64 numbers within float32.
+        # Scaling does not change the result, as heads normalise features; it keeps large float64 numbers within float32.
         scaled = torch.where(there, block / torch.where(there, largest, 1.0), 0.0).float()
         made[numbers[0] : numbers[-1] + 1] = torch.where(there, F.normalize(head(scaled), dim=-1), 0.0).numpy()
     return made if rows.views else made[:, 0]
 
 
 def recall(z: np.ndarray, w: np.ndarray) -> float:
-    """R@10, the mean of both directions.
+    """Computes R@10, the mean of both directions.
 
     Args:
-        z: ``(n, D)``.
-        w: ``(n, D)``, partners in the same order.
+        z: Embeddings, ``(n, D)``.
+        w: Embeddings of the partners in the same order, ``(n, D)``.
 
     Raises:
-        ArrayError: for ten rows or fewer: every row would be among the ten nearest.
+        ArrayError: If the matrices differ in length, or have ten rows or fewer: every row would be among the ten nearest.
     """
     if len(z) != len(w):
         raise ArrayError(f"X has {len(z):,} rows and Y {len(w):,}: row i of both must be of one record. [arrays-score-lengths]")

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpfed.arrays.refusal import ArrayError
 
-FEATURES, NAME = "features", "name"  # columns of Parquet
+FEATURES, NAME = "features", "name"  # columns of a Parquet file
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Opened:
     """The content of a file of features.
 
     Attributes:
-        features: ``(N, F)``.
-        names: names of the rows, a pyarrow array; ``None``: the file has none.
+        features: Features, ``(N, F)``.
+        names: Names of the rows, a pyarrow array; ``None``: the file has none.
     """
 
     features: np.ndarray
@@ -31,11 +31,11 @@ def opened(given: str | os.PathLike[str], name: str) -> Opened:
     """Opens a file of features.
 
     Args:
-        given: its path.
-        name: ``X`` or ``Y``.
+        given: Path of the file.
+        name: Name of the matrix in messages, ``X`` or ``Y``.
 
     Raises:
-        ArrayError: if the file cannot be read, or holds no features.
+        ArrayError: If the file cannot be read, or holds no features.
     """
     path = Path(given).expanduser()
     try:

@@ -50,12 +50,12 @@ class Wanted:
     """The parameters of a fit.
 
     Attributes:
-        epsilon: of the fit's guarantee.
-        delta: ``None``: 1/(N ln N).
-        dimensions: k; ``None``: chosen from N and sigma.
-        aligned: whether the two features of a record are similar already.
-        noise: ``gaussian`` or ``discrete``.
-        device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
+        epsilon: Epsilon of the fit's guarantee.
+        delta: Delta of the guarantee; ``None``: 1/(N ln N).
+        dimensions: Number of dimensions, k; ``None``: chosen from N and sigma.
+        aligned: Whether the two features of a record are similar already.
+        noise: Kind of the noise, ``gaussian`` or ``discrete``.
+        device: Device that computes the sums, ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
 
     epsilon: float
@@ -67,21 +67,21 @@ class Wanted:
 
 
 def plan_of(wanted: Wanted, records: ArrayRecords, public: bool = False) -> PrivacyPlan:
-    """Makes the privacy plan of a fit: that of a run of private moments over as many records.
+    """Makes the privacy plan of a fit, which is the plan of a run of private moments over as many records.
 
     Args:
-        wanted: the parameters.
-        records: the rows.
-        public: whether the basis is made of public rows.
+        wanted: Parameters of the fit.
+        records: Rows of the fit.
+        public: Whether the basis is computed from public rows.
 
     Raises:
-        UserError: if the parameters allow no plan.
+        UserError: If the parameters allow no plan.
     """
     views, basis = records.x.views, "store" if public else "random"
     method = method_named(METHOD)
     options = method.checked("infonce", {"dimensions": wanted.dimensions or 0, "views": views, "basis": basis})
     inputs = MethodInputs(METHOD, options, "infonce", None, "fp32", reads_text=records.y is not None, public_records=0)
-    units: dict[str, Any] = {} if records.units is None else {"unit": "user", "per_unit": MOST_RECORDS}  # all of a unit's
+    units: dict[str, Any] = {} if records.units is None else {"unit": "user", "per_unit": MOST_RECORDS}  # no cap on a unit
     numbers = {"group_size": 1, "clip_norm": 1.0, "method_name": METHOD, "noise_kind": wanted.noise, **units}
     options, n, steps = method.public_parameters(inputs), records.protected, STEPS_IN_CLOSED_FORM
     try:
@@ -97,16 +97,17 @@ def plan_of(wanted: Wanted, records: ArrayRecords, public: bool = False) -> Priv
 
 @dataclass(frozen=True)
 class Shape:
-    """The public inputs of the heads, beside the released sums.
+    """The public inputs of the heads, in addition to the released sums.
 
     A matrix with fewer columns than the heads have dimensions is padded with columns of zeros; otherwise the other matrix would
-    be projected to as few dimensions. So is a public basis with fewer rows. The noise in padded dimensions is dropped.
+    be projected to as few dimensions. A public basis with too few rows is padded, too. The noise in padded dimensions is
+    dropped.
 
     Attributes:
-        plan: the fit's privacy plan.
-        widths: columns of X and of Y.
-        aligned: see `Wanted`.
-        bases: the public basis of each matrix; ``None``: random ones.
+        plan: Privacy plan of the fit.
+        widths: Numbers of columns of X and of Y.
+        aligned: Whether the two features of a record are similar already.
+        bases: Public basis of each matrix; ``None``: random bases.
     """
 
     plan: PrivacyPlan
@@ -118,7 +119,7 @@ class Shape:
         """Refuses parameters that contradict each other or the shapes of the matrices.
 
         Raises:
-            ArrayError: it names them.
+            ArrayError: If parameters are contradictory; the message names them.
         """
         widest, n, wanted = max(self.directions), self.plan.sampling.records, self.plan.bounding.options["dimensions"]
         kind = "columns" if self.bases is None else "directions of the basis"
@@ -135,14 +136,14 @@ class Shape:
 
     @property
     def directions(self) -> tuple[int, ...]:
-        """How many dimensions X and Y can fill: their columns, or the rows of their bases."""
+        """Numbers of dimensions that X and Y can fill: their columns, or the rows of their bases other than zero."""
         if self.bases is None:
             return self.widths
         return tuple(int(basis.rows.any(1).sum()) for basis in self.bases.values())
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Columns of X and of Y, including the padding; with a public basis, the basis is padded."""
+        """Numbers of columns of X and of Y, padding included; with a public basis, the basis is padded instead."""
         if self.bases is not None:
             return self.widths
         n, sigma = self.plan.sampling.records, self.plan.noise.multiplier
@@ -151,24 +152,24 @@ class Shape:
 
     def heads(self) -> MomentHeads:
         """Makes the heads, before any sum is released."""
-        aligned = self.aligned or len(self.widths) == 1  # views of an image are alike
+        aligned = self.aligned or len(self.widths) == 1  # views of an image have similar features
         most = max(self.directions)
         bases = None if self.bases is None else {side: padded(basis, most) for side, basis in self.bases.items()}
         return moment_heads(self.plan, self.padded, aligned, self.plan.noise_std, basis=bases)
 
     def there(self, heads: MomentHeads) -> Tensor:
-        """A mask over the numbers of both sums: 0 where a number belongs to padded dimensions and is pure noise, else 1."""
+        """Returns a mask over the numbers of both sums: 0 for numbers of padded dimensions, which are pure noise, else 1."""
         layout = heads.layout
         columns = (torch.arange(layout.dimensions) < torch.tensor(self.directions)[:, None]).double()
         moments = Moments(columns, columns[0][:, None] * columns[-1], columns[:, :, None] * columns[:, None, :])
         return torch.cat([layout.encoded(step, moments) for step in (0, 1)]).ne(0).to(heads.released)
 
     def published(self, heads: MomentHeads, components: int | None) -> dict[str, np.ndarray]:
-        """The tensors of ``heads.safetensors`` by name, without padding.
+        """Returns the tensors of ``heads.safetensors`` by name, without padding.
 
         Args:
-            heads: heads that hold the released sums.
-            components: number of most correlated directions to keep; ``None``: the heads of a run.
+            heads: Heads that hold the released sums.
+            components: Number of most correlated directions to keep; ``None``: the heads of a run.
         """
         sides = _SIDES[: len(self.widths)]
         if components is None:
@@ -190,20 +191,20 @@ class Fit:
     """One fit: its privacy plan, its rows, and the model that holds its heads.
 
     Args:
-        wanted: the parameters.
-        records: the rows.
-        basis: of public rows; ``None``: a random one.
+        wanted: Parameters of the fit.
+        records: Rows of the fit.
+        basis: Basis of public rows; ``None``: a random basis.
 
     Attributes:
-        plan: the privacy plan.
-        shape: the public inputs of the heads.
-        records: the rows.
-        basis: of public rows; ``None``: a random one.
-        model: a frozen model without layers other than the heads.
-        heads: the heads of the model.
+        plan: Privacy plan.
+        shape: Public inputs of the heads.
+        records: Rows of the fit.
+        basis: Basis of public rows; ``None``: a random basis.
+        model: Frozen model without layers other than the heads.
+        heads: Heads of the model.
 
     Raises:
-        UserError: if the parameters contradict each other or the rows.
+        UserError: If the parameters contradict each other or the rows.
     """
 
     def __init__(self, wanted: Wanted, records: ArrayRecords, basis: PublicArrays | None = None) -> None:
@@ -218,21 +219,21 @@ class Fit:
 
     @property
     def size(self) -> int:
-        """How many numbers both sums have together."""
+        """Total number of numbers in both sums."""
         return TrainableVector(self.model).numel
 
     def create_ledger(self, path: Path, fixed_seed: bool) -> Ledger:
-        """A ledger for this fit; see `Ledger.create`."""
+        """Creates the ledger of this fit; see `Ledger.create`."""
         return Ledger.create(path, self.plan, {"fixed_seed": fixed_seed}, block_length(self.size))
 
     def worker(self, randomness: Randomness) -> Worker:
         """Makes the worker that adds up the rows.
 
         Args:
-            randomness: randomness of the rows' owner.
+            randomness: Randomness of the workers.
         """
         records = self.records
-        # The steps sample nothing: every row takes part. So a row's position may be its key.
+        # The steps sample nothing: every row takes part. So a row's position can serve as its key.
         places = np.arange(len(records), dtype=np.uint64)
         return Worker(
             plan=self.plan,
@@ -250,8 +251,8 @@ class Fit:
         """Releases both noisy sums into the heads; each is charged to the ledger before it is used.
 
         Args:
-            ledger: the ledger of this fit.
-            randomness: secret randomness.
+            ledger: Ledger of this fit.
+            randomness: Secret randomness.
         """
         coordinator = Coordinator(self.plan, self.model, OptimizerConfig(), randomness, ledger)
         transport, there = InProcess([self.worker(randomness.for_ranks())]), self.shape.there(self.heads)
@@ -262,7 +263,7 @@ class Fit:
 
 
 def _bare(towers: int) -> nn.Module:
-    """A model whose towers return their input."""
+    """Makes a model whose towers return their input."""
     if towers == 1:
         return SimCLRModel(nn.Identity(), nn.Identity())
     return TwoTowerModel(nn.Identity(), nn.Identity(), nn.Identity())

@@ -45,16 +45,16 @@ class Saved:
     """The saved content of a fit.
 
     Attributes:
-        parameters: parameters of the estimator.
-        epsilon: epsilon spent; ``None``: a fixed seed voids the guarantee.
-        delta: delta that belongs to it.
-        widths: columns of X and of Y.
-        heads: as `dpfed.models.moments.published_heads` gives them.
-        released: the noisy means and moments.
-        card: Markdown.
-        ledger: JSON lines.
-        columns: names of the columns of X; ``None``: X had none.
-        basis: the fingerprint of the public basis, whose used rows are among the heads; ``None``: it is random.
+        parameters: Parameters of the estimator.
+        epsilon: Epsilon spent; ``None``: a fixed seed voids the guarantee.
+        delta: Delta of the guarantee.
+        widths: Numbers of columns of X and of Y.
+        heads: Tensors of ``heads.safetensors`` by name.
+        released: Noisy means and moments, float32.
+        card: Privacy card, Markdown.
+        ledger: Privacy ledger, JSON lines.
+        columns: Names of the columns of X; ``None``: X had none.
+        basis: Fingerprint of the public basis, whose used rows are among the heads; ``None``: the basis is random.
     """
 
     parameters: dict[str, Any]
@@ -70,7 +70,7 @@ class Saved:
 
     @property
     def plan(self) -> PrivacyPlan:
-        """The privacy plan, read from the ledger."""
+        """Privacy plan, read from the ledger."""
         return PrivacyPlan.from_dict(json.loads(self.ledger.partition("\n")[0])["plan"])
 
 
@@ -79,7 +79,7 @@ def opened(folder: str | Path | None) -> Iterator[tuple[Path, bool]]:
     """Yields the folder for a fit's ledger, and whether it is kept; a temporary folder is deleted with the ``with`` block.
 
     Args:
-        folder: a folder of fits; ``None``: a temporary folder.
+        folder: Folder of fits; ``None``: a temporary folder.
     """
     if folder is not None:
         yield path_of(folder, "folder").expanduser(), True
@@ -92,10 +92,10 @@ def new_fit(folder: Path) -> Path:
     """Makes the folder of the next fit.
 
     Args:
-        folder: the folder of fits; it is created if it is missing.
+        folder: Folder of fits; it is created if it is missing.
 
     Raises:
-        ArrayError: if it cannot be created, or holds a run or a saved estimator.
+        ArrayError: If the folder cannot be created, or holds a run, a saved estimator or records.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,14 +109,14 @@ def new_fit(folder: Path) -> Path:
             try:
                 (folder / f"fit-{number}").mkdir()
                 return folder / f"fit-{number}"
-            except FileExistsError:  # another process's
+            except FileExistsError:  # another process made it
                 number += 1
     except OSError as error:
         raise ArrayError(f"cannot make {error.filename or folder}: {error.strerror or error}. [arrays-folder]") from error
 
 
 def fits_in(folder: Path) -> list[Path]:
-    """The folders of fits, in order."""
+    """Returns the folders of fits in a folder, in order of their numbers."""
     there = folder.iterdir() if folder.is_dir() else ()
     found = [(int(match[1]), path) for path in there if (match := _FIT.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
@@ -126,7 +126,7 @@ def charged_in(folders: list[Path]) -> list[Ledger]:
     """Returns the ledger of each fit that was charged.
 
     Raises:
-        UserError: for a damaged ledger.
+        UserError: If a ledger is damaged.
     """
     ledgers = [Ledger.open(folder / LEDGER) for folder in folders if (folder / LEDGER).exists()]
     return [ledger for ledger in ledgers if ledger.charged]
@@ -136,7 +136,7 @@ def write(folder: Path, saved: Saved) -> None:
     """Writes a fit; its ledger may exist already.
 
     Raises:
-        ArrayError: if the folder cannot be written.
+        ArrayError: If the folder cannot be written.
     """
     tensors = {HEADS: save(saved.heads), RELEASED: save({_RELEASED: saved.released})}
     facts = {name: value for name, value in asdict(saved).items() if name not in ("heads", "released", "card", "ledger")}
@@ -156,7 +156,7 @@ def save_into(folder: Path, saved: Saved) -> None:
     """Writes a fit into a new folder.
 
     Raises:
-        ArrayError: if the folder is in use or cannot be written.
+        ArrayError: If the folder is in use or cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,10 +169,10 @@ def save_into(folder: Path, saved: Saved) -> None:
 
 
 def read(folder: Path) -> Saved:
-    """Reads a fit; from a folder of fits, it reads the last complete one.
+    """Reads a fit; from a folder of fits, the function reads the last complete fit.
 
     Raises:
-        UserError: if there is no fit, or it is damaged.
+        UserError: If the folder has no fit, or the fit is damaged.
     """
     folder = path_of(folder, "the folder of a fit")
     if not (folder / FACTS).is_file() and folder.is_dir():
@@ -206,7 +206,11 @@ def read(folder: Path) -> Saved:
 
 
 def _plain(value: Any) -> Any:
-    """A parameter that is a number of numpy's, such as one of ``np.arange``, as Python's own."""
+    """Converts a NumPy scalar among the parameters, such as one of ``np.arange``, to a Python number.
+
+    Raises:
+        TypeError: If the value is not a NumPy scalar.
+    """
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{value!r} is no parameter of an estimator")

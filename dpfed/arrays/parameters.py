@@ -17,13 +17,13 @@ _DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def wanted_of(parameters: Mapping[str, Any]) -> Wanted:
-    """What a fit needs of an estimator's parameters.
+    """Returns the parameters of a fit from those of an estimator.
 
     Args:
-        parameters: as ``get_params`` gives them.
+        parameters: Parameters of the estimator, from ``get_params``.
 
     Raises:
-        ArrayError: for one that cannot be.
+        ArrayError: If a parameter is missing or has an impossible value.
     """
     given, k, device = parameters["epsilon"], parameters["dimensions"], parameters["device"]
     if given is None:
@@ -42,10 +42,10 @@ def randomness_of(seed: Any) -> Randomness:
     """Returns fresh secret randomness; for a fixed seed, it returns predictable randomness and warns.
 
     Args:
-        seed: an estimator's ``random_state``.
+        seed: Parameter ``random_state`` of the estimator.
 
     Raises:
-        ArrayError: for anything but a whole number.
+        ArrayError: If the seed is neither ``None``, a whole number nor a ``RandomState``.
     """
     if seed is None:
         return Randomness.fresh()

@@ -1,4 +1,4 @@
-"""Rows of one or two matrices as records, which workers and lifetime budgets read."""
+"""Rows of one or two matrices as records, for workers and lifetime budgets."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from dpfed.data.store.record import record_key
 from dpfed.data.views.batches import ViewMaker
 from dpfed.privacy.randomness import Randomness
 
-GROUP = "group"  # name of the unit: all rows with an equal value of `groups`
+GROUP = "group"  # name of the privacy unit: all rows with an equal value of `groups`
 
 
 class ArrayRecords(RecordSet):
-    """Row i of X, and of Y if it is given, is record i.
+    """The records of one or two matrices: row i of X, and of Y if it is given, is record i.
 
     Keys and contents, by which a lifetime budget recognises records, are computed on first use.
 
     Args:
-        x: features, ``image`` among the views.
-        y: other features of the same records, ``text`` among the views.
-        groups: ``(N,)`` the group of each row, such as a person; a row with None or NaN is a group by itself.
-        path: the folder that keeps the budget of these rows.
+        x: Features, named ``image`` in the views.
+        y: Other features of the same records, named ``text`` in the views; ``None``: X has views.
+        groups: Group of each row, such as a person, ``(N,)``; a row with None or NaN is a group by itself. ``None``: no groups.
+        path: Folder that keeps the budget of these rows.
 
     Raises:
-        ArrayError: if X and Y differ in length, or there are fewer than two records or groups.
+        ArrayError: If X and Y or `groups` do not match, or there are fewer than two records or groups.
     """
 
     def __init__(self, x: Rows, y: Rows | None, groups: Any, path: Path) -> None:
@@ -57,19 +57,19 @@ class ArrayRecords(RecordSet):
 
     @property
     def protected(self) -> int:
-        """N of the privacy plan: the number of records, or of groups if there are groups."""
+        """Number of records, or of groups if there are groups: N of the privacy plan."""
         if self.units is None or not len(self):
             return len(self)
         return int(self.units.max()) + 1
 
     @property
     def together(self) -> int:
-        """How many records are read into memory at a time."""
+        """Number of records that are read into memory at a time."""
         return min(rows.together for rows in (self.x, self.y) if rows is not None)
 
     @functools.cached_property
     def keys(self) -> np.ndarray:  # type: ignore[override]
-        """See `RecordSet`: hashes of the rows and, among equal rows, of their order."""
+        """See `RecordSet`; hashes of each row and of its number among equal rows."""
         seen: dict[bytes, int] = {}
         keys = np.empty(len(self), np.uint64)
         for rows in self.x.blocks():
@@ -81,7 +81,7 @@ class ArrayRecords(RecordSet):
 
     @functools.cached_property
     def contents(self) -> str:  # type: ignore[override]
-        """See `RecordSet`: a hash without a key, which is not published."""
+        """See `RecordSet`; a hash without a key, which is not published."""
         parts = [self.keys] if self.units is None else [self.keys, self.units]
         order = np.argsort(self.keys, kind="stable")
         return hashlib.blake2b(b"".join(part[order].tobytes() for part in parts), digest_size=16).hexdigest()
@@ -92,14 +92,14 @@ class ArrayRecords(RecordSet):
         return self.contents
 
     def captions(self, indices: np.ndarray) -> list[list[str]]:
-        """See `RecordSet`: rows of Y, as texts."""
+        """See `RecordSet`; a hash of each row of Y, as text."""
         indices = np.asarray(indices)
         if self.y is None:
             return [[] for _ in indices]
         return [[self._hashed(same(row)).hex()] for row in _in_order(self.y, indices)]
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
-        """See `RecordSet`: rows of X."""
+        """See `RecordSet`; rows of X as bytes."""
         return [same(row) for row in _in_order(self.x, np.asarray(indices))]
 
     def _contents_of(self, rows: np.ndarray) -> list[bytes]:
@@ -112,11 +112,11 @@ class ArrayRecords(RecordSet):
 
 
 class ArrayViews(ViewMaker):
-    """Serves rows as views, the same in each step.
+    """A view maker that returns the rows themselves as views, the same in each step.
 
     Args:
-        records: the rows.
-        widths: columns of X and of Y after padding with zeros.
+        records: Rows.
+        widths: Numbers of columns of X and of Y after padding with zeros.
     """
 
     def __init__(self, records: ArrayRecords, widths: tuple[int, ...]) -> None:
@@ -125,17 +125,17 @@ class ArrayViews(ViewMaker):
             self._sides["text"] = records.y.padded(widths[1])
 
     def prefetch(self, batches: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
-        """See `ViewMaker.prefetch`: nothing is read ahead."""
+        """See `ViewMaker.prefetch`; this class reads nothing ahead."""
 
     def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
-        """``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``."""
+        """Returns the rows of some records, ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``."""
         return {side: torch.from_numpy(_in_order(rows, indices)).to(device) for side, rows in self._sides.items()}
 
 
 def same(row: np.ndarray) -> bytes:
-    """A row as a budget knows it again: the same numbers in another type are the same row."""
+    """Returns a row as bytes by which a budget recognises it: the same numbers in another type are the same row."""
     with np.errstate(over="ignore"):
-        return (row.astype(np.float32) + np.float32(0)).tobytes()  # with one zero
+        return (row.astype(np.float32) + np.float32(0)).tobytes()  # the addition turns -0 into 0
 
 
 def _in_order(rows: Rows, indices: np.ndarray) -> np.ndarray:
@@ -186,7 +186,7 @@ def _numbered(groups: Any, rows: int) -> np.ndarray:
     try:
         names = [("row", row) if value is None or value != value else ("of", value) for row, value in enumerate(values)]
         return np.fromiter((numbers.setdefault(name, len(numbers)) for name in names), np.uint64, len(names))
-    except (TypeError, ValueError) as error:  # such as pandas' NA, lists
+    except (TypeError, ValueError) as error:  # for example pandas' NA, or lists
         raise ArrayError(
             f"groups holds values that are neither numbers nor texts ({error}): give numbers or texts. [arrays-group-names]"
         ) from error

@@ -1,6 +1,6 @@
 """Reads a matrix of features a block of rows at a time, without a copy of the whole.
 
-It may be a numpy array (also memory-mapped), a torch tensor, a data frame, a sparse matrix, a nested list, or a file
+The matrix may be a NumPy array (also memory-mapped), a torch tensor, a data frame, a sparse matrix, a nested list, or a file
 (`dpfed.arrays.files`).
 """
 
@@ -17,8 +17,8 @@ from dpfed.arrays.files import Opened, opened
 from dpfed.arrays.refusal import ArrayError
 from dpfed.data.items.item import described
 
-_MOST_COLUMNS = 65_536  # up to which the sensitivity is proven (`dpfed.bounding.pair_moments`)
-_NUMBERS, _MOST_ROWS = 1 << 20, 8192  # that a block holds at most
+_MOST_COLUMNS = 65_536  # largest number of columns for which the sensitivity is proven (`dpfed.bounding.pair_moments`)
+_NUMBERS, _MOST_ROWS = 1 << 20, 8192  # largest numbers of numbers and of rows in a block
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Rows:
     """N rows of features.
 
     Attributes:
-        name: ``X`` or ``Y``, for messages.
-        shape: (N, F), or (N, V, F) of V views.
-        read: takes row numbers ``(n,)``, ascending, or a slice; returns these rows in their own type.
-        names: names of the rows; ``None``: the source has none.
-        columns: names of the columns; ``None``: the source has none, or some are not texts.
-        padding: number of columns of zeros that `block` appends.
+        name: Name of the matrix in messages, such as ``X`` or ``Y``.
+        shape: Shape of the matrix, (N, F), or (N, V, F) with V views.
+        read: Function that takes row numbers ``(n,)``, ascending, or a slice, and returns these rows in their own type.
+        names: Names of the rows; ``None``: the source has none.
+        columns: Names of the columns; ``None``: the source has none, or some are not texts.
+        padding: Number of columns of zeros that `block` appends.
     """
 
     name: str
@@ -46,17 +46,17 @@ class Rows:
 
     @property
     def width(self) -> int:
-        """F."""
+        """Number of columns, F, without padding."""
         return self.shape[-1]
 
     @property
     def views(self) -> int:
-        """V; 0: rows have no views."""
+        """Number of views, V; 0: rows have no views."""
         return self.shape[1] if len(self.shape) == 3 else 0
 
     @property
     def together(self) -> int:
-        """How many rows a block has at most."""
+        """Largest number of rows in a block."""
         return max(1, min(_MOST_ROWS, _NUMBERS // ((self.width + self.padding) * max(1, self.views))))
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -65,14 +65,17 @@ class Rows:
             yield np.arange(first, min(first + self.together, len(self)))
 
     def padded(self, width: int) -> Rows:
-        """The same rows, padded with columns of zeros to `width` columns."""
+        """Returns the rows, padded with columns of zeros to `width` columns."""
         return replace(self, padding=max(0, width - self.width))
 
     def block(self, rows: np.ndarray) -> np.ndarray:
-        """Reads rows, ``(n, max(V, 1), F + padding)``: float32 if they are float16 or float32, else float64.
+        """Reads rows.
 
         Args:
-            rows: ``(n,)`` ascending.
+            rows: Row numbers, ``(n,)``, ascending.
+
+        Returns:
+            The rows, ``(n, max(V, 1), F + padding)``: float32 if the source has float16 or float32, else float64.
         """
         adjacent = len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
         found = self.read(slice(int(rows[0]), int(rows[-1]) + 1) if adjacent else rows)
@@ -81,10 +84,10 @@ class Rows:
         return np.pad(found, ((0, 0), (0, 0), (0, self.padding))) if self.padding else found
 
     def refuse_empty(self) -> None:
-        """Refuses a matrix without a usable row, of which a fit would release noise alone.
+        """Refuses a matrix without a usable row, from which a fit would release noise alone.
 
         Raises:
-            ArrayError: if every row is zero or has a number that is not finite.
+            ArrayError: If every row is zero or has a number that is not finite.
         """
         for block in map(self.block, self.blocks()):
             if bool((np.isfinite(block).all(-1) & (block != 0).any(-1)).any()):
@@ -99,12 +102,12 @@ def rows_of(given: Any, name: str, least: int = 2) -> Rows:
     """Makes `Rows` of a matrix, whatever its type.
 
     Args:
-        given: the matrix (see above for its types).
-        name: ``X`` or ``Y``.
-        least: smallest number of columns.
+        given: Matrix; the module's docstring lists its types.
+        name: Name of the matrix in messages, such as ``X`` or ``Y``.
+        least: Smallest allowed number of columns.
 
     Raises:
-        ArrayError: if it is not a matrix of numbers; the message says what to do.
+        ArrayError: If the argument is not a matrix of numbers; the message suggests a correction.
     """
     if isinstance(given, str | os.PathLike):
         rows = _of_file(opened(given, name), name)

@@ -1,3 +1,3 @@
-"""Attacks on a finished run, by the owner of its records: what do its weights give away?"""
+"""Audits: membership attacks on a finished run's weights, and attacks on the privacy claim of a mechanism."""
 
-RECORDS = 2000  # of either side, as a default: 1,000 are attacked, which resolves a false positive rate of 0.1%
+RECORDS = 2000  # default number of members, and of non-members: half are attacked, to resolve a false positive rate of 0.1%

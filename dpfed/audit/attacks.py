@@ -1,11 +1,12 @@
-"""Membership attacks: from what is seen of a record to a score that is higher for members.
+"""Membership attacks: functions from a record's signals to a score that is higher for members.
 
-An adversary knows of some records whether they were members, and fits its attack to them; it is then tried on others. That is
-more than an adversary with shadow models has, who must simulate the training with records of its own. Two families:
+The adversary knows for some records whether they were members, and fits its attack to them; the attack is then tested on other
+records. This adversary is stronger than one with shadow models, which must simulate the training with records of its own. Two
+families:
 
-* white-box: losses (Yeom et al. 2018) and gradients by layer (Nasr et al. 2019), for whoever has the weights;
-* EncoderMI (Liu et al. 2021), in the form of a threshold: a member's views are more alike, since training pulled them
-  together; taken where the loss acts, in the space of the contrast. Captions count as views.
+* white-box: losses (Yeom et al. 2018) and gradients by layer (Nasr et al. 2019), for an adversary with the weights;
+* EncoderMI (Liu et al. 2021), as a threshold attack: a member's views are more similar, since training pulled them together.
+  The similarity is measured in the space in which the loss contrasts records. Captions count as views.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from torch import Tensor
 
 from dpfed.audit.signals import Signals
 
-Score = Callable[[Signals], np.ndarray]  # signals of n records -> (n,)
+Score = Callable[[Signals], np.ndarray]  # signals of n records -> scores (n,)
 
-_L2 = 5e-3  # of the logistic regression
+_L2 = 5e-3  # L2 penalty of the logistic regression
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack.
+    """One membership attack.
 
     Attributes:
-        name: in results.
-        title: for people.
-        fit: (signals of known records, ``(n,)`` bool, whether each was a member) -> what scores others.
+        name: Name in results.
+        title: Title for readers.
+        fit: Function that takes signals of known records and their membership, ``(n,)`` bool, and returns a scoring function.
     """
 
     name: str
@@ -68,5 +69,5 @@ ATTACKS = (
 
 
 def _means(signals: Signals) -> Tensor:
-    """``(n, kinds)``: the mean cosine of each kind."""
+    """Returns the mean cosine of each kind of pairs of views, ``(n, kinds)``."""
     return torch.stack([values.mean(1) for values in signals.similarities.values()], 1)

@@ -1,9 +1,9 @@
-"""Canaries: generated records, and a model under which each of them moves the sum as far as a record can.
+"""Canaries: generated records, and a model under which each canary moves the sum as far as a record can.
 
-An audit of the mechanism needs no private record and no real model. Its records are generated pictures of 8 x 8 pixels in which
-a number is written. Its model reads the numbers and answers with a gradient that the auditor chose, long enough to be clipped:
-a Dirac canary (Nasr et al. 2023; Andrew et al. 2024). All the rest is the run's own: draws, groups, views, engines, clipping,
-noise, ledger, optimizer.
+An audit of the mechanism needs no private record and no real model. Its records are generated pictures of 8 x 8 pixels that
+encode a number. Its model reads the numbers and has gradients that the auditor chose, long enough to be clipped: Dirac canaries
+(Nasr et al. 2023; Andrew et al. 2024). All other parts are those of the run: draws, groups, views, engines, clipping, noise,
+ledger, optimizer.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 
-SIDE = 8  # pixels
-_DIGITS = 24  # binary, of a record's number
+SIDE = 8  # width and height of a picture in pixels
+_DIGITS = 24  # binary digits of a record's number
 _WIDTH = 16  # dimensions of an embedding
-_FILLER, _CANARY = 1e3, 1e6  # lengths of gradients before clipping: a canary prevails over the rest of its group
+_FILLER, _CANARY = 1e3, 1e6  # lengths of gradients before clipping: a canary outweighs the rest of its group
 
 Arrangement = Literal["group", "own", "one"]
 
 
 def write_public(path: Path, count: int) -> RecordStore:
-    """Writes records that join others' groups: all of them have the number 0."""
+    """Writes a store of public records, which join the groups of other records; all have the number 0."""
     return _write(path, np.zeros(count, int), "public", 1)
 
 
 def write_canaries(path: Path, fillers: int, canaries: int, copies: int = 1) -> RecordStore:
-    """Writes a public store: first the canaries, with numbers from F on, then the F fillers, with those below.
+    """Writes a public store: first the canaries, with numbers from F on, then the F fillers, with numbers below F.
 
     Args:
-        path: of the store.
-        fillers: records that are always there.
-        canaries: units whose presence is to be guessed.
-        copies: records of each canary's unit.
+        path: Path of the store.
+        fillers: Number of records that are always present, F.
+        canaries: Number of units whose presence the attack guesses.
+        copies: Number of records of each canary's unit.
     """
     numbers = np.concatenate([np.repeat(np.arange(fillers, fillers + canaries), copies), np.arange(fillers)])
     return _write(path, numbers, "record", 0)
@@ -52,29 +52,30 @@ def _write(path: Path, numbers: np.ndarray, kind: str, seed: int) -> RecordStore
     images[:, :_DIGITS, 0] = 255 * ((numbers[:, None] >> np.arange(_DIGITS)) & 1)
     with StoreWriter(path, name="canaries", kind="image", size=SIDE, public=True, unit_name="unit") as writer:
         for row, (number, image) in enumerate(zip(numbers, images, strict=True)):
-            name = f"{kind} {number}"  # a record's key, and so its draws, follow from its name
+            name = f"{kind} {number}"  # a record's name determines its key, and so its draws
             writer.add(RecordInput(f"{name} {row}", image.reshape(SIDE, SIDE, 3), unit=name))
     return RecordStore.open(path)
 
 
 class CanaryModel(nn.Module):
-    """Gradients as the auditor needs them.
+    """A model with gradients that the auditor chooses.
 
-    The embeddings do not depend on the weights, so that every step has the same gradients, whatever noise the weights took up.
+    The values of the embeddings do not depend on the weights. So the gradients are the same in every step, whatever noise was
+    added to the weights.
 
     Args:
-        fillers: F, numbers from here on are canaries.
-        coordinates: P.
-        arrangement: where gradients point. ``group``: each group has a coordinate, the number of its first filler, and a canary
-            in it turns the gradient round; for engines that pass groups one by one. ``own``: each canary has a coordinate.
-            ``one``: there is one coordinate for all.
-        against: the canaries' gradients point the other way than the fillers'.
-        scrambled: a group's gradient turns round, or not, by a hash of all its records, so that a record which changes more
-            than its own group shows; for the same engines.
+        fillers: Number of fillers, F; records with numbers from F on are canaries.
+        coordinates: Number of parameters, P.
+        arrangement: Coordinates of the gradients. ``group``: each group has a coordinate, the number of its first filler, and a
+            canary in the group reverses the gradient; for engines that pass groups one by one. ``own``: each canary has a
+            coordinate of its own. ``one``: all records share one coordinate.
+        against: Whether the canaries' gradients point in the opposite direction to the fillers'.
+        scrambled: Whether a hash of all records of a group decides the sign of its gradient. This reveals a record that changes
+            more than its own group; for engines that pass groups one by one.
 
     Attributes:
-        sign: +1 or -1, of all gradients; the auditor turns it from step to step, so that noise that repeats itself cancels.
-        temperature: of the contrast.
+        sign: Sign of all gradients, +1 or -1; the auditor alternates it between steps, so that repeated noise cancels.
+        temperature: Temperature of the contrast.
     """
 
     def __init__(
@@ -93,13 +94,13 @@ class CanaryModel(nn.Module):
         self.register_buffer("_hash", torch.randn(SIDE * SIDE, generator=torch.Generator().manual_seed(1)))
 
     def read(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Each record's number, and a hash of it: ``(n,)`` both, of normalised images ``(n, 3, H, W)``."""
+        """Reads each record's number and a hash of the record, both ``(n,)``, from normalised images ``(n, 3, H, W)``."""
         pixels = (images > 0).float().flatten(2)
         powers = 2.0 ** torch.arange(_DIGITS, device=images.device)
         return (pixels[:, 0, :_DIGITS] * powers).sum(1), pixels[:, 2] @ self._hash
 
     def forward(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``{"image": (S, V, 3, H, W)}`` -> ``{"image": (S, V, D)}`` of unit length."""
+        """Embeds the views of a group: ``{"image": (S, V, 3, H, W)}`` -> ``{"image": (S, V, D)}``, of unit length."""
         images = views["image"]
         number, hashed = self.read(images[:, 0])
         push = self._push(number, hashed) * self.sign
@@ -111,11 +112,11 @@ class CanaryModel(nn.Module):
         return {"image": z[:, None].expand(-1, images.shape[1], -1)}
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """``(n, 3, H, W)`` -> ``(n, D)``, for engines that take a model apart."""
+        """Embeds images, ``(n, 3, H, W)`` -> ``(n, D)``, for engines that call the towers separately."""
         return self({"image": images[:, None]})["image"][:, 0]
 
     def _push(self, number: Tensor, hashed: Tensor) -> Tensor:
-        """``(S, P)`` where each record's gradient points, and how far."""
+        """Returns the direction and length of each record's gradient, ``(S, P)``."""
         places = torch.arange(self.along.in_features, device=number.device)
         canary, (filler, strong) = number >= self._fillers, self._lengths
         if self._arrangement == "group":

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-EXPERIMENTS = 6000  # repeated ones, about
-CONFIDENCE = 0.95  # of all that an audit shows, together
-CERTAINTY = 0.999  # of an accusation, by whichever of its attacks
-ROOM = 1e-3  # of rounding, in a sensitivity or an epsilon
+EXPERIMENTS = 6000  # approximate default number of repeated experiments
+CONFIDENCE = 0.95  # joint confidence of all lower bounds of an audit
+CERTAINTY = 0.999  # joint confidence of a contradiction, over all attacks
+ROOM = 1e-3  # relative tolerance for rounding, in a sensitivity or an epsilon
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one attack shows.
+    """The result of one attack.
 
     Attributes:
-        steps: of the mechanism that it saw.
-        rate: at which its canaries were drawn.
-        tries: experiments.
-        channel: where the most was seen.
-        noise: upper bound on the noise multiplier; infinity: nothing is shown.
-        epsilon: lower bound on epsilon of the whole run, from `noise`.
-        contradicts: with `CERTAINTY`, the claim does not hold.
+        steps: Number of steps of the mechanism in each experiment.
+        rate: Sampling rate of the canaries.
+        tries: Number of experiments.
+        channel: Channel that gave the strongest bound.
+        noise: Upper bound on the noise multiplier; infinity: no bound was found.
+        epsilon: Lower bound on epsilon of the whole run, from `noise`.
+        contradicts: Whether the attack contradicts the claim, at confidence `CERTAINTY`.
     """
 
     steps: int
@@ -35,18 +35,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class PrivacyAudit:
-    """Result of an audit. It is public: no record of the run's own has a part in it.
+    """The result of an audit of a claim. It is public: the audit uses none of the run's own records.
 
     Attributes:
-        name: of the configuration.
-        method: of bounding.
-        world_size: workers that share the records.
-        claim: epsilon of the run.
-        delta: of the run.
-        noise_multiplier: sigma, as claimed.
-        sensitivity: as claimed, of the mechanism under test.
-        moved: most that a record moved its sum; 0: not known.
-        findings: of the attacks.
+        name: Name in the configuration.
+        method: Name of the bounding method.
+        world_size: Number of workers that share the records.
+        claim: Claimed epsilon of the run.
+        delta: Delta of the run.
+        noise_multiplier: Claimed noise multiplier, sigma.
+        sensitivity: Claimed sensitivity of the mechanism under test.
+        moved: Largest observed L2 change of the sum by one record; 0: not known.
+        findings: Results of the attacks.
     """
 
     name: str
@@ -66,10 +66,10 @@ class PrivacyAudit:
 
     @property
     def contradicted(self) -> bool:
-        """Whether the claim does not hold."""
+        """Whether the audit contradicts the claim."""
         return self.too_far or any(finding.contradicts for finding in self.findings)
 
     @property
     def shown(self) -> float:
-        """The highest lower bound on the run's epsilon."""
+        """Highest lower bound on the run's epsilon."""
         return max(one.epsilon for one in self.findings)

@@ -1,7 +1,7 @@
-"""What leaves the mechanism in a step: the noisy sum that is kept, and all that the optimizer makes of it.
+"""The outputs of the mechanism in a step: the stored noisy sum, and the weights and states that the optimizer derives from it.
 
-Each is brought back to the gradient that it seems to hold, in the units of the sum. In a sound run all of them follow from the
-noisy sum. Where one of them saw the sum without noise, it gives the canaries away.
+Each output (channel) is converted back to the gradient that it implies, in the units of the sum. In a sound run all channels
+follow from the noisy sum. A channel that depends on the sum without noise reveals the canaries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUMS, WEIGHTS = "noisy sums", "weights"
 
 
 class ReleasesInMemory(Releases):
-    """Takes what the coordinator would keep on disk."""
+    """Keeps the last release in memory, in place of the coordinator's files."""
 
     def __init__(self) -> None:
         super().__init__(Path())
@@ -33,27 +33,27 @@ class ReleasesInMemory(Releases):
         self._last = noisy.detach().cpu().double().clone()
 
     def load(self, step: int, blocks: Blocks, digest: str | None = None) -> Tensor | None:
-        """Nothing is ever repeated."""
+        """Returns ``None``: the audit never repeats a step."""
         return None
 
     def latest(self) -> int | None:
-        """Nothing is ever repeated."""
+        """Returns ``None``: the audit never repeats a step."""
         return None
 
     def taken(self) -> Tensor:
-        """The last release."""
+        """Returns the last release, ``(P,)`` float64."""
         if self._last is None:
             raise AssertionError("the coordinator kept no release of the step")
         return self._last
 
 
 class Watched:
-    """Weights and optimizer state, step by step.
+    """An observer of weights and optimizer state, step by step.
 
     Args:
-        coordinator: of the run.
-        model: of the run.
-        divisor: of the noisy sums.
+        coordinator: Coordinator of the run.
+        model: Model of the run.
+        divisor: Divisor of the noisy sums.
     """
 
     def __init__(self, coordinator: Coordinator, model: nn.Module, divisor: float) -> None:
@@ -61,7 +61,7 @@ class Watched:
         self._before: Leaving = {WEIGHTS: self._vector.gather().double()}
 
     def step(self) -> Leaving:
-        """What the step that is just over seems to say of the sum, by channel."""
+        """Returns the sum that each channel implies for the step that has just ended, ``(P,)`` float64 by channel."""
         group = self._optimizer.param_groups[0]
         now = {WEIGHTS: self._vector.gather().double(), **self._states()}
         seen = {}
@@ -79,7 +79,7 @@ class Watched:
         return seen
 
     def _states(self) -> Leaving:
-        """The optimizer's vectors of P numbers: one for each parameter, laid end to end."""
+        """Returns the optimizer's state vectors by name, each concatenated over all parameters, ``(P,)`` float64."""
         states = [self._optimizer.state[parameter] for parameter in self._vector.parameters]
         names = [name for name in states[0] if name in ("momentum_buffer", "exp_avg", "exp_avg_sq")]
         return {name: torch.cat([state[name].detach().double().flatten() for state in states]) for name in names}

@@ -1,7 +1,7 @@
-"""From the scores of canaries to an upper bound on sigma, in the family of the plan's own mechanism (f-DP).
+"""An upper bound on sigma from the scores of canaries, within the family of the plan's own mechanism (f-DP).
 
-It uses the whole trade-off function that the plan claims. An outcome that rules out the claimed epsilon rules out the claimed
-sigma as well.
+The bound uses the whole trade-off function that the plan claims. An outcome that rules out the claimed epsilon rules out the
+claimed sigma as well.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 from dpfed.audit.rates import clopper_pearson
 from dpfed.audit.trade_off import Family, TradeOff, trade_off
 
-_THRESHOLDS = 200
-_FIRST = 0.6  # of the error, for the noisy sums themselves
-_SAME = 1e-2  # of two scores, which are logarithms of likelihood ratios
+_THRESHOLDS = 200  # largest number of thresholds to try
+_FIRST = 0.6  # fraction of the error for the first channel, the noisy sums
+_SAME = 1e-2  # largest difference between equal scores, which are logarithms of likelihood ratios
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A lower bound.
+    """The bound that one channel shows.
 
     Attributes:
-        channel: where it was seen.
-        noise: an upper bound on the noise multiplier; infinity: nothing.
+        channel: Name of the channel.
+        noise: Upper bound on the noise multiplier; infinity: no bound.
     """
 
     channel: str
@@ -34,9 +34,16 @@ class Shown:
 
 
 def shares(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np.ndarray, float]]:
-    """The channels that are looked at, each with its share of the error: the first gets most.
+    """Selects the channels to test, and divides the error among them; the first channel gets the largest part.
 
-    One that says what the first says, as an optimizer's first moment does in a sound run, is not looked at twice.
+    A channel with the scores of the first, such as an optimizer's first moment in a sound run, is not tested again.
+
+    Args:
+        scores: Scores by channel, ``(n,)`` each.
+        error: Total error probability.
+
+    Returns:
+        Scores and error probability of each selected channel.
     """
     first, *others = scores
     other = [name for name in others if np.abs(scores[name] - scores[first]).max() > _SAME]
@@ -47,14 +54,17 @@ def shares(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np
 def of_repetitions(
     scores: Mapping[str, np.ndarray], there: np.ndarray, known: np.ndarray, family: Family, error: float
 ) -> list[Shown]:
-    """What repeated experiments show: a threshold is chosen on a part of them, and its rates are measured on the rest.
+    """Bounds the noise by repeated experiments: chooses a threshold on a part of them, and measures its rates on the rest.
 
     Args:
-        scores: ``(n,)`` for each channel; experiments do not depend on each other.
-        there: ``(n,)`` bool, whether the canary was there.
-        known: ``(n,)`` bool, the part on which the threshold is chosen.
-        family: the claim, for one experiment.
-        error: probability that any result is too low.
+        scores: Scores of independent experiments by channel, ``(n,)`` each.
+        there: Presence of the canary in each experiment, ``(n,)`` bool.
+        known: Experiments on which the threshold is chosen, ``(n,)`` bool.
+        family: Claimed mechanism of one experiment.
+        error: Probability that any of the bounds is too low.
+
+    Returns:
+        The bound of each channel.
     """
     found = []
     for channel, (values, each) in shares(scores, error).items():
@@ -74,12 +84,12 @@ def _reachable(tpr: np.ndarray, fpr: np.ndarray, curve: TradeOff) -> bool:
 def _rates(
     true: np.ndarray | int, members: int, false: np.ndarray | int, others: int, error: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lower bound of the true positive rate, upper bound of the false positive rate."""
+    """Returns a lower bound on the true positive rate, and an upper bound on the false positive rate."""
     return clopper_pearson(true, members, error / 2)[0], clopper_pearson(false, others, error / 2)[1]
 
 
 def _telling(yes: np.ndarray, no: np.ndarray, family: Family, error: float) -> float:
-    """The threshold at which these scores rule out the most noise."""
+    """Returns the threshold at which these scores give the strongest bound on the noise."""
     pooled = np.unique(np.concatenate([yes, no]))
     thresholds = pooled[np.unique(np.linspace(0, len(pooled) - 1, _THRESHOLDS).astype(int))]
     true, false = (len(x) - np.searchsorted(np.sort(x), thresholds, side="right") for x in (yes, no))

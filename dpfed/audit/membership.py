@@ -1,10 +1,10 @@
-"""Membership inference on a finished run: can an adversary with its weights tell who was trained on?
+"""Membership inference on a finished run: can an adversary with the weights tell which records were trained on?
 
-Members are training records, non-members held-out ones. Half of either is known to the adversary, which fits its attacks to
-them; what is reported comes from the other half. The same attacks are made on the weights before training, from which nothing
-can be learnt about anybody: where they succeed, the two sides differ of themselves, and the figures speak of that.
+Members are training records, non-members held-out records. The adversary knows half of each, and fits its attacks to them; the
+reported figures come from the other half. The same attacks are made on the weights before training, which reveal nothing about
+any record: where these attacks succeed, the two sides differ by themselves, and the figures measure that difference.
 
-Also here: where the results of an audit lie: in the run's directory, for the eyes of its owner only.
+The module also writes the results of an audit into the run's directory, readable by the owner only.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ from dpfed.training.checkpoint import Checkpoints
 
 Weights = Literal["trained", "untrained"]
 FPRS = (0.01, 0.001)
-_WAIT = 30.0  # seconds for another process to write what it found
+_WAIT = 30.0  # seconds to wait for another process that writes its results
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What a run guarantees.
+    """The guarantee of a run.
 
     Attributes:
-        epsilon: ``None``: nothing.
-        delta: its companion.
+        epsilon: Epsilon of the guarantee; ``None``: no guarantee.
+        delta: Delta of the guarantee.
     """
 
     epsilon: float | None
     delta: float
 
     def most_tpr(self, fpr: float) -> float | None:
-        """The highest true positive rate that it leaves room for; ``None`` without a guarantee."""
+        """Returns the highest true positive rate that the guarantee allows; ``None`` without a guarantee."""
         return None if self.epsilon is None else most_tpr(fpr, self.epsilon, self.delta)
 
 
 @dataclass(frozen=True)
 class Operating:
-    """An attack at one false positive rate.
+    """The success of an attack at one false positive rate.
 
     Attributes:
-        fpr: the rate.
-        tpr: true positive rate.
-        most: the highest that the run's (epsilon, delta) allows any attack; ``None`` without a guarantee.
+        fpr: False positive rate.
+        tpr: True positive rate, with its interval.
+        most: Highest true positive rate that the run's (epsilon, delta) allows any attack; ``None`` without a guarantee.
     """
 
     fpr: float
@@ -75,14 +75,14 @@ class Operating:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one attack achieved on one set of weights.
+    """The success of one attack on one set of weights.
 
     Attributes:
-        attack: its name.
-        title: the same for people.
-        weights: the run's, or those before training.
-        auc: area under the curve of true over false positive rates; the intervals of all attacks hold together.
-        points: at the false positive rates that so many records can resolve.
+        attack: Name of the attack.
+        title: Title of the attack for readers.
+        weights: Weights under attack: those of the run, or those before training.
+        auc: Area under the curve of true over false positive rates; the intervals of all attacks hold jointly.
+        points: Success at the false positive rates that the number of records can resolve.
     """
 
     attack: str
@@ -94,15 +94,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class MembershipAudit:
-    """Result of an audit: private, as it follows from the records exactly.
+    """The result of a membership audit. It is private: an exact function of the records.
 
     Attributes:
-        name: of the run.
-        public: all records that were looked at are public.
-        members: attacked members; as many again, or one more, were known to the adversary, and the references.
-        non_members: attacked non-members.
-        promise: of the run.
-        outcomes: of every attack on the trained and on the untrained weights.
+        name: Name of the run.
+        public: Whether all records of the audit are public.
+        members: Number of attacked members; the adversary knew as many further members, or one more, and the references.
+        non_members: Number of attacked non-members.
+        promise: Guarantee of the run.
+        outcomes: Success of every attack on the trained and on the untrained weights.
     """
 
     name: str
@@ -114,7 +114,7 @@ class MembershipAudit:
 
     @property
     def differ_untrained(self) -> bool:
-        """Whether the two sides can be distinguished without any training, so that nothing follows for the run."""
+        """Whether the two sides differ even before training, so that the figures say nothing about the run."""
         untrained = [outcome for outcome in self.outcomes if outcome.weights == "untrained"]
         return any(outcome.auc.low > 0.5 for outcome in untrained)
 
@@ -127,22 +127,22 @@ def audit_membership(
     randomness: Randomness | None = None,
     not_covered: str | None = None,
 ) -> tuple[Path, MembershipAudit]:
-    """Attacks a finished run, and writes the result to ``RUN/audit/membership.json``, for its owner's eyes only.
+    """Attacks a finished run, and writes the result to ``RUN/audit/membership.json``, readable by the owner only.
 
     Args:
-        folder: a run directory, on the machine where its records are.
-        non_members: a store of records that the run never saw; default: the held-out records of its own store.
-        records: at most so many of either side; 0: all.
-        progress: sees the stages.
-        randomness: of the choice of records and of their views; default: fresh.
-        not_covered: why an audit may be made of records that have a lifetime budget.
+        folder: Run directory, on the machine that has the run's records.
+        non_members: Store of records that the run never saw; default: the held-out records of its own store.
+        records: Largest number of members, and of non-members; 0: all.
+        progress: Display of the stages; default: none.
+        randomness: Randomness for the choice of records and for their views; default: fresh.
+        not_covered: Justification for an audit of records that have a lifetime budget.
 
     Returns:
-        The file, and what is in it.
+        Path of the file, and its content.
 
     Raises:
-        UserError: for a run that is unfinished or whose records are elsewhere, or too few records on either side; for
-            records with a lifetime budget, without a reason.
+        UserError: If the run is unfinished or its records are elsewhere, if there are too few records on either side, or if the
+            records have a lifetime budget and the justification is missing.
     """
     run, progress = _finished(folder), progress or Silent()
     parts = build(run.config(), progress=progress, terms=terms_at(run.terms))
@@ -188,12 +188,12 @@ def attack_all(
     """Makes every attack on one set of weights.
 
     Args:
-        signals: of n records.
-        member: ``(n,)`` bool.
-        known: ``(n,)`` bool: to these the attacks are fitted, the others are attacked.
-        weights: which these are.
-        promise: of the run.
-        attacks: which.
+        signals: Signals of n records.
+        member: Membership of each record, ``(n,)`` bool.
+        known: Records to which the attacks are fitted, ``(n,)`` bool; the others are attacked.
+        weights: Kind of the weights.
+        promise: Guarantee of the run.
+        attacks: Attacks to make.
     """
     confidence = 1 - (1 - CONFIDENCE) / len(attacks)
     outcomes = []
@@ -206,7 +206,7 @@ def attack_all(
 
 
 def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:
-    """Writes ``RUN/audit/NAME.json``, readable by its owner only, in place of an older one; the card will say so."""
+    """Writes ``RUN/audit/NAME.json``, readable by the owner only, over an older file; the run's card will mention the audit."""
     run.disclose(AUDITED)
     make_folder(run.audits, mode=0o700)
     path = run.audits / f"{name}.json"

@@ -1,7 +1,7 @@
-"""Canaries for runs in closed form: whole runs, repeated, with a record whose features point where nobody else's do.
+"""Canaries for runs in closed form: repeated whole runs, with a record whose features point in a direction of their own.
 
-The auditor knows all other records and the clean sums, and sees both noisy ones. Features, engine, noise, coordinator and
-ledger are the run's own; the tower reads a record's number and gives a direction for it.
+The auditor knows all other records and the clean sums, and sees both noisy sums. Features, engine, noise, coordinator and
+ledger are the run's own; the tower reads a record's number and returns a direction for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FILLERS, _WIDTH = 24, 8
 
 
 class CanaryTower(nn.Module):
-    """Features by a record's number: those of canaries point along the last axis, those of fillers along the others."""
+    """A tower that maps a record's number to features: canaries point along the last axis, fillers along the other axes."""
 
     features_dim = _WIDTH
 
@@ -49,7 +49,7 @@ class CanaryTower(nn.Module):
         self.register_buffer("unused", torch.zeros(1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """``(n, 3, H, W)`` -> ``(n, features_dim)``."""
+        """Returns the features of images, ``(n, 3, H, W)`` -> ``(n, features_dim)``."""
         number, _ = self._reader.read(images)
         axis = torch.where(number >= _FILLERS, _WIDTH - 1, number % (_WIDTH - 1)).long()
         return nn.functional.one_hot(axis, _WIDTH).float()
@@ -57,12 +57,12 @@ class CanaryTower(nn.Module):
 
 @dataclass(frozen=True)
 class MomentTrial:
-    """A small run in closed form that is ready to be attacked.
+    """A small run in closed form, ready to be attacked.
 
     Attributes:
-        parts: of it, with the tower of canaries.
-        world_size: workers that share the records.
-        folder: for ledgers and features.
+        parts: Parts of the small run, with the tower of canaries.
+        world_size: Number of workers that share the records.
+        folder: Folder for ledgers and features.
     """
 
     parts: Parts
@@ -71,7 +71,7 @@ class MomentTrial:
 
     @classmethod
     def build(cls, config: Config, plan: PrivacyPlan, folder: Path, world_size: int = 1) -> MomentTrial:
-        """A small run after the image of another one; its sigma, shares and kind of noise are the run's own."""
+        """Makes a small run that imitates a given one; sigma, shares and kind of the noise are those of the given run."""
         copies = plan.sampling.per_unit + 1 if plan.promise.unit == "user" else 1
         store = write_canaries(folder / "records", _FILLERS, 1, copies)
         start = folder / "start.safetensors"
@@ -97,16 +97,19 @@ class MomentTrial:
 
     @property
     def plan(self) -> PrivacyPlan:
-        """Of the small run."""
+        """Plan of the small run."""
         return self.parts.plan
 
     def workers(self, there: bool) -> InProcess:
-        """All workers, with the canary or without."""
+        """Makes all workers, with the canary among their records or without."""
         rows = np.arange(0 if there else len(self.parts.store) - _FILLERS, len(self.parts.store))
         return workers(self.parts, rows, self.world_size, Randomness.fresh().for_ranks())
 
     def moved(self) -> float:
-        """How far the canary moves both sums together, over their sensitivity, at most over a few centres."""
+        """Measures how far the canary moves a sum, as the largest L2 change over both sums and a few centres.
+
+        Each change is scaled by the plan's sensitivity over that of its step.
+        """
         most, sides = 0.0, [self.workers(there) for there in (True, False)]
         for seed in range(4):
             self._set(seed * torch.randn(self._released.numel(), generator=torch.Generator().manual_seed(seed)))
@@ -116,10 +119,10 @@ class MomentTrial:
         return most * self.plan.sensitivity
 
     def scores(self, tries: int) -> tuple[np.ndarray, np.ndarray]:
-        """Runs again and again, every other time with the canary.
+        """Repeats the small run, every other time with the canary.
 
         Returns:
-            ``(tries,)`` whether it was there, and logarithms of likelihood ratios.
+            Presence of the canary, ``(tries,)`` bool, and logarithms of likelihood ratios, ``(tries,)``.
         """
         sides = {there: self.workers(there) for there in (True, False)}
         coins = np.arange(tries) % 2 == 0

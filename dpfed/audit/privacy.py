@@ -1,9 +1,9 @@
-"""The audit of a claim: attacks on the run's own mechanism, and whether what they show contradicts its epsilon.
+"""The audit of a claim: attacks on the run's own mechanism, and whether their results contradict its epsilon.
 
-Two looks at the same code, which runs on generated records around a model of canaries:
+Two tests of the same code, which runs on generated records and a model of canaries:
 
-* neighbours: how far a record moves the sum, beside the sensitivity;
-* repeated experiments, one step each: Clopper-Pearson, in the f-DP form.
+* neighbours: the distance by which a record moves the sum, compared with the sensitivity;
+* repeated experiments: of one step each, or of a whole run in closed form; Clopper-Pearson bounds, in the f-DP form.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent
 
 _GROUP_SIZE = 4
-_RATE = 0.5  # least of the repeated experiments: a canary that is hardly ever drawn shows nothing in thousands of them
-_STEPS = 40  # at least, of the repeated experiments: what repeats itself is then a median over many of them
-_RUNS = 1000  # in closed form, at most: each waits for the disk six times
+_RATE = 0.5  # least sampling rate of the experiments: with rarely drawn canaries, thousands of them would show nothing
+_STEPS = 40  # least number of steps of the experiments: repeated noise is estimated as a median over the steps
+_RUNS = 1000  # largest number of runs in closed form: each waits for the disk six times
 
 
 def audit_claim(
@@ -42,14 +42,14 @@ def audit_claim(
     """Attacks the mechanism of a plan.
 
     Args:
-        config: of the run.
-        plan: of the run.
-        world_size: workers that share the records.
-        experiments: repeated ones, about; more of them raise the lower bounds.
-        progress: sees the stages.
+        config: Configuration of the run.
+        plan: Plan of the run.
+        world_size: Number of workers that share the records.
+        experiments: Approximate number of repeated experiments; more experiments raise the lower bounds.
+        progress: Display of the stages; default: none.
 
     Raises:
-        UserError: for a plan that claims nothing.
+        UserError: If the plan claims no privacy, or its mechanism draws no Poisson samples.
     """
     progress = progress or Silent()
     if not plan.has_guarantee:
@@ -84,7 +84,7 @@ class _Trial:
     folder: Path
 
     def attacks(self) -> list[Callable[[], Finding]]:
-        """Those that the plan calls for."""
+        """Returns the attacks that apply to the plan."""
         if self.plan.bounding.method.closed_form:
             return [self.whole_runs]
         rates = dict.fromkeys((1.0, max(_RATE, min(1.0, self.plan.sampling.rate))))
@@ -97,7 +97,7 @@ class _Trial:
         return UnderTest.build(self.config, self.plan, scale, canaries, folder, self.world_size)
 
     def neighbours(self) -> tuple[float, float]:
-        """Sensitivity, and most that a record moved the sum."""
+        """Returns the sensitivity, and the largest observed L2 change of the sum by one record."""
         self.progress.note("how far one record moves the sum")
         if self.plan.bounding.method.closed_form:
             return self.plan.sensitivity, self._moments.moved()
@@ -109,7 +109,7 @@ class _Trial:
         return MomentTrial.build(self.config, self.plan, self.folder, self.world_size)
 
     def whole_runs(self) -> Finding:
-        """Runs in closed form, which are short: both of their releases, again and again."""
+        """Repeats whole runs in closed form, which have only two releases, and returns the finding."""
         trial, steps = self._moments, self.plan.steps
         self.progress.note("repeated runs of two steps")
         there, scores = trial.scores(_even(min(self.experiments, _RUNS)))
@@ -121,10 +121,10 @@ class _Trial:
         return self._finding(trial.plan, steps, len(there), shown)
 
     def repeated(self, rate: float) -> Finding:
-        """Experiments of a step each.
+        """Repeats experiments of one step each, and returns the finding.
 
         Args:
-            rate: at which records are drawn, 1 for the tightest figure.
+            rate: Sampling rate of the records; 1 gives the tightest bound.
         """
         self.progress.note(f"repeated experiments of one step, sampling rate {rate:g}")
         tries, name = self.experiments, f"repeated-{rate:g}"
@@ -151,7 +151,7 @@ class _Trial:
 
     def _finding(self, small: PrivacyPlan, steps: int, tries: int, shown: Callable[[Family, float], list[Shown]]) -> Finding:
         family = Family(*_poisson(small, steps))
-        bounds = len(self.attacks())  # all of them hold together
+        bounds = len(self.attacks())  # the bounds of all attacks hold jointly
         likely, certain = (shown(family, (1 - sure) / bounds) for sure in (CONFIDENCE, CERTAINTY))
         best = min(likely, key=lambda one: one.noise)
         whole = self.plan.epsilon()
@@ -167,7 +167,7 @@ class _Trial:
         )
 
     def _cost(self, noise: float) -> float:
-        """Epsilon of the whole run with so much noise; rounded down."""
+        """Returns epsilon of the whole run at a noise multiplier, rounded down."""
         if not math.isfinite(noise):
             return 0.0
         _, rate, steps = _poisson(self.plan, self.plan.steps)
@@ -184,5 +184,5 @@ def _poisson(plan: PrivacyPlan, steps: int) -> tuple[float, float, int]:
 
 
 def _even(steps: float) -> int:
-    """So many steps, or one or two more: half of them point either way."""
+    """Rounds up to an even number of steps, so that half of them have each sign."""
     return 2 * math.ceil(steps / 2)

@@ -1,4 +1,4 @@
-"""Where the audit of a claim begins and ends: a configuration or a run in, a file and the run's card and report out."""
+"""Audits of the claim of a configuration or a run; the result goes into a file, and into the run's card and report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dpfed.runs.build import build
 from dpfed.runs.outcome import rewrite_artifacts
 from dpfed.runs.preflight import known_plan, refuse_too_many_ranks
 
-_WAIT = 30.0  # seconds for another process to write what it found
+_WAIT = 30.0  # seconds to wait for another process that writes its results
 
 
 def audit_config(
@@ -33,17 +33,18 @@ def audit_config(
     """Audits the mechanism that a configuration describes.
 
     Args:
-        config: of a run that need not be there.
-        folder: gets the file.
-        world_size: workers that share the work.
-        experiments: see `audit_claim`.
-        progress: sees the stages.
+        config: Configuration of a run, which need not exist.
+        folder: Folder for the file; it is created if it is missing.
+        world_size: Number of workers that share the work.
+        experiments: Approximate number of repeated experiments, see `audit_claim`.
+        progress: Display of the stages; default: none.
 
     Returns:
-        The file, and what is in it.
+        Path of the file, and its content.
 
     Raises:
-        UserError: for a plan that cannot be, or that claims nothing; where only an import can tell the number of records.
+        UserError: If the plan is impossible or claims no privacy, if the number of records is known only after an import, or if
+            the folder cannot be written.
     """
     plan = known_plan(config, progress, world_size)
     if plan is None:
@@ -61,20 +62,20 @@ def audit_config(
 def audit_run(
     folder: Path, world_size: int = 1, experiments: int = EXPERIMENTS, progress: Progress | None = None
 ) -> tuple[Path, PrivacyAudit]:
-    """Audits the mechanism of a finished run; its card and report then say so.
+    """Audits the mechanism of a finished run, and adds the result to the run's card and report.
 
     Args:
-        folder: of the run.
-        world_size: workers that share the work.
-        experiments: see `audit_claim`.
-        progress: sees the stages.
+        folder: Directory of the run.
+        world_size: Number of workers that share the work.
+        experiments: Approximate number of repeated experiments, see `audit_claim`.
+        progress: Display of the stages; default: none.
 
     Returns:
-        The file, and what is in it.
+        Path of the file, and its content.
 
     Raises:
-        UserError: for a run that is unfinished, or whose records are elsewhere: its papers could not be written again; for one
-            of a federation; for one whose claim was contradicted before.
+        UserError: If the run is unfinished or belongs to a federation, if its claim was contradicted before, or if its records
+            are elsewhere, so that its card and report cannot be written again.
     """
     run, progress = RunDirectory.open(folder), progress or Silent()
     if not run.finished:
@@ -102,13 +103,13 @@ def audit_run(
 
 
 def _require_writable(folder: Path) -> None:
-    """Refuses, before minutes of work, a folder that cannot take their result."""
+    """Refuses a folder that cannot be written, before minutes of work."""
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"{folder}: the audit cannot write its result here: choose another folder. [audit-not-writable]")
 
 
 def as_json(audit: PrivacyAudit) -> dict[str, Any]:
-    """What the file holds; infinity is null, and `world_size` has the key that older files have."""
+    """Returns the content of the file; infinity is null, and `world_size` is named ``owners``, as in older files."""
     facts = {"owners" if name == "world_size" else name: value for name, value in dataclasses.asdict(audit).items()} | {
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "shown": audit.shown,

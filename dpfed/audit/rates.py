@@ -1,7 +1,7 @@
-"""What the scores of a membership attack show: rates with intervals, and what differential privacy leaves room for.
+"""Rates with intervals from the scores of a membership attack, and the largest rates that differential privacy allows.
 
-A score is higher for a record that the attack takes for a member. Intervals are over the draw of the records: members and
-non-members are taken as two independent samples, and the model and the attack as given.
+A score is higher for records that are more likely members. Intervals refer to the draw of the records: members and
+non-members are treated as two independent samples, and the model and the attack as fixed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Rate:
-    """A measured share.
+    """A measured rate with its interval.
 
     Attributes:
-        value: in [0, 1].
-        low: lower end of its interval.
-        high: upper end.
+        value: Measured value, in [0, 1].
+        low: Lower end of the interval.
+        high: Upper end of the interval.
     """
 
     value: float
@@ -31,15 +31,15 @@ class Rate:
 
 
 def clopper_pearson(successes: int | np.ndarray, trials: int, error: float) -> tuple[np.ndarray, np.ndarray]:
-    """One-sided bounds on the probability of a success (Clopper and Pearson 1934).
+    """Computes one-sided bounds on the probability of a success (Clopper and Pearson 1934).
 
     Args:
-        successes: how often, 0 .. trials.
-        trials: independent ones.
-        error: probability that the lower bound is too high, and the same for the upper bound.
+        successes: Numbers of successes, 0 .. trials.
+        trials: Number of independent trials.
+        error: Probability that the lower bound is too high; equally, that the upper bound is too low.
 
     Returns:
-        lower and upper bound, each in the shape of `successes`.
+        Lower and upper bound, each in the shape of `successes`.
     """
     successes = np.asarray(successes)
     low = np.where(successes == 0, 0.0, stats.beta.ppf(error, np.maximum(successes, 1), trials - successes + 1))
@@ -48,25 +48,25 @@ def clopper_pearson(successes: int | np.ndarray, trials: int, error: float) -> t
 
 
 def tpr_at_fpr(members: np.ndarray, non_members: np.ndarray, fpr: float, confidence: float = CONFIDENCE) -> Rate:
-    """True positive rate at a fixed false positive rate.
+    """Measures the true positive rate at a fixed false positive rate.
 
-    The value takes the lowest threshold that at most a share `fpr` of the given non-members exceeds; ties count against the
-    attack. The interval is for the rate at the threshold that a share `fpr` of ALL non-members exceeds: two order statistics
-    of the non-members enclose that threshold, and Clopper-Pearson bounds the members' rate at each, a quarter of the error
-    going to each of the four bounds. It holds for any distribution of scores.
+    The value uses the lowest threshold that at most a fraction `fpr` of the given non-members exceeds; ties count against the
+    attack. The interval is for the rate at the threshold that a fraction `fpr` of ALL non-members exceeds: two order statistics
+    of the non-members enclose that threshold, and Clopper-Pearson bounds the members' rate at each, with a quarter of the error
+    for each of the four bounds. It holds for any distribution of scores.
 
     Args:
-        members: ``(n,)`` scores.
-        non_members: ``(m,)`` scores.
-        fpr: in (0, 1).
-        confidence: of the interval.
+        members: Scores of members, ``(n,)``.
+        non_members: Scores of non-members, ``(m,)``.
+        fpr: False positive rate, in (0, 1).
+        confidence: Confidence of the interval.
     """
     error, m = (1 - confidence) / 4, len(non_members)
-    # A threshold between infinities, from which on every score, or none, is positive.
+    # Thresholds in descending order, between infinity (no score is positive) and minus infinity (every score is positive).
     thresholds = np.concatenate([[np.inf], np.sort(non_members)[::-1], [-np.inf]])
 
     def positives(rank: int) -> int:
-        """Members above the non-member of that rank, 1 being the highest; rank 0: above infinity."""
+        """Counts the members above the non-member of a rank, 1 being the highest; rank 0 stands for infinity."""
         return int((members > thresholds[min(rank, m + 1)]).sum())
 
     exceed = stats.binom(m, fpr)  # non-members above the true threshold
@@ -76,13 +76,18 @@ def tpr_at_fpr(members: np.ndarray, non_members: np.ndarray, fpr: float, confide
 
 
 def auc(members: np.ndarray, non_members: np.ndarray, confidence: float = CONFIDENCE) -> Rate:
-    """Probability that a member's score is higher than a non-member's; ties count half.
+    """Estimates the probability that a member's score is higher than a non-member's; ties count half.
 
-    The interval is the normal one with the variance of DeLong et al. (1988).
+    The interval is the normal approximation with the variance of DeLong et al. (1988).
+
+    Args:
+        members: Scores of members, ``(n,)``.
+        non_members: Scores of non-members, ``(m,)``.
+        confidence: Confidence of the interval.
     """
     n, m = len(members), len(non_members)
     ranks = stats.rankdata(np.concatenate([members, non_members]))
-    # Share of the other sample that each score beats (of a non-member: is beaten by).
+    # For a member, the fraction of non-members with lower scores; for a non-member, the fraction of members with higher scores.
     beats = (ranks[:n] - stats.rankdata(members)) / m
     beaten = 1 - (ranks[n:] - stats.rankdata(non_members)) / n
     value = float(beats.mean())
@@ -91,7 +96,7 @@ def auc(members: np.ndarray, non_members: np.ndarray, confidence: float = CONFID
 
 
 def most_tpr(fpr: float, epsilon: float, delta: float) -> float:
-    """The highest true positive rate that any attack on an (epsilon, delta)-private release can have (Kairouz et al. 2015).
+    """Returns the highest true positive rate of any attack on an (epsilon, delta)-private release (Kairouz et al. 2015).
 
     Example:
         >>> round(most_tpr(0.01, epsilon=1.0, delta=1e-5), 4)

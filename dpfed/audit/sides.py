@@ -1,4 +1,4 @@
-"""Whose records an audit looks at: members of the run's training split, and records that it never saw."""
+"""The records of a membership audit: members of the run's training split, and records that the run never saw."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import Parts
 from dpfed.runs.dummy_batch import views_per_image
 
-_LEAST = 200  # of either side: half are attacked, and 1% of a hundred is one
-_AT_ONCE = 32  # records whose views are made at a time
+_LEAST = 200  # smallest number of members, and of non-members: half are attacked, and 1% of a hundred is one
+_AT_ONCE = 32  # number of records whose views are made at a time
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Sides:
     """The records of an audit: n members and non-members, in this order, and some references.
 
     Attributes:
-        parts: of the run, with the members' and with the non-members' store.
-        indices: of the members and of the non-members.
-        references: indices of further training records, with which every record is put into a group.
-        randomness: of the views.
+        parts: Parts of the run, with the members' store and with the non-members' store.
+        indices: Rows of the members and of the non-members in their stores.
+        references: Rows of further training records, which form a group with each attacked record.
+        randomness: Randomness of the views.
     """
 
     parts: tuple[Parts, Parts]
@@ -43,13 +43,13 @@ class Sides:
         """Draws the records.
 
         Args:
-            parts: of the run.
-            non_members: a store of records that the run never saw; default: those of its own store that it did not train on.
-            records: at most so many of either side; 0: all.
-            randomness: of the draw and of the views.
+            parts: Parts of the run.
+            non_members: Store of records that the run never saw; default: records of its own store outside the training split.
+            records: Largest number of members, and of non-members; 0: all.
+            randomness: Randomness of the draw and of the views.
 
         Raises:
-            UserError: for too few records on either side, or non-members without the captions that the model reads.
+            UserError: If there are too few records on either side, or the non-members lack the captions that the model reads.
         """
         others = parts if non_members is None else parts.with_learner(records=_store(non_members, parts))
         stores = parts.store, others.store
@@ -72,21 +72,21 @@ class Sides:
 
     @property
     def public(self) -> bool:
-        """Whether anyone may see all of the records."""
+        """Whether all of the records are public."""
         return all(parts.store.public for parts in self.parts)
 
     @property
     def member(self) -> Tensor:
-        """``(n,)`` bool."""
+        """Membership of each record, ``(n,)`` bool."""
         return torch.arange(sum(map(len, self.indices))) < len(self.indices[0])
 
     @property
     def known(self) -> Tensor:
-        """``(n,)`` bool: the half of either side of which the adversary knows what it is; the other half is attacked."""
+        """Records whose membership the adversary knows, ``(n,)`` bool: half of each side; the other half is attacked."""
         return torch.cat([torch.arange(len(indices)) >= len(indices) // 2 for indices in self.indices])
 
     def views(self) -> Iterator[dict[str, Tensor]]:
-        """Of each record J draws of its views: ``{"image": (J, V, 3, H, W), "text": (J, W, L)}``."""
+        """Yields J draws of the views of each record: ``{"image": (J, V, 3, H, W), "text": (J, W, L)}``."""
         for parts, indices in zip(self.parts, self.indices, strict=True):
             for start in range(0, len(indices), _AT_ONCE):
                 views = self._draws(parts, indices[start : start + _AT_ONCE])
@@ -94,7 +94,7 @@ class Sides:
                     yield {name: view[index] for name, view in views.items()}
 
     def reference_views(self) -> dict[str, Tensor]:
-        """The same of the references, ``(R, J, ...)``."""
+        """Returns J draws of the views of each reference, ``{"image": (R, J, V, 3, H, W), ...}``."""
         return self._draws(self.parts[0], self.references)
 
     def _draws(self, parts: Parts, indices: np.ndarray) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ def _store(path: str | Path, parts: Parts) -> RecordStore:
 
 
 def _never_seen(trained: RecordSet, store: RecordSet) -> np.ndarray:
-    """Rows that are no training records of the run and share neither id nor unit with one."""
+    """Returns the rows of a store that share neither id nor unit with a training record of the run."""
     indices = trained.split("train")
     unseen = ~np.isin(store.keys, trained.keys[indices])
     if trained.units is not None and store.units is not None:

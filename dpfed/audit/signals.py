@@ -1,8 +1,8 @@
-"""What an adversary with the weights sees of a record: losses, gradients, and how alike its views are.
+"""The signals of a record for an adversary with the weights: losses, gradients, and the similarity of the record's views.
 
-The adversary replays training: it makes views of the record as training would, J times over, and puts each into a group with
-reference records that it knows. Shapes: n records, J draws, V image views and W texts a draw, D dimensions, L parameters that
-are trained (tensors), R references.
+The adversary replays training: it draws views of the record J times as training would, and puts each draw into a group with
+reference records that it knows. Shapes: n records, J draws, V image views and W texts in a draw, D dimensions, L trained
+parameter tensors, R references.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torch.nn.functional import normalize
 from dpfed.models.contract import bias_of, temperature_of
 from dpfed.objectives import GroupLoss
 
-DRAWS = 5  # with two views each these are the ten views of EncoderMI
+DRAWS = 5  # with two views in each draw, these are the ten views of EncoderMI
 REFERENCES = 31
-_LEAST_NORM = 1e-12  # of a gradient, before the logarithm
+_LEAST_NORM = 1e-12  # least norm of a gradient, before the logarithm
 
 
 @dataclass(frozen=True)
 class Signals:
-    """What is seen of n records. All of it is private.
+    """The signals of n records. All fields are private.
 
     Attributes:
-        losses: ``(n, J)`` of the group in which the record meets the references.
-        gradients: ``(n, L)`` logarithms of the norms of the mean loss's gradient, for each trained tensor.
-        similarities: between the record's own views: ``{"image-image": (n, pairs), "image-text": ..., "text-text": ...}``,
-            cosines.
+        losses: Losses of the group of record and references, ``(n, J)``.
+        gradients: Logarithms of the norms of the mean loss's gradient with respect to each trained tensor, ``(n, L)``.
+        similarities: Cosines between the record's own views: ``{"image-image": (n, pairs), "image-text": ...,
+            "text-text": ...}``.
     """
 
     losses: Tensor
@@ -43,7 +43,7 @@ class Signals:
         return len(self.losses)
 
     def rows(self, index: Tensor) -> Signals:
-        """Those of some records."""
+        """Returns the signals of some records."""
         similarities = {kind: values[index] for kind, values in self.similarities.items()}
         return Signals(self.losses[index], self.gradients[index], similarities)
 
@@ -55,16 +55,16 @@ def signals_of(
     references: dict[str, Tensor],
     advance: Callable[[int], None] = lambda done: None,
 ) -> Signals:
-    """Looks at records one by one.
+    """Computes the signals of records one by one.
 
-    A record's gradient is the one that flows through its own views; the references' embeddings stand still.
+    The gradient flows through the record's own views only; the references' embeddings are constants.
 
     Args:
-        model: see `dpfed.models.contrastive`; it is used in evaluation mode.
-        loss: of a group.
-        records: of each its draws, ``{"image": (J, V, 3, H, W), "text": (J, W, L)}``, on the model's device.
-        references: the same of R records, ``{"image": (R, J, V, 3, H, W), ...}``.
-        advance: called with the number of records that are done.
+        model: Model, see `dpfed.models.contrastive`; it is used in evaluation mode.
+        loss: Loss of a group.
+        records: Draws of the views of each record, ``{"image": (J, V, 3, H, W), "text": (J, W, L)}``, on the model's device.
+        references: Draws of the views of R references, ``{"image": (R, J, V, 3, H, W), ...}``.
+        advance: Function that is called with the number of completed records.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     losses, gradients, similarities = [], [], []
@@ -95,7 +95,7 @@ def signals_of(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts a model in evaluation mode, gradients left on, and back into the mode in which it was."""
+    """Puts a model into evaluation mode, with gradients enabled, and restores its mode at the end."""
     was_training = model.training
     model.eval()
     try:
@@ -109,7 +109,11 @@ def _count(views: dict[str, Tensor]) -> int:
 
 
 def _similarities(embeddings: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Cosines between all views of one record, ``{"image": (J V, D), "text": (J W, D)}`` of unit length."""
+    """Returns the cosines between all views of one record, from embeddings of unit length.
+
+    Args:
+        embeddings: Embeddings of the views, ``{"image": (J V, D), "text": (J W, D)}``.
+    """
     result = {}
     for name, z in embeddings.items():
         if len(z) > 1:

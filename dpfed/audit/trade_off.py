@@ -1,8 +1,8 @@
-"""What a promise leaves to any attack: the highest true positive rate at every false positive rate.
+"""Trade-off functions: the highest true positive rate of any attack on a private mechanism, at every false positive rate.
 
 A mechanism is (epsilon, delta(epsilon))-private for every epsilon at once. Each pair bounds an attack by a line (Kairouz et
-al. 2015), and all of them together are the mechanism's trade-off function (f-DP; Dong, Roth and Su 2022). An attack that does
-better than the trade-off function of a claim contradicts the claim, at whichever rate it does.
+al. 2015), and all lines together are the mechanism's trade-off function (f-DP; Dong, Roth and Su 2022). An attack that exceeds
+the trade-off function of a claim at any false positive rate contradicts the claim.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from scipy import stats
 from dpfed.privacy.loss_grid import fitting_interval
 
 _EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 700.0, 1200)])
-_NOTCHES = 64  # of noise multipliers from one to its double: about a hundredth each
+_NOTCHES = 64  # steps from a noise multiplier to its double: about one percent each
 _LEAST, _MOST = -3 * _NOTCHES, 4 * _NOTCHES  # from an eighth of the claimed noise to sixteen times as much
-_INTERVAL, _POINTS = 1e-3, 1 << 20  # of the grid of privacy losses
+_INTERVAL, _POINTS = 1e-3, 1 << 20  # interval and largest size of the grid of privacy losses
 
 
 @dataclass(frozen=True)
 class TradeOff:
-    """A promise for every epsilon: see the module.
+    """A promise for every epsilon, and so a trade-off function; see the module.
 
     Attributes:
-        epsilons: ``(n,)``, at least 0.
-        deltas: ``(n,)``, the delta that goes with each.
+        epsilons: Values of epsilon, ``(n,)``, at least 0.
+        deltas: Delta at each epsilon, ``(n,)``.
     """
 
     epsilons: np.ndarray
     deltas: np.ndarray
 
     def most_tpr(self, fpr: float | np.ndarray) -> np.ndarray:
-        """The highest true positive rate at a false positive rate, in the shape of `fpr`."""
+        """Returns the highest true positive rate at a false positive rate, in the shape of `fpr`."""
         with np.errstate(over="ignore"):
             a, grown, shrunk = np.asarray(fpr, float)[..., None], np.exp(self.epsilons), np.exp(-self.epsilons)
             bounds = np.minimum(a * grown + self.deltas, 1 - shrunk * (1 - self.deltas - a))
         return np.minimum(bounds.min(-1), 1.0)
 
     def epsilon(self, delta: float) -> float:
-        """The epsilon that goes with a delta, rounded down to the grid."""
+        """Returns the epsilon at a delta, rounded down to the grid."""
         above = np.flatnonzero(self.deltas > delta)
         return float(self.epsilons[above[-1]]) if len(above) else 0.0
 
 
 @functools.lru_cache(maxsize=128)
 def trade_off(noise_multiplier: float, rate: float, steps: int) -> TradeOff:
-    """The trade-off function of Poisson-sampled Gaussian steps; too generous to attacks, if anything.
+    """Returns the trade-off function of Poisson-sampled Gaussian steps; approximations can only raise it.
 
     Args:
-        noise_multiplier: sigma.
-        rate: q.
-        steps: T.
+        noise_multiplier: Noise multiplier, sigma.
+        rate: Sampling rate, q.
+        steps: Number of steps, T.
     """
     if steps == 1:
         return TradeOff(_EPSILONS, _deltas_of_one(noise_multiplier, rate))
@@ -67,10 +67,10 @@ def trade_off(noise_multiplier: float, rate: float, steps: int) -> TradeOff:
 
 
 def _deltas_of_one(sigma: float, rate: float) -> np.ndarray:
-    """Delta of one step at every epsilon, in closed form, when a record is added or removed.
+    """Computes delta of one step at every epsilon, in closed form, when a record is added or removed.
 
-    The mixture (1 - q) N(0, sigma^2) + q N(1, sigma^2) and N(0, sigma^2) have a monotone likelihood ratio, so that the worst
-    set of outcomes is a half-line, from where the ratio is e^epsilon.
+    The mixture (1 - q) N(0, sigma^2) + q N(1, sigma^2) and N(0, sigma^2) have a monotone likelihood ratio. So the worst set of
+    outcomes is a half-line that starts where the ratio is e^epsilon.
     """
 
     def mixed(tail: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
@@ -89,12 +89,12 @@ def _deltas_of_one(sigma: float, rate: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Family:
-    """A mechanism as it is claimed, and the same with more noise or less.
+    """A claimed mechanism, and its variants with more noise or less.
 
     Attributes:
-        noise_multiplier: sigma, as claimed.
-        rate: q, as accounted for.
-        steps: T.
+        noise_multiplier: Claimed noise multiplier, sigma.
+        rate: Sampling rate in the accounting, q.
+        steps: Number of steps, T.
     """
 
     noise_multiplier: float
@@ -103,26 +103,27 @@ class Family:
 
     @property
     def claimed(self) -> TradeOff:
-        """What the claim leaves to attacks."""
+        """Trade-off function of the claim."""
         return self.at(0)
 
     @property
     def most(self) -> float:
-        """The most noise that is tried."""
+        """Largest noise multiplier that is tried."""
         return self._multiplier(_MOST)
 
     def at(self, notch: int) -> TradeOff:
-        """The trade-off function with 2^(notch/64) times the claimed noise."""
+        """Returns the trade-off function with 2^(notch/64) times the claimed noise."""
         return trade_off(self._multiplier(notch), self.rate, self.steps)
 
     def _multiplier(self, notch: int) -> float:
         return self.noise_multiplier * 2 ** (notch / _NOTCHES)
 
     def noise_shown(self, compatible: Callable[[TradeOff], bool]) -> float:
-        """The most noise that an outcome leaves room for: an upper bound, rounded up; infinity where it shows nothing.
+        """Returns an upper bound on the noise multiplier from an outcome, rounded up; infinity: the outcome gives no bound.
 
         Args:
-            compatible: whether an outcome can be, under a trade-off function; with less noise it can be all the more.
+            compatible: Function that returns whether the outcome is possible under a trade-off function. An outcome that is
+                possible stays so with less noise.
         """
         low, high = (0, _MOST) if compatible(self.claimed) else (_LEAST, 0)
         if compatible(self.at(_MOST)):

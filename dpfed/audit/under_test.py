@@ -1,7 +1,7 @@
-"""The mechanism of a run at a small scale: its plan, workers, transport, coordinator and ledger, around a model of canaries.
+"""The mechanism of a run at a small scale: its plan, workers, transport, coordinator and ledger, with a model of canaries.
 
-Sampling rate, noise multiplier, clip norm, method, optimizer and the number of workers are the run's own. N, B and the groups
-shrink, which neither noise nor epsilon depend on.
+Noise multiplier, clip norm, method, optimizer and the number of workers are the run's own; the audit chooses the sampling rate.
+N, B and the groups shrink: neither noise nor epsilon depends on them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from dpfed.training.loop import train
 from dpfed.training.transport import InProcess
 from dpfed.training.worker import indices_of_rank
 
-_PUBLIC = 64  # records that join the groups of public contrast
+_PUBLIC = 64  # number of stored public records, for methods whose groups public records join
 _BOUNDING = ("method", "clip_norm", "options", "engine", "microbatch")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much smaller than the run.
+    """The size of the small run.
 
     Attributes:
-        records: N, of fillers and canaries together (or their units).
-        batch: B, which makes the sampling rate.
-        group_size: S.
-        steps: T.
+        records: Number of fillers and canaries together (or of their units), N.
+        batch: Expected batch size, B; B/N is the sampling rate.
+        group_size: Expected group size, S.
+        steps: Number of steps, T.
     """
 
     records: int
@@ -53,7 +53,7 @@ class Scale:
 
     @classmethod
     def of(cls, rate: float, batch: int, group_size: int, steps: int) -> Scale:
-        """So many records that the rate is as close to the wanted one as whole numbers allow, and not above."""
+        """Makes a scale whose sampling rate is as close to `rate` as whole numbers of records allow, and not above it."""
         return cls(max(batch, int(np.ceil(batch / rate - 1e-9))), batch, group_size, steps)
 
 
@@ -62,12 +62,12 @@ class UnderTest:
     """A mechanism that is ready to be attacked.
 
     Attributes:
-        parts: of a small run.
-        model: of canaries, in the place of the run's.
-        fillers: F, records that are always there; before them come the canaries.
-        canaries: m.
-        world_size: workers that share the records.
-        folder: for ledgers.
+        parts: Parts of the small run.
+        model: Model of canaries, in place of the run's model.
+        fillers: Number of records that are always present, F; the canaries precede them in the store.
+        canaries: Number of canaries, m.
+        world_size: Number of workers that share the records.
+        folder: Folder for ledgers.
     """
 
     parts: Parts
@@ -81,15 +81,15 @@ class UnderTest:
     def build(
         cls, config: Config, plan: PrivacyPlan, scale: Scale, canaries: int, folder: Path, world_size: int = 1
     ) -> UnderTest:
-        """A small run after the image of another one.
+        """Makes a small run that imitates a given one.
 
         Args:
-            config: of the run.
-            plan: of the run.
-            scale: of the small one.
-            canaries: among its records.
-            folder: for its records and ledgers.
-            world_size: workers that share the records.
+            config: Configuration of the given run.
+            plan: Plan of the given run.
+            scale: Size of the small run.
+            canaries: Number of canaries among its records.
+            folder: Folder for its records and ledgers.
+            world_size: Number of workers that share the records.
         """
         by_unit = plan.promise.unit == "user"
         copies = plan.sampling.per_unit + 1 if by_unit else 1
@@ -102,7 +102,7 @@ class UnderTest:
         if method.picks_engine and not method.public_records:
             bounding["group_size"] = scale.group_size
         if method.capped:
-            bounding["max_batch"] = scale.batch  # noise goes by the cap, so no room is left below it
+            bounding["max_batch"] = scale.batch  # the noise is scaled to the cap, so the cap is as low as possible
         tree = {
             "name": "audit",
             "data": {"source": "store", "path": str(store.path), "size": SIDE},
@@ -128,16 +128,16 @@ class UnderTest:
         return cls(parts, CanaryModel(fillers, 1, "one"), fillers, canaries, world_size, folder)
 
     def present(self, coins: np.ndarray) -> np.ndarray:
-        """The rows of the records that are there: all fillers, and the canaries whose coin says so.
+        """Returns the rows of the present records: all fillers, and the canaries whose coin is true.
 
         Args:
-            coins: ``(m,)`` bool.
+            coins: Presence of each canary, ``(m,)`` bool.
         """
         copies = (len(self.parts.store) - self.fillers) // max(1, self.canaries)
         return np.flatnonzero(np.concatenate([np.repeat(coins, copies), np.ones(self.fillers, bool)]))
 
     def with_model(self, model: CanaryModel, engine: str | None = None) -> UnderTest:
-        """The same with another model of canaries, and perhaps another engine."""
+        """Returns the mechanism with another model of canaries, and, if its method has a choice, with another engine."""
         config = self.parts.config
         if engine is not None and self.parts.plan.bounding.method.picks_engine:
             config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
@@ -145,11 +145,11 @@ class UnderTest:
         return dataclasses.replace(self, parts=dataclasses.replace(parts, config=config), model=model)
 
     def sums(self, present: np.ndarray, randomness: Randomness) -> Iterator[Tensor]:
-        """The sums of all steps without noise, ``(P,)`` each: what an adversary who knows all these records can compute.
+        """Yields the sums of all steps without noise, ``(P,)`` each, as an adversary who knows all these records can.
 
         Args:
-            present: rows of the records that are there.
-            randomness: the workers'.
+            present: Rows of the present records.
+            randomness: Randomness of the workers.
         """
         model = copy.deepcopy(self.model)
         transport = workers(self.parts.with_learner(model=model), present, self.world_size, randomness)
@@ -158,12 +158,12 @@ class UnderTest:
             yield transport.aggregate(step).numbers()
 
     def live(self, present: np.ndarray, randomness: Randomness, noise: Randomness) -> Iterator[Leaving]:
-        """Trains, and yields after each step what left the mechanism.
+        """Trains, and yields the outputs of the mechanism after each step, ``(P,)`` float64 by channel.
 
         Args:
-            present: rows of the records that are there.
-            randomness: the workers'.
-            noise: the coordinator's.
+            present: Rows of the present records.
+            randomness: Randomness of the workers.
+            noise: Randomness of the coordinator.
         """
         model, kept = copy.deepcopy(self.model), ReleasesInMemory()
         parts = self.parts.with_learner(model=model)
@@ -177,12 +177,12 @@ class UnderTest:
             yield {"noisy sums": kept.taken(), **watched.step()}
 
     def partitions(self, present: np.ndarray) -> list[Partition]:
-        """What is whose, of the records that are there."""
+        """Returns each worker's part of the present records."""
         return partitions(self.parts, present, self.world_size)
 
 
 def partitions(parts: Parts, rows: np.ndarray, world_size: int) -> list[Partition]:
-    """What of some rows of a store is whose."""
+    """Returns each worker's part of some rows of a store."""
     keys, plan = partition_keys(parts.store, parts.config.privacy.unit), parts.plan
     if parts.learner.divides_groups:
         return [Partition(rank, rows, plan.groups_of(rank, world_size), world_size) for rank in range(world_size)]
@@ -193,15 +193,15 @@ def partitions(parts: Parts, rows: np.ndarray, world_size: int) -> list[Partitio
 
 
 def workers(parts: Parts, rows: np.ndarray, world_size: int, randomness: Randomness) -> InProcess:
-    """All workers on some rows, in this process."""
+    """Makes all workers on some rows, in this process."""
     found = partitions(parts, rows, world_size)
     return InProcess([parts.learner.worker(randomness, one) for one in found])
 
 
 def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:
-    """The small plan with the run's rule of clipping and private progress.
+    """Returns the small plan with the run's clipping rule and private progress.
 
-    A threshold that moves is left out: it depends on the noise, and the sums without noise would need it.
+    Adaptive clipping becomes fixed: an adaptive threshold depends on the noise, and the sums without noise would need it.
     """
     clipping = "fixed" if plan.bounding.clipping == "adaptive" else plan.bounding.clipping
     progress = plan.as_dict()["progress"]
@@ -210,10 +210,10 @@ def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:
 
 
 def _turn(model: CanaryModel, step: int) -> None:
-    """Turns all gradients round from step to step: noise that repeats itself then cancels in the scores."""
+    """Alternates the sign of all gradients between steps: repeated noise then cancels in the scores."""
     model.sign.fill_(sign_of(step))
 
 
 def sign_of(step: int) -> float:
-    """Which way the canaries point in a step."""
+    """Returns the sign of all gradients in a step, +1 or -1."""
     return 1.0 - 2.0 * (step % 2)

@@ -1,16 +1,18 @@
-"""Scores of canaries in the white box: how much what left each step speaks for a canary's presence.
+"""White-box scores of canaries: the evidence for a canary's presence in the outputs of each step.
 
-Also here: where in the noisy sums each canary shows, for every kind of method.
+The module also finds the coordinate of the noisy sum in which each canary shows, for every kind of method.
 
 Many canaries are tried at once, each on a coordinate of its own, so that one step is as many experiments:
 
-* group clipping: a group has a coordinate, and a canary that joins it turns its gradient round: 2C;
-* public contrast: every record is a group, and has its coordinate: C;
+* group clipping: a group has a coordinate, and a canary that joins the group reverses its gradient, a change of 2C;
+* public contrast: every record is a group with its own coordinate; a canary adds C;
 * a clipped batch, and all methods that contrast the whole batch: there is one gradient, and so one canary and one coordinate.
 
-The auditor knows every draw but whether a canary is drawn, as the proofs allow: also the group that the canary would join.
+The auditor knows every draw except whether a canary is drawn, as the proofs allow. So it knows the group that the canary would
+join.
 
-Also here: how far one record moves the sum: the observed difference between neighbours, beside the sensitivity that is claimed.
+The module also measures how far one record moves the sum: the observed difference between neighbours, for comparison with the
+claimed sensitivity.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent
 from dpfed.training.learner import Partition
 
-_TRIED = 8  # steps
+_TRIED = 8  # number of steps in which a canary's shift is measured
 
 
 def arrangement_of(method: Method) -> Arrangement:
-    """How the canaries of a method show."""
+    """Returns the arrangement of canaries for a method."""
     return "one" if method.whole_batch else "own" if method.public_records else "group"
 
 
@@ -45,9 +47,9 @@ class Board:
     """A mechanism with its canaries in place.
 
     Attributes:
-        under: the mechanism.
-        arrangement: of the canaries.
-        shift: how far a canary moves its coordinate when it is drawn; with a sign.
+        under: Mechanism under test.
+        arrangement: Arrangement of the canaries.
+        shift: Signed distance by which a drawn canary moves its coordinate of the sum.
     """
 
     under: UnderTest
@@ -60,21 +62,21 @@ class Board:
         plan = under.parts.plan
         arrangement = arrangement_of(plan.bounding.method)
         coordinates = {"group": under.fillers, "own": 1 + under.canaries, "one": 1}[arrangement]
-        # The model of canaries looks at a whole group, and so needs an engine that shows it one.
+        # The model of canaries needs all records of a group at once, and so an engine that passes whole groups.
         placed = under.with_model(CanaryModel(under.fillers, coordinates, arrangement), "loop")
         if arrangement == "one":
             return max((_measured(under, against) for against in (True, False)), key=lambda board: abs(board.shift))
         return cls(placed, arrangement, (2 if arrangement == "group" else 1) * plan.bounding.bound)
 
     def places(self, step: int, randomness: Randomness) -> tuple[np.ndarray, np.ndarray]:
-        """The coordinate in which each canary would show in a step, and whether no other canary can show there.
+        """Returns the coordinate in which each canary would show in a step, and whether no other canary can show there.
 
         Args:
-            step: of training.
-            randomness: the workers' randomness.
+            step: Training step.
+            randomness: Randomness of the workers.
 
         Returns:
-            ``(m,)`` coordinates, -1 where it would show nowhere, and ``(m,)`` bool.
+            Coordinates, ``(m,)``, -1 for a canary that shows nowhere; and whether each canary is alone in it, ``(m,)`` bool.
         """
         count = self.under.canaries
         if self.arrangement != "group":
@@ -105,7 +107,7 @@ class Board:
                 fillers, canaries = members[~canary], np.unique(self._numbers[members[canary]]) - self.under.fillers
                 if len(fillers):
                     places[canaries] = self._numbers[fillers[self._seen[1][fillers].argmax()]]
-                    # A group of one has no gradient to be turned round.
+                    # A group with one filler has no gradient without the canary, so the canary cannot reverse it.
                     alone[canaries] = len(fillers) >= 2 and len(canaries) == 1
         return places, alone
 
@@ -121,7 +123,7 @@ class Board:
 
 
 def _measured(under: UnderTest, against: bool) -> Board:
-    """A board of one canary, which shows as far as it moves the sum on average."""
+    """Makes a board of one canary; its shift is the largest of `_TRIED` steps in absolute value."""
     placed = under.with_model(CanaryModel(under.fillers, 1, "one", against))
     randomness, moved = Randomness.fresh(), []
     with_, without = (placed.sums(placed.present(np.full(1, there)), randomness) for there in (True, False))
@@ -135,12 +137,12 @@ REPEATED = "noisy sums, without what repeats itself"
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one run.
+    """The scores of the canaries of one run.
 
     Attributes:
-        coins: ``(m,)`` bool, whether each canary was there.
-        alone: ``(T, m)`` bool, whether nobody else could show where it does.
-        channels: what was looked at -> ``(T, m)``, higher where the canary seems to be there.
+        coins: Presence of each canary, ``(m,)`` bool.
+        alone: Whether no other canary could show in a canary's coordinate, ``(T, m)`` bool.
+        channels: Scores by channel, ``(T, m)``; a higher score is stronger evidence for the canary's presence.
     """
 
     coins: np.ndarray
@@ -148,10 +150,11 @@ class Scores:
     channels: dict[str, np.ndarray]
 
     def experiments(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Steps and canaries that were alone.
+        """Returns the experiments: all pairs of a step and a canary that was alone in its coordinate.
 
         Returns:
-            ``(n, 3)``: number of the canary, of the step, and the coin; and ``(n,)`` scores for each channel.
+            Number of the canary, number of the step, and coin of each experiment, ``(n, 3)``; and its scores by channel,
+            ``(n,)``.
         """
         step, canary = np.nonzero(self.alone)
         return np.stack([canary, step, self.coins[canary]], 1), {name: v[self.alone] for name, v in self.channels.items()}
@@ -160,18 +163,18 @@ class Scores:
 def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness, progress: Progress | None = None) -> Scores:
     """Runs a mechanism with some of its canaries, and scores all of them.
 
-    The scores are logarithms of likelihood ratios, as the claimed noise and the claimed rate give them. They may be as wrong as
-    they like: what follows from them is a lower bound all the same.
+    The scores are logarithms of likelihood ratios under the claimed noise and the claimed rate; those of the weights are the
+    plain shifts. Scores may be wrong without harm: the lower bounds that follow from them are valid for any scores.
 
     Args:
-        board: the mechanism.
-        coins: ``(m,)`` bool, which canaries are there.
-        owners: draws records, groups and views.
-        noise: the coordinator's secret.
-        progress: sees the steps.
+        board: Mechanism with its canaries.
+        coins: Presence of each canary, ``(m,)`` bool.
+        owners: Randomness of the workers, for records, groups and views.
+        noise: Randomness of the coordinator, for the noise.
+        progress: Display of the steps; default: none.
     """
     under, plan = board.under, board.under.parts.plan
-    # Statistics that a method releases besides have noise of their own, in which the two sums would differ.
+    # A method's own statistics have noise of their own, in which the two sums would differ.
     known = plan.gradient_share == 1
     advance = (progress or Silent()).stage("steps", plan.steps)
     alone, taken, rest = [], [], []
@@ -202,29 +205,29 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
 
 def _less(values: np.ndarray, base: np.ndarray | float, name: str) -> np.ndarray:
     if isinstance(base, np.ndarray):
-        base = base[: len(values)]  # behind the gradients of a sum, its groups may have other figures
+        base = base[: len(values)]  # statistics of the groups may follow the gradients in a sum
     return values - np.abs(base) if name.endswith("_sq") else values - base
 
 
 def _log_ratio(moved: np.ndarray, board: Board) -> np.ndarray:
-    """Log-likelihood ratio of N(0, s^2), mixed with N(shift, s^2) at the sampling rate, to N(0, s^2)."""
+    """Returns the log-likelihood ratio of N(0, s^2), mixed with N(shift, s^2) at the sampling rate, to N(0, s^2)."""
     plan, shift = board.under.parts.plan, board.shift
     rate = min(plan.sampling.rate, 1.0)
     exponent = (moved * shift - shift**2 / 2) / plan.noise_std**2
     return exponent if rate == 1 else np.logaddexp(math.log1p(-rate), math.log(rate) + exponent)
 
 
-_TAKEN_OUT = 4  # records, one after the other
+_TAKEN_OUT = 4  # number of fillers that are removed, one after the other
 
 
 def most_moved(under: UnderTest) -> float:
-    """The largest L2 distance between the sums of neighbours, over adversarial models, records and steps.
+    """Measures the largest L2 distance between the sums of neighbours, over adversarial models, records and steps.
 
-    The draws are the same for both, as the proofs have it. Where a method releases noisy statistics besides, its sums may
-    differ by more, and the distance says nothing: then it is 0.
+    Both neighbours have the same draws, as in the proofs. Where a method also releases noisy statistics, its sums may differ by
+    more, and the distance means nothing: the result is then 0.
 
     Args:
-        under: a mechanism with a canary, in which every record is drawn in every step.
+        under: Mechanism with a canary, in which every record is drawn in every step.
     """
     plan = under.parts.plan
     if plan.gradient_share != 1:
@@ -233,9 +236,9 @@ def most_moved(under: UnderTest) -> float:
     nobody = under.present(np.zeros(under.canaries, bool))
     cases = [(under.with_model(CanaryModel(under.fillers, 1, "one", against)), [nobody]) for against in (True, False)]
     if plan.bounding.method.picks_engine:
-        # Whichever engine the run will have.
+        # All engines are tested, as the run may use any of them.
         cases += [(under.with_model(CanaryModel(under.fillers, 1, "one"), engine), [nobody]) for engine in ENGINES]
-        # Whatever depends on others than a record's own group shows in the hash of all groups. One group at a time.
+        # A dependence on records outside a record's own group shows in the groups' hashes. The loop passes groups one by one.
         scrambled = under.with_model(CanaryModel(under.fillers, 1, "one", scrambled=True), "loop")
         rows = np.linspace(0, under.fillers - 1, _TAKEN_OUT).astype(int)
         cases.append((scrambled, [nobody, *(np.delete(everyone, row) for row in rows)]))
@@ -246,6 +249,6 @@ def most_moved(under: UnderTest) -> float:
         for fewer in neighbours:
             moved = (a - b for a, b in zip(whole, case.sums(fewer, randomness), strict=True))
             lengths = [difference.norm().item() for difference in moved]
-            # Infinity where a sum is not finite: its distance may be any, and `max` would drop NaN.
+            # A sum that is not finite counts as an infinite distance, as `max` would drop NaN.
             most = max(most, *(length if math.isfinite(length) else math.inf for length in lengths))
     return most

@@ -1,1 +1,1 @@
-"""The lifetime budget of a record set: what may be released of its records, over all runs, and what has been."""
+"""The lifetime budget of a record set: a limit on the privacy cost of all runs on its records, and what they have spent."""

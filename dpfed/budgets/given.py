@@ -1,4 +1,4 @@
-"""A lifetime budget that a program gives in Python: for records that have no store."""
+"""A lifetime budget given in Python, for records that have no store."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Budget = float | tuple[float, float]
 
 
 def numbers_of(budget: Any) -> tuple[float, float | None]:
-    """Epsilon and delta of a budget; ``None``: it does not say which delta.
+    """Returns epsilon and delta of a budget; delta is ``None`` if the budget gives epsilon alone.
 
     Args:
-        budget: epsilon, or (epsilon, delta).
+        budget: Budget as epsilon, or as (epsilon, delta).
 
     Raises:
-        UserError: for anything else.
+        UserError: If the budget has another form.
     """
     given = budget if isinstance(budget, tuple | list) else (budget,)
     if len(given) not in (1, 2) or not all(_is_number(one) for one in given):
@@ -33,15 +33,16 @@ def numbers_of(budget: Any) -> tuple[float, float | None]:
 
 
 def set_given(records: RecordSet, budget: Budget, unit: Unit) -> None:
-    """Sets the lifetime budget of records, or changes it. A part of other records keeps their budget.
+    """Sets or changes the lifetime budget of records. Records that come from a record set with a budget keep that budget.
 
     Args:
-        records: of the run.
-        budget: epsilon, or (epsilon, delta); delta is 1/(N ln N) at first, and then stays.
-        unit: what the run protects.
+        records: Records of the run.
+        budget: Budget as epsilon, or as (epsilon, delta); the default of delta is 1/(N ln N) for a new budget, and the present
+            delta for an existing one.
+        unit: Privacy unit of the run.
 
     Raises:
-        UserError: see `dpfed.budgets.spending.set_budget`; for other numbers than those of the budget that a part keeps.
+        UserError: If `dpfed.budgets.spending.set_budget` refuses the budget, or if it differs from one that the records keep.
     """
     epsilon, delta = numbers_of(budget)
     found = budgets_of(records)
@@ -67,12 +68,12 @@ def set_given(records: RecordSet, budget: Budget, unit: Unit) -> None:
 
 
 def has_numbers(budget: BudgetLedger, epsilon: float, delta: float | None) -> bool:
-    """Whether a budget is of some epsilon, and of some delta.
+    """Returns whether a budget has the given epsilon and delta.
 
     Args:
-        budget: as it stands.
-        epsilon: that was given.
-        delta: the same; ``None``: any.
+        budget: Present budget.
+        epsilon: Epsilon to compare.
+        delta: Delta to compare; ``None``: any.
     """
     return budget.filter.epsilon == epsilon and delta in (None, budget.filter.delta)
 

@@ -1,9 +1,9 @@
-"""One budget's ledger: what its lines say. `dpfed.budgets.replicas` reads and writes it, as there may be several copies.
+"""One budget's ledger and the meaning of its lines. `dpfed.budgets.replicas` reads and writes the ledger's replicas.
 
-The first line says whose budget it is. Every other line is an entry: the budget was set, a plan was reserved, a reservation
-was settled, or something was released that no budget covers. Each entry has an id of its own, and what follows from a ledger
-does not depend on the order of its entries. So replicas that grew apart are made one by adding to each what it lacks. No clock
-is asked: days are for people.
+The first line identifies the budget. Every other line is an entry: the budget was set, a plan was reserved, a reservation was
+settled, or something was released that no budget covers. Each entry has an id of its own, and the state of a budget does not
+depend on the order of its entries. So diverged replicas are merged by adding to each the entries that it lacks. The state does
+not depend on dates either: days are for readers only.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from dpfed.privacy.renyi_filter import RenyiCurve, RenyiFilter, added
 Unit = Literal["record", "user"]
 What = Literal["run", "site", "sweep"]
 Event = Literal["set", "reserve", "settle", "uncovered"]
-_Cost = Annotated[float, Field(ge=-1e-9)]  # rounding made some of next to nothing negative; no cost gives budget back
+_Cost = Annotated[float, Field(ge=-1e-9)]  # rounding may make a tiny cost slightly negative; no cost returns budget
 
 
 class Head(BaseModel):
-    """The first line: whose budget this is, and at which orders it counts. It never changes.
+    """The first line of a ledger: the identity of the budget, and the orders at which it counts. It never changes.
 
     Attributes:
-        budget: version of the format.
-        id: of the budget, the same in every copy.
-        unit: what is protected: a record, or all records of a user.
-        fingerprint: of the record set.
-        store: where it lay when the budget was set, for people.
-        orders: of the filter.
-        shares: of delta.
-        distinct: budgets of other record sets that have records of the same names -> why they are others.
+        budget: Version of the format.
+        id: Id of the budget, the same in every replica.
+        unit: Privacy unit: a record, or all records of a user.
+        fingerprint: Fingerprint of the record set.
+        store: Path of the record set when the budget was set, for readers.
+        orders: Renyi orders of the filter.
+        shares: Fractions of delta, one for each order.
+        distinct: Ids of budgets of other record sets with the same record names -> reason why the record sets differ.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -58,24 +58,24 @@ class Head(BaseModel):
 
 
 class Entry(BaseModel):
-    """A line behind the first.
+    """A line after the first.
 
     Attributes:
-        id: of the entry.
-        event: what happened.
-        day: UTC, for people.
-        number: what counts of several entries about one thing is the one with the largest number.
-        epsilon: event ``set``.
-        delta: event ``set``.
-        of: event ``reserve`` and ``settle``: whose account: the run's id.
-        what: the same: ``run``, ``site`` (of a federation), or ``sweep`` (a run of it that has not begun).
-        name: the same, for people.
-        place: the same: the folder.
-        plan: the same: as a ledger's header has it.
-        steps: the same: how many are reserved, or were charged.
-        cost: the same: of these steps, at the orders of the head; ``None``: infinite.
-        instead: event ``reserve``: an account that this one takes the place of.
-        why: event ``uncovered``: what was released, and the operator's words.
+        id: Id of the entry.
+        event: Kind of the entry.
+        day: Day of the entry, UTC, for readers.
+        number: Number of the entry; of several entries about one account, or of event ``set``, the largest number counts.
+        epsilon: New epsilon; event ``set``.
+        delta: New delta; event ``set``.
+        of: Id of the run that holds the account; events ``reserve`` and ``settle``, as are the fields up to `cost`.
+        what: Kind of the account: ``run``, ``site`` (of a federation), or ``sweep`` (a run of a sweep, not started yet).
+        name: Name of the run, for readers.
+        place: Folder of the run.
+        plan: Plan of the run, as in the header of its ledger.
+        steps: Number of reserved or charged steps.
+        cost: Cost of these steps at the orders of the head; ``None`` in the list: infinite.
+        instead: Id of the account that this account replaces; event ``reserve``.
+        why: Description of the release and the operator's justification; event ``uncovered``.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -110,31 +110,31 @@ class Entry(BaseModel):
 
     @property
     def curve(self) -> RenyiCurve:
-        """The cost, with infinity where none is known."""
+        """Cost at each order, with infinity where no bound is known."""
         return tuple(float("inf") if value is None else max(0.0, value) for value in self.cost or ())
 
     @classmethod
     def new(cls, event: Event, **fields: Any) -> Entry:
-        """An entry of today."""
+        """Makes an entry with a new id and today's date."""
         day = datetime.datetime.now(datetime.UTC).date().isoformat()
         return cls(id=secrets.token_hex(8), event=event, day=day, **fields)
 
 
 @dataclass(frozen=True)
 class Account:
-    """What a run holds of a budget, or has spent.
+    """The part of a budget that a run has reserved or spent.
 
     Attributes:
-        id: of the run.
-        what: ``run``, ``site`` or ``sweep``.
-        name: for people.
-        place: its folder.
-        plan: what it promises.
-        steps: reserved, or charged where it is settled.
-        cost: of these steps.
-        settled: whether no step can follow.
-        number: of its latest entry.
-        least: the most steps that it was settled with.
+        id: Id of the run.
+        what: Kind of the account: ``run``, ``site`` or ``sweep``.
+        name: Name of the run, for readers.
+        place: Folder of the run.
+        plan: Plan of the run.
+        steps: Number of reserved steps, or of charged steps if the account is settled.
+        cost: Cost of these steps at each order.
+        settled: Whether the latest entry is a settlement.
+        number: Number of the latest entry.
+        least: Largest number of steps with which the account was ever settled.
     """
 
     id: str
@@ -151,11 +151,11 @@ class Account:
 
 @dataclass(frozen=True)
 class BudgetLedger:
-    """What a budget's ledger says.
+    """The content of a budget's ledger.
 
     Attributes:
-        head: its first line.
-        entries: the others, in the order of the file.
+        head: First line.
+        entries: Other lines, in the order of the file.
     """
 
     head: Head
@@ -163,10 +163,10 @@ class BudgetLedger:
 
     @functools.cached_property
     def filter(self) -> RenyiFilter:
-        """The budget as it is now.
+        """Filter of the present budget.
 
         Raises:
-            UserError: if no entry says it.
+            UserError: If no entry sets the budget.
         """
         if not self.sets:
             raise UserError(f"the ledger of budget {self.head.id} lacks the line that set it: restore a backup. [budget-lost]")
@@ -176,7 +176,7 @@ class BudgetLedger:
 
     @functools.cached_property
     def accounts(self) -> dict[str, Account]:
-        """By the run's id; those whose place another one has taken are left out."""
+        """Accounts by the id of their run, without replaced accounts."""
         latest: dict[str, Entry] = {}
         most: dict[str, Entry] = {}
         for entry in (*self._of("reserve"), *self._of("settle")):
@@ -189,31 +189,31 @@ class BudgetLedger:
 
     @functools.cached_property
     def replaced(self) -> set[str]:
-        """Accounts whose place another one has taken."""
+        """Ids of the accounts that another account replaces."""
         return {entry.instead for entry in self._of("reserve") if entry.instead}
 
     @property
     def spent(self) -> RenyiCurve:
-        """The cost of all that was released, and of all that is reserved."""
+        """Cost of all releases and all reservations at each order."""
         return added((account.cost for account in self.accounts.values()), len(self.head.orders))
 
     @property
     def uncovered(self) -> list[Entry]:
-        """What was released without being counted."""
+        """Entries of releases that no budget covers."""
         return self._of("uncovered")
 
     @property
     def sets(self) -> list[Entry]:
-        """How the budget was set."""
+        """Entries that set the budget."""
         return self._of("set")
 
     def lacks(self, other: BudgetLedger) -> list[Entry]:
-        """The entries of another copy that this one does not have."""
+        """Returns the entries of another replica that this one lacks."""
         own = {entry.id for entry in self.entries}
         return [entry for entry in other.entries if entry.id not in own]
 
     def with_entries(self, entries: list[Entry]) -> BudgetLedger:
-        """The same with further entries."""
+        """Returns the ledger with further entries."""
         return BudgetLedger(self.head, (*self.entries, *entries))
 
     def _of(self, event: Event) -> list[Entry]:
@@ -225,7 +225,7 @@ def _rank(entry: Entry) -> tuple[int, int]:
 
 
 def _account(entry: Entry, most: Entry | None) -> Account:
-    """What the latest entry says, and no less than what was settled most: a run may have gone on in two places."""
+    """Makes an account of its latest entry, but with the most steps ever settled: a run may have continued in two places."""
     least = (most.steps or 0) if most else 0
     counts = most if most is not None and least > (entry.steps or 0) else entry
     of, what, name, place = (str(value) for value in (entry.of, entry.what, entry.name, entry.place))

@@ -1,4 +1,4 @@
-"""What a budget does not hold, and the sentences that refuse it, with what would still fit."""
+"""Plans that a budget does not admit, and the error messages, which name the largest plan that would still fit."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dpfed.privacy.promise import round_up
 from dpfed.privacy.renyi_filter import RenyiCurve, RenyiFilter, added
 from dpfed.privacy.samplers import ADD_OR_REMOVE
 
-_FINER = 1.01  # between two tries of a smaller epsilon
-_HALVINGS = 40
+_FINER = 1.01  # ratio of two successive tries for a smaller epsilon
+_HALVINGS = 40  # steps of the bisection of the noise multiplier
 
 
 def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> None:
-    """Refuses a plan whose cost is not one for what the budget protects.
+    """Refuses a plan whose cost does not bound the cost for the unit that the budget protects.
 
     Raises:
-        UserError: saying what to change.
+        UserError: If the plan protects another unit or uses another neighbouring relation; the message suggests a change.
     """
     if plan.mechanism.sampler.relation != ADD_OR_REMOVE:
         raise UserError(
@@ -35,11 +35,11 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
     unit = found.budget.head.unit
     if unit == "user" and found.by_name is not None:
         raise UserError(
-            f"the budget of {found.budget.head.store} is for users, and {related(found, store)}, which does not tell whose "
+            f"the budget of {found.budget.head.store} is for users, and {related(found, store)}, but names do not tell whose "
             f"records they are: train on that store.{question(found, store)} [budget-user-names]"
         )
     if unit == plan.promise.unit or (store.units is not None and store.training_units == store.training_records):
-        return  # with one record for each user both are the same
+        return  # with one record for each user, records and users are the same
     if unit == "user":
         raise UserError(
             f"the budget of {store.path} is for users with all their records, and this run protects single records, of which a "
@@ -53,7 +53,7 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
 
 
 def related(found: Found, store: RecordSet) -> str:
-    """Why a budget that was found by names is taken to hold for a store, in half a sentence."""
+    """Returns half a sentence that explains why a budget found by record names holds for a store."""
     names = f"{found.by_name or 0:.0%} of its records' names are in {store.path}"
     if found.equal is None:
         return names
@@ -61,7 +61,7 @@ def related(found: Found, store: RecordSet) -> str:
 
 
 def question(found: Found, store: RecordSet) -> str:
-    """What is asked where names alone tell that a budget holds for a store; otherwise empty."""
+    """Returns the question to ask where a budget holds for a store by record names alone; otherwise empty."""
     if not found.asks:
         return ""
     return (
@@ -71,14 +71,14 @@ def question(found: Found, store: RecordSet) -> str:
 
 
 def does_not_fit(budget: RenyiFilter, spent: RenyiCurve, plans: Sequence[PrivacyPlan], shown: str, where: str) -> str:
-    """The sentence that refuses plans, with the largest epsilon and the number of steps that still fit.
+    """Returns the message that refuses plans, with the largest epsilon and the number of steps that still fit.
 
     Args:
-        budget: the filter.
-        spent: of everything else.
-        plans: what is asked for, together.
-        shown: the budget in words.
-        where: the store.
+        budget: Filter of the budget.
+        spent: Cost of all other runs at each order.
+        plans: Plans to be reserved together.
+        shown: Budget in words.
+        where: Path of the store.
     """
     wanted = added((budget.curve(plan.mechanism, plan.steps) for plan in plans), len(budget.orders))
     taken, needed = (percent(part) for part in (budget.part(spent), budget.part(wanted)))
@@ -103,20 +103,20 @@ def _what_fits(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> str
 
 
 def most_steps(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> int:
-    """How many steps of a plan, with its noise, fit beside what is spent."""
+    """Returns the number of steps of a plan, with its noise, that fit into the rest of the budget."""
     steps = min(plan.steps, budget.times(spent, budget.curve(plan.mechanism, 1)))
-    while steps and not _fits(budget, spent, plan, steps):  # rounding
+    while steps and not _fits(budget, spent, plan, steps):  # rounding may have given too many steps
         steps -= 1
     return steps
 
 
 def largest_epsilon(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> tuple[float, float] | None:
-    """The largest epsilon of a plan that fits at its number of steps, to three digits, and the noise multiplier.
+    """Finds the largest epsilon, to three digits, at which a plan fits with its number of steps.
 
     The noise that is calibrated to this epsilon fits as well.
 
     Returns:
-        ``None``: none does.
+        Epsilon and noise multiplier; ``None``: the plan fits at no epsilon.
     """
     low, high = plan.noise.multiplier, accounting.MOST_NOISE
     if not _fits(budget, spent, _with(plan, high)):
@@ -158,19 +158,19 @@ def _rounded_down(value: float) -> float:
 
 
 def shown(budget: BudgetLedger) -> str:
-    """A budget in a few words."""
+    """Returns a budget in a few words."""
     unit = "record" if budget.head.unit == "record" else "user"
     return f"({budget.filter.epsilon!r}, {round_up(budget.filter.delta)}) for each {unit}"
 
 
 def told(entry: Entry, budget: BudgetLedger) -> str:
-    """A reservation or a settlement in a few words."""
+    """Returns a reservation or a settlement in a few words."""
     verb = "reserved" if entry.event == "reserve" else "settled"
     return f"{verb} {entry.steps:,} steps, {percent(budget.filter.part(entry.curve))} of the budget"
 
 
 def percent(part: float) -> str:
-    """Of the budget, never below its value."""
+    """Formats a fraction of the budget in percent, rounded up."""
     if not math.isfinite(part):
         return "more than the whole"
     return f"{math.ceil(1000 * part) / 10:g} %"

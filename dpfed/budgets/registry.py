@@ -1,9 +1,9 @@
-"""Where the replicas of a budget's ledger lie, and whose they are: one in the store, one in this user's registry.
+"""The replicas of a budget's ledger, one in the store and one in this user's registry, and the search for a store's budgets.
 
-The registry is a folder of this user (or one that DPFED_BUDGETS names). It knows every budget that was set or met here. So a
-store is recognised that was copied, whose ledger was removed, or whose ledger is older than the last run: by the fingerprint
-of its records, which a copy keeps, and by the names of its training records (hashed with a secret of the registry), which an
-import that is done again keeps. What two replicas know together counts, and each is given what it lacks.
+The registry is a folder of this user (or the folder that DPFED_BUDGETS names). It holds every budget that was set or used
+here. So a store is recognised even if it was copied, if its ledger was removed, or if its ledger is older than the last run: by
+the fingerprint of its records, which a copy keeps, and by the names of its training records (hashed with a secret of the
+registry), which a repeated import keeps. The union of two replicas counts, and each replica receives the entries that it lacks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dpfed.files.locking import file_lock
 BUDGET_LEDGER = "budget.jsonl"
 _LOCK = ".budget.lock"
 _FOLDER = "DPFED_BUDGETS"
-_MOSTLY = 0.5  # a larger share of equal records tells that two stores hold the same set
-_WAIT = 60.0  # seconds for another process; what is done under a lock takes less than one
+_MOSTLY = 0.5  # above this fraction of equal records, two stores hold the same record set
+_WAIT = 60.0  # seconds to wait for another process; work under a lock takes less than a second
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Found:
     """A budget that holds for a store.
 
     Attributes:
-        budget: what its copies say together.
-        by_name: the share of the budget's records whose names are in the store, where the fingerprint does not tell that it is
-            theirs.
-        equal: of the records with these names, the share whose contents are equal, too; ``None``: it cannot be known.
+        budget: Ledger, as the union of its replicas.
+        by_name: Fraction of the budget's sampled records whose names are in the store; ``None``: the store has the budget's
+            fingerprint, or its ledger.
+        equal: Fraction of the records with these names whose contents are equal as well; ``None``: unknown.
     """
 
     budget: BudgetLedger
@@ -46,27 +46,27 @@ class Found:
 
     @property
     def asks(self) -> bool:
-        """Whether nothing but names tells that the budget is theirs, so that somebody must say whether it is."""
+        """Whether record names are the only evidence that the budget holds, so that the user has to decide."""
         return self.by_name is not None and (self.equal or 0.0) <= _MOSTLY
 
 
 def registry() -> Path:
-    """The folder in which this user's budgets are known.
+    """Returns the folder of this user's registry.
 
     Raises:
-        UserError: where this user has no home, as a container's random user, or the place depends on the current folder: no
-            budget may be overlooked.
+        UserError: If the user has no home directory, as a container's random user, or if the path depends on the current
+            folder: no budget may be overlooked.
     """
     if given := os.environ.get(_FOLDER):
         folder = _expanded(given)
         if not folder.is_absolute():
             raise UserError(
-                f"{_FOLDER} = {given!r} is another folder wherever a command starts, and budgets would be overlooked: give an "
-                "absolute path. [registry-relative]"
+                f"{_FOLDER} = {given!r} depends on the folder in which a command starts, so budgets would be overlooked: give "
+                "an absolute path. [registry-relative]"
             )
         return folder
     state = _expanded(os.environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():  # to be ignored, says its specification
+    if not state.is_absolute():  # the XDG specification says to ignore relative paths
         state = _home() / ".local" / "state"
     return state / "dpfed" / "budgets"
 
@@ -76,7 +76,7 @@ def _expanded(text: str) -> Path:
 
 
 def _home() -> Path:
-    """This user's home directory: by $HOME if it is one, otherwise by the list of users."""
+    """Returns this user's home directory: $HOME if it is an absolute path, otherwise the one in the user database."""
     home = os.environ.get("HOME", "")
     if os.path.isabs(home):
         return Path(home)
@@ -90,19 +90,19 @@ def _home() -> Path:
 
 
 def possible(folder: Path | None) -> bool:
-    """Whether there may be a budget for records; answers without opening them.
+    """Returns whether a budget may exist for records, without opening them.
 
     Args:
-        folder: that may keep a copy of its ledger.
+        folder: Folder that may hold a replica of its ledger; ``None``: the records have no folder.
     """
     return (folder is not None and os.path.lexists(folder / BUDGET_LEDGER)) or any(registry().glob("*.jsonl"))
 
 
 def budgets_of(store: RecordSet) -> list[Found]:
-    """The budgets that hold for a store's records, as far as it can be known here. Nothing is written.
+    """Returns the budgets that are known here to hold for a store's records. The function writes no file.
 
     Raises:
-        UserError: for a damaged ledger, or one that is of other records.
+        UserError: If a ledger is damaged, or the store's ledger belongs to other records.
     """
     if not possible(store.budget_folder):
         return []
@@ -114,7 +114,7 @@ def budgets_of(store: RecordSet) -> list[Found]:
             "[budget-other-records]"
         )
     if lost := [path for path in cut if path.stem not in known and not (own and own.head.id == path.stem)]:
-        raise damaged(lost[0], 1)  # it may be this store's
+        raise damaged(lost[0], 1)  # the damaged ledger may be this store's
     budgets = {id: _together(budget, own if own is not None and own.head.id == id else None) for id, budget in known.items()}
     if own is not None:
         budgets.setdefault(own.head.id, own)
@@ -136,12 +136,12 @@ def budgets_of(store: RecordSet) -> list[Found]:
 
 @contextlib.contextmanager
 def opened(store: RecordSet) -> Iterator[list[Found]]:
-    """The same, held for this process alone until the ``with`` block ends; see `keep`.
+    """Yields the budgets of `budgets_of`, locked for this process until the ``with`` block ends; see `keep`.
 
     Raises:
-        UserError: see `budgets_of`; if the copies cannot be locked or written.
+        UserError: If `budgets_of` fails, or the replicas cannot be locked or written.
     """
-    if not budgets_of(store):  # so nothing is written to a store that no budget holds for
+    if not budgets_of(store):  # a store without a budget is not written
         yield []
         return
     with held(store.budget_folder):
@@ -150,7 +150,7 @@ def opened(store: RecordSet) -> Iterator[list[Found]]:
 
 @contextlib.contextmanager
 def held(store: Path | None) -> Iterator[None]:
-    """Holds a store's ledger, and the registry, for this process. Always in this order, so that nobody waits in a circle."""
+    """Locks a store's ledger, and then the registry, for this process. The fixed order prevents deadlocks."""
     taken = "another process has been writing the budget for a minute: try again when it has ended."
     folder = registry()
     with contextlib.ExitStack() as stack:
@@ -168,14 +168,14 @@ def held(store: Path | None) -> Iterator[None]:
 
 
 def keep(budget: BudgetLedger, store: RecordSet | None) -> None:
-    """Writes a ledger to its copies: to the registry first, then to the store that it belongs to.
+    """Writes a ledger to its replicas: to the registry first, then to the store of its records.
 
     Args:
-        budget: all that they should hold; `held` by the caller.
-        store: a store of the budget's own records, or a copy of it; ``None``: none is at hand, or it only shares names.
+        budget: Complete ledger; the caller holds the locks, see `held`.
+        store: Store of the budget's own records, or a copy of the store; ``None``: not available, or only record names match.
 
     Raises:
-        UserError: if a copy cannot be written.
+        UserError: If a replica cannot be written.
     """
     folder, id = registry(), budget.head.id
     write_missing(folder / f"{id}.jsonl", budget)
@@ -196,11 +196,11 @@ def _copy_beside(store: RecordSet) -> Path | None:
 
 
 def known_by(id: str, store: Path | None = None) -> BudgetLedger | None:
-    """A budget by its id, as the registry knows it, and a store.
+    """Returns a budget by its id, from the replicas in the registry and in a store; ``None``: there is none.
 
     Args:
-        id: of the budget.
-        store: a folder that may have a copy; it need not be a store any more.
+        id: Id of the budget.
+        store: Folder that may hold a replica; it need not be a store any more.
     """
     in_registry, in_store = replicas_of(id, store)
     budget, own = read(in_registry), read(in_store) if in_store else None
@@ -210,16 +210,16 @@ def known_by(id: str, store: Path | None = None) -> BudgetLedger | None:
 
 
 def replicas_of(id: str, store: Path | None = None) -> tuple[Path, Path | None]:
-    """Where replicas of a budget's ledger may lie: in the registry, and in a store."""
+    """Returns the paths of a ledger's replicas, which need not exist: in the registry, and in a store if one is given."""
     return registry() / f"{id}.jsonl", store / BUDGET_LEDGER if store else None
 
 
 def _in_registry() -> tuple[dict[str, BudgetLedger], list[Path]]:
-    """The ledgers by id, and the files of those whose first line is cut short."""
+    """Returns the registry's ledgers by id, and the files whose first line is truncated."""
     budgets: dict[str, BudgetLedger] = {}
     cut: list[Path] = []
     for path in sorted(registry().glob("*.jsonl")):
-        if (budget := read(path)) is not None:  # somebody may have put a copy beside it
+        if (budget := read(path)) is not None:  # several files may be replicas of one budget
             budgets[budget.head.id] = _together(budget, budgets.get(budget.head.id))
         else:
             cut.append(path)

@@ -1,6 +1,7 @@
-"""A replica of a budget's ledger on disk: JSON lines that only grow, each chained to the line before.
+"""A replica of a budget's ledger on disk: an append-only file of JSON lines, each chained to the line before.
 
-A line without its newline was never acted on: a reservation counts when it is whole and on disk. Only then does a run begin.
+A line without its newline was never acted on: a reservation counts when its line is complete and on disk. Only then does a run
+begin.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from dpfed.privacy.ledger import link
 
 
 def read(path: Path) -> BudgetLedger | None:
-    """Reads a copy of a ledger and checks every line; ``None``: there is none, or its first line is cut short.
+    """Reads a replica of a ledger and checks every line; ``None``: the file is missing, or its first line is truncated.
 
-    A first line is written whole or not at all, so one that is cut short is damage: whoever finds no other copy refuses.
+    A first line is written atomically, so a truncated one is damage: callers refuse it unless they find another replica.
 
     Raises:
-        UserError: if it is damaged, naming the line.
+        UserError: If the file cannot be read, or is damaged; the message names the line.
     """
     return _read(path)[0]
 
 
 def write_missing(path: Path, budget: BudgetLedger) -> None:
-    """Adds to a copy what it lacks, or makes it; when this returns, it is on disk.
+    """Appends the missing entries to a replica, or creates it; when the function returns, they are on disk.
 
     Args:
-        path: of the copy; the caller holds its lock.
-        budget: all that it should hold.
+        path: Path of the replica; the caller holds its lock.
+        budget: Complete ledger.
 
     Raises:
-        UserError: if the copy is damaged, is of another budget, or cannot be written.
+        UserError: If the replica is damaged or cannot be written, or another process writes to it.
     """
     try:
         known, chain, end = _read(path, mend=True)
@@ -46,7 +47,7 @@ def write_missing(path: Path, budget: BudgetLedger) -> None:
             entry.model_dump(exclude_none=True) | ({} if entry.cost is None else {"cost": entry.cost})
             for entry in (known or BudgetLedger(budget.head)).lacks(budget)
         ]
-        if known is None:  # at once: a head without a budget says nothing
+        if known is None:  # in one write: a first line without a budget would be useless
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in _chained([budget.head.model_dump(), *missing])))
             return
         for line in _chained(missing, chain):
@@ -68,7 +69,7 @@ def _chained(lines: list[dict[str, Any]], chain: str = "") -> Iterator[dict[str,
 
 
 def _read(path: Path, mend: bool = False) -> tuple[BudgetLedger | None, str, int]:
-    """A copy, the hash of its last line, and where it ends."""
+    """Returns a replica, the hash of its last line, and its length in bytes."""
     try:
         lines = read_lines(path)
     except FileNotFoundError:
@@ -78,7 +79,7 @@ def _read(path: Path, mend: bool = False) -> tuple[BudgetLedger | None, str, int
     except DamagedLine as error:
         raise damaged(path, error.number) from None
     if mend:
-        drop_torn_line(path, lines)  # nothing was begun on it
+        drop_torn_line(path, lines)  # no run began on the basis of a torn line
     parsed = list(_parsed(path, lines.entries))
     if not parsed:
         return None, "", lines.end
@@ -105,7 +106,12 @@ def _parsed(path: Path, lines: list[dict[str, Any]]) -> Iterator[tuple[Head | En
 
 
 def damaged(path: Path, number: int) -> UserError:
-    """What is said of a copy that cannot be believed."""
+    """Returns the error for a damaged replica.
+
+    Args:
+        path: Path of the replica.
+        number: Number of the first damaged line, from 1.
+    """
     return UserError(
         f"the budget's ledger {path} is damaged at line {number}: what was spent is uncertain, so nothing more is spent. "
         "Restore it from a backup, or move it away, if `dpfed budget show` then finds its other copy. [budget-damaged]"

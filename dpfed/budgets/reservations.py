@@ -1,4 +1,4 @@
-"""What a run's reservation changes in a ledger: a plan is reserved, or settled. Nothing is read or written here."""
+"""The entries that a run adds to a budget's ledger: a reservation of its plan, or a settlement. No file is read or written."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from dpfed.privacy.renyi_filter import added
 
 @dataclass(frozen=True)
 class Reservation:
-    """A plan that is to be carried out.
+    """A run whose plan is to be reserved or settled.
 
     Attributes:
-        id: of the run.
-        what: ``run``, ``site`` or ``sweep``.
-        name: for people.
-        place: the run's folder, absolute.
-        plan: what it promises.
-        charged: steps that its ledger holds.
-        reserved_with: ids of the budgets that it wrote down as its own.
-        is_at: whether this very run is at another place, too.
+        id: Id of the run.
+        what: Kind of the account: ``run``, ``site`` or ``sweep``.
+        name: Name of the run, for readers.
+        place: Folder of the run, absolute.
+        plan: Plan of the run.
+        charged: Number of steps charged in the run's ledger.
+        reserved_with: Ids of the budgets that the run recorded when it reserved.
+        is_at: Function that returns whether a given folder holds this same run.
     """
 
     id: str
@@ -42,15 +42,15 @@ class Reservation:
 
 
 def reserved(found: Found, store: RecordSet, reservations: Sequence[Reservation]) -> BudgetLedger:
-    """A budget's ledger with entries for the reservations, as far as it has none.
+    """Returns a budget's ledger with entries for those reservations that it does not hold yet.
 
     Args:
-        found: the budget.
-        store: the records.
-        reservations: the plans.
+        found: Budget that holds for the records.
+        store: Records of the runs.
+        reservations: Runs to reserve.
 
     Raises:
-        UserError: see `dpfed.budgets.spending.reserve`.
+        UserError: If a reservation is refused, see `dpfed.budgets.spending.reserve`.
     """
     budget, entries = found.budget, []
     for reservation in reservations:
@@ -78,12 +78,12 @@ def reserved(found: Found, store: RecordSet, reservations: Sequence[Reservation]
 
 
 def _holds_already(known: Account, reservation: Reservation) -> bool:
-    """Whether a reservation need reserve nothing.
+    """Returns whether an account already holds a reservation, so that no entry is needed.
 
     Raises:
-        UserError: if this is a copy of the run that reserved, or its plan has changed.
+        UserError: If the run is a copy of the one that reserved, or its plan has changed.
     """
-    if known.what == "sweep" and known.plan.fingerprint != reservation.plan.fingerprint:  # it has not begun
+    if known.what == "sweep" and known.plan.fingerprint != reservation.plan.fingerprint:  # the run has not begun
         return False
     _refuse_another_plan(known, reservation)
     if known.settled:
@@ -94,7 +94,7 @@ def _holds_already(known: Account, reservation: Reservation) -> bool:
             )
         return reservation.charged >= reservation.plan.steps
     _refuse_copy(known, reservation)
-    return known.place == str(reservation.place)  # otherwise it was moved, and the entry says where to
+    return known.place == str(reservation.place)  # otherwise the run was moved, and a new entry records its folder
 
 
 def _refuse_another_plan(known: Account, reservation: Reservation) -> None:
@@ -115,30 +115,30 @@ def _refuse_copy(known: Account, reservation: Reservation) -> None:
 
 
 def _is_elsewhere(known: Account, reservation: Reservation) -> bool:
-    """Whether the run is in another folder, too, and not only under another name of this one."""
+    """Returns whether the run also exists in the account's folder, and that folder is not another path of this one."""
     place = Path(known.place)
     try:
         same = place.exists() and reservation.place.exists() and place.samefile(reservation.place)
         return not same and reservation.is_at(place)
     except PermissionError:
-        return True  # nobody can tell
+        return True  # the folder cannot be examined
 
 
 def _expected(budget: BudgetLedger, reservation: Reservation) -> str | None:
-    """What a sweep reserved for the run at this place."""
+    """Returns the id of the account that a sweep reserved for the run in this folder; ``None``: there is none."""
     sweeps = (one for one in budget.accounts.values() if one.what == "sweep" and reservation.what == "run" and not one.settled)
     return next((one.id for one in sweeps if one.place == str(reservation.place)), None)
 
 
 def settled(budget: BudgetLedger, reservation: Reservation) -> BudgetLedger:
-    """A ledger that says what a run was charged, after its last step.
+    """Returns a budget's ledger with an entry that settles a run after its last step.
 
     Args:
-        budget: of the budget.
-        reservation: the run.
+        budget: Ledger of the budget.
+        reservation: Run to settle.
 
     Raises:
-        UserError: see `dpfed.budgets.spending.settle`.
+        UserError: If the settlement is refused, see `dpfed.budgets.spending.settle`.
     """
     known = budget.accounts.get(reservation.id)
     if known is None and not reservation.charged:
@@ -153,7 +153,7 @@ def settled(budget: BudgetLedger, reservation: Reservation) -> BudgetLedger:
     if known is not None and known.settled and known.steps == reservation.charged:
         return budget
     if known is not None and not known.settled:
-        _refuse_copy(known, reservation)  # its ledger may hold less than that of the run
+        _refuse_copy(known, reservation)  # the ledger of a copy may hold fewer steps than the run's
     number = known.number + 1 if known else 0
     return budget.with_entries([_entry("settle", budget, reservation, reservation.charged, number)])
 

@@ -1,6 +1,6 @@
-"""By what a record set is known again that was imported anew: names and contents of a few records, hashed with a secret.
+"""Samples that identify a record set after a new import: names and contents of a few records, hashed with a secret.
 
-Names alone may be anybody's: ``0.png``, ``img_001.jpg``. So the contents of these records are compared as well.
+Different record sets may share names, such as ``0.png`` or ``img_001.jpg``. So the contents of these records are compared, too.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 
-_SAMPLE = 256  # records that are kept of a set: those whose hashed names are the smallest
+_SAMPLE = 256  # number of sampled records of a set: those with the smallest hashed names
 _FILES = ".names.json"
 
-Contents = list[list[str]]  # of each record, hashes of its image, and of its captions; the second is empty without any
+Contents = list[list[str]]  # for each record, a hash of its image and one of its captions, empty if it has no captions
 
 
 class Samples:
-    """What a registry keeps of record sets, and what a store has of it.
+    """The samples of record sets in a registry, for comparison with one store.
 
     Args:
-        folder: the registry.
-        store: the records that are sampled or compared, a million at a time.
+        folder: Folder of the registry.
+        store: Records to sample or to compare; they are read a million at a time.
     """
 
     def __init__(self, folder: Path, store: RecordSet) -> None:
         self._folder, self._store = folder, store
 
     def keep(self, id: str) -> None:
-        """Notes the smallest hashes as a budget's.
+        """Stores a sample of the store's records for a budget, unless there is an intact one or the records are public.
 
-        Public records are known by their fingerprint, which an import done again keeps. Generated ones share their names.
+        Public records are identified by their fingerprint, which a repeated import keeps. Generated records share their names.
 
         Args:
-            id: of the budget.
+            id: Id of the budget.
         """
         path = self._folder / f"{id}{_FILES}"
         if self._store.public or _is_whole(path):
@@ -58,14 +58,14 @@ class Samples:
         write_atomically(path, json.dumps(content) + "\n", mode=0o600)
 
     def shares(self, ids: Collection[str]) -> dict[str, tuple[float, float | None]]:
-        """How much of some budgets' records is among these.
+        """Measures how many of some budgets' sampled records are in the store.
 
         Args:
-            ids: of the budgets.
+            ids: Ids of the budgets.
 
         Returns:
-            For each of which there is a sample: the share of its names that are here; and of these records, the share whose
-            image or captions are equal, ``None`` where that is not known. Budgets of which no name is here are left out.
+            For each budget that has a sample: the fraction of its names that are in the store, and the fraction of these
+            records whose image or captions are equal (``None``: unknown). Budgets without a common name are left out.
         """
         if not any(self._folder.glob(f"*{_FILES}")):
             return {}
@@ -75,7 +75,7 @@ class Samples:
         if not samples:
             return {}
         wanted = np.unique(np.concatenate([names for names, _ in samples.values()]))
-        place = np.full(len(wanted) + 1, -1, np.int64)  # the row of each name here
+        place = np.full(len(wanted) + 1, -1, np.int64)  # the row of each name in the store
         for own, hashed in self._hashed(secret):
             at = np.searchsorted(wanted, hashed)
             here = np.append(wanted, np.inf)[at] == hashed
@@ -107,14 +107,14 @@ class Samples:
         ]
 
     def _hashed(self, secret: Randomness) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The rows of training records, and their hashed names."""
+        """Yields rows of training records and their hashed names, in blocks."""
         training = self._store.within("train")
         for first, end in blocks(len(self._store)):
             rows = first + np.flatnonzero(training(first, end))
             yield rows, secret.per_record("budget", 0, self._store.budget_names[rows], 1)[:, 0]
 
     def _secret(self) -> Randomness:
-        """What is hashed with; made with the first sample, while the registry is held."""
+        """Returns the registry's secret for the hashes; it is created with the first sample, under the registry's lock."""
         path = self._folder / "secret.key"
         if not path.exists() and not any(self._folder.glob(f"*{_FILES}")):
             write_atomically(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
@@ -130,7 +130,7 @@ class Samples:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a sample is there, with its contents; one that is damaged is written again, as its records are at hand."""
+    """Returns whether a sample exists with contents and is not damaged; otherwise the caller writes it again."""
     try:
         return path.exists() and _read(path)[1] is not None
     except UserError:
@@ -138,12 +138,12 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read(path: Path) -> tuple[np.ndarray, Contents | None]:
-    """A sample; without contents if an older version of dpfed wrote it."""
+    """Reads a sample: hashed names, ``(n,)`` float64 in [0, 1), and contents; ``None``: an older dpfed wrote none."""
     try:
         found = json.loads(read_text(path))
         contents = found["contents"] if isinstance(found, dict) else None
         names = np.array(found["names"] if isinstance(found, dict) else found, np.float64)
-        if names.ndim != 1 or not ((names >= 0) & (names < 1)).all():  # NaN is in no store, and would hide a name
+        if names.ndim != 1 or not ((names >= 0) & (names < 1)).all():  # NaN matches no record, and would hide a name
             raise ValueError("expected a list of numbers from 0 to 1")
         hashes = [len(one) == 2 and all(isinstance(part, str) for part in one) for one in contents or ()]
         if contents is not None and not (len(hashes) == len(names) and all(hashes)):

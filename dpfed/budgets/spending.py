@@ -1,7 +1,8 @@
-"""What is done with a budget: it is set, a plan reserves its whole cost, a run that ends settles what it was charged.
+"""The operations on a budget: it is set, a plan reserves its whole cost, and a finished run settles its charges.
 
-Every change is made while the ledgers are held, on what all replicas say together, and is on disk in all when it returns. So
-two processes cannot both take the last of a budget, and a crash leaves a reservation behind, never a gap.
+Every change is made under the locks of the ledgers, on the union of all replicas, and is on disk in all of them when the
+function returns. So two processes cannot both take the rest of a budget, and a crash leaves a reservation behind, never an
+uncounted charge.
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ from dpfed.privacy.renyi_filter import RenyiFilter
 def set_budget(
     store: RecordSet, epsilon: float, delta: float, unit: Unit | None = None, distinct: str | None = None
 ) -> BudgetLedger:
-    """Sets the lifetime budget of a store's records, or changes it.
+    """Sets or changes the lifetime budget of a store's records.
 
     Args:
-        store: the records.
-        epsilon: of all that is ever released.
-        delta: its companion, at most 1/N.
-        unit: what is protected; ``None``: as it is set, or a record. It never changes.
-        distinct: why these are other records than those of a known budget, although they have the same names.
+        store: Store of the records.
+        epsilon: Epsilon of all releases together.
+        delta: Delta of all releases together, at most 1/N.
+        unit: Privacy unit, which never changes; ``None``: the unit of the existing budget, or a record for a new one.
+        distinct: Reason why these records are not those of a known budget, although they have the same names.
+
+    Returns:
+        The ledger of the budget.
 
     Raises:
-        UserError: for an impossible budget, one below what is spent, or records that another budget holds for.
+        UserError: If the budget is impossible or lower than the cost already spent, or another budget holds for the records.
     """
     epsilon, delta = float(epsilon), float(delta)
     own = next((one.budget for one in budgets_of(store) if one.by_name is None), None)
@@ -74,21 +78,23 @@ def set_budget(
 
 
 def reserve(store: RecordSet, reservations: Sequence[Reservation], dry: bool = False) -> list[BudgetLedger]:
-    """Reserves plans with every budget that holds for a store's records: all of them, or none.
+    """Reserves plans in every budget that holds for a store's records: all of the plans, or none.
 
-    Who has reserved before, and continues, reserves nothing more. Who was settled takes back what was left.
+    A run that has already reserved its plan and continues reserves nothing more. A settled run that continues takes back the
+    part of its reservation that its settlement returned.
 
     Args:
-        store: the records.
-        reservations: the plans.
-        dry: only look whether it could be done.
+        store: Store of the records.
+        reservations: Runs to reserve.
+        dry: Whether to check only, and write nothing.
 
     Returns:
-        The budgets, as they are then; none hold for most stores.
+        The budgets with the reservations; most stores have none.
 
     Raises:
-        UserError: for a plan that does not fit, with the numbers; for one that no budget of this kind can hold; for a copy of a
-            run; if a ledger cannot be written.
+        UserError: If a plan does not fit (the message has the numbers), if the budget cannot count a plan of this kind, if the
+            run is a copy of another one or has another plan than it reserved, or if a ledger has lost lines or cannot be
+            written.
     """
     if dry:
         return [reserved(one, store, reservations) for one in budgets_of(store)]
@@ -100,19 +106,23 @@ def reserve(store: RecordSet, reservations: Sequence[Reservation], dry: bool = F
 
 
 def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation) -> list[BudgetLedger]:
-    """Writes down that a run takes no further step, and gives back what it did not take.
+    """Records that a run takes no further step, and returns the unused part of its reservation to the budgets.
 
     Args:
-        store: the records, if they are at hand.
-        ids: of the budgets that the run reserved with; those that hold for the store now count as well.
-        reservation: the run, with what its ledger was charged. Charges that were never reserved are recorded all the same.
+        store: Store of the records; ``None``: not available.
+        ids: Ids of the budgets in which the run reserved its plan; budgets that hold for the store now are settled as well.
+        reservation: Run with the charges of its ledger. Charges that were never reserved are recorded as well.
+
+    Returns:
+        The budgets after the settlement.
 
     Raises:
-        UserError: if the ledger is older than what was settled before; for charges that were never reserved and that no budget
-            of this kind can hold; if a ledger cannot be written.
+        UserError: If the run's ledger holds fewer steps than were settled before, if the run was never reserved and a budget
+            cannot count its plan, if the run is a copy of another one or has another plan than it reserved, or if a ledger
+            cannot be written.
     """
     if not any(known_by(id) for id in ids) and (store is None or not budgets_of(store)):
-        return []  # nothing is written to a store that no budget holds for
+        return []  # a store without a budget is not written
     with held(None if store is None else store.budget_folder):
         found = {} if store is None else {one.budget.head.id: one for one in budgets_of(store)}
         budgets = [one.budget for one in found.values()]
@@ -128,19 +138,19 @@ def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation
 
 
 def note_uncovered(store: RecordSet, what: str, why: str | None, dry: bool = False) -> bool:
-    """Writes down, before anything is shown, that more is released of records than their budget covers.
+    """Records, before the release, that something is released about records that their budget does not cover.
 
     Args:
-        store: the records; nothing happens where no budget holds for them.
-        what: is released, and by which run.
-        why: the operator's words.
-        dry: only look whether there are any.
+        store: Store of the records; without a budget for them, nothing is recorded.
+        what: Description of the release and of its run.
+        why: Justification by the operator.
+        dry: Whether to check only, and write nothing.
 
     Returns:
         Whether a budget holds for the records.
 
     Raises:
-        UserError: without any words.
+        UserError: If a budget holds for the records, and the justification is missing.
     """
     with contextlib.nullcontext(budgets_of(store)) if dry else opened(store) as found:
         for one in found:

@@ -1,1 +1,1 @@
-"""What is spent: accounting and the ledger."""
+"""The privacy mechanism as data: plan, samplers, noise, accounting, ledger and secret randomness."""

@@ -1,7 +1,7 @@
-"""Epsilon of a composed mechanism, and the noise that a promise needs.
+"""Epsilon of a composed mechanism, and calibration of the noise to a promised (epsilon, delta).
 
-All follows from the mechanism's event (`dpfed.privacy.mechanism`), which dp_accounting composes. The noise multiplier sigma is
-relative to a release's sensitivity, whatever bounds that sensitivity, so nothing here knows of groups or clip norms.
+Both are computed from the mechanism's event (`dpfed.privacy.mechanism`), which dp_accounting composes. The noise multiplier
+sigma is relative to a release's sensitivity, however that sensitivity is bounded, so this module needs no groups or clip norms.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from dpfed.privacy.loss_grid import ROUNDING, fitting_interval
 from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.promise import round_up
 
-if TYPE_CHECKING:  # it takes a second to import, and a plan that cannot be is refused without
+if TYPE_CHECKING:  # dp_accounting takes a second to import, and impossible plans are refused without it
     import dp_accounting
 
 Accountant = Literal["pld", "rdp"]
 
 # The calibrated multiplier is rounded UP to this grid, so the promise holds for the number that is shown and stored.
 _GRID = 1e-4
-LEAST_NOISE = 0.1  # epsilon is in the thousands by then, and accounting takes ever longer
-MOST_NOISE = 1e6  # a signal of a millionth: nothing is learnt any more
-# Discretisation of the privacy loss. The result is an upper bound at any interval; this one is within 0.02% of the limit
+LEAST_NOISE = 0.1  # at this multiplier epsilon is already in the thousands; with less noise, accounting takes ever longer
+MOST_NOISE = 1e6  # the signal is a millionth of the noise: nothing is learnt any more
+# Discretisation of the privacy loss. The result is an upper bound at any interval; 1e-3 is within 0.02% of the limit
 # for the paper's settings (its Table 9) at a tenth of the library default's time.
 _FINE, _FINEST = 1e-3, 1e-5
-_POINTS, _POINTS_OF_SEARCH = 1 << 21, 1 << 19  # of the grid: about 1 s for one epsilon, a quarter in a search of a dozen
-_MOST_TICKS = 100  # by which a search may have come out too low
+# Largest number of grid points: about 1 s for one epsilon, and a quarter of it for each of a search's dozen.
+_POINTS, _POINTS_OF_SEARCH = 1 << 21, 1 << 19
+_MOST_TICKS = 100  # largest number of grid steps of 1e-4 by which a search's result may be too low
 
 
 class Unresolved(UserError):
-    """An accountant cannot say, in numbers of 64 bits or in a bearable time, what something costs; another one may."""
+    """An accountant cannot compute a cost with 64-bit numbers or in acceptable time; another accountant may."""
 
 
 def default_delta(records: int) -> float:
-    """1/(N ln N), the paper's choice (DP-GCL, appendix B.1), and never more than 1/N, as it would be for two records.
+    """Returns the default delta, 1/(N ln N) (DP-GCL, appendix B.1), but at most 1/N: for N = 2 the formula would exceed it.
 
-    It also has a value for a number of records that is refused later.
+    The function also returns a value for numbers of records that are refused later.
     """
     records = min(max(records, 2), 10**12)
     return 1.0 / (records * max(1.0, math.log(records)))
@@ -50,7 +51,7 @@ def _fresh(accountant: Accountant, mechanism: Mechanism, interval: float = _FINE
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
-    # The RDP accountant leaves out orders that do not converge, which can only raise its bound: not worth a warning each.
+    # The RDP accountant leaves out orders that do not converge. This can only raise its bound, so its warnings are silenced.
     logging.getLogger("absl").setLevel(logging.ERROR)
     relation = mechanism.sampler.relation.of_accountants
     if accountant == "pld":
@@ -63,10 +64,10 @@ def _spent(mechanism: Mechanism, steps: int, delta: float, accountant: Accountan
 
 
 def _poisson_steps(mechanism: Mechanism, steps: int) -> tuple[float, float, int]:
-    """Noise multiplier, rate and number of the Poisson-sampled releases that PLD accounting composes.
+    """Returns noise multiplier, sampling rate and number of the Poisson-sampled releases that PLD accounting composes.
 
     Raises:
-        UserError: for a mechanism that it cannot account for.
+        UserError: If PLD accounting does not cover the mechanism's sampler.
     """
     same = mechanism.poisson_steps(steps)
     if same is None:
@@ -78,13 +79,13 @@ def _poisson_steps(mechanism: Mechanism, steps: int) -> tuple[float, float, int]
 
 
 def require_resolution(steps: int, delta: float) -> None:
-    """Refuses what loss distributions cannot resolve: the rounding of `steps` convolutions must be far below delta.
+    """Refuses a delta that PLD accounting cannot resolve: the rounding errors of `steps` convolutions must be far below delta.
 
-    A transform of the losses is raised to the power of `steps`, so its rounding, about 2e-16 of probability, grows with them.
-    Where delta is not a hundred times as much, epsilon could come out too low.
+    A transform of the losses is raised to the power of `steps`, so its rounding error, about 2e-16 of probability, grows with
+    the number of steps. Unless delta is at least a hundred times the error, the computed epsilon could be too low.
 
     Raises:
-        Unresolved: saying which delta would do.
+        Unresolved: If delta is too small; the message names the least one that works.
     """
     if not delta >= ROUNDING * steps:
         raise Unresolved(
@@ -94,10 +95,10 @@ def require_resolution(steps: int, delta: float) -> None:
 
 
 def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted: float, points: int) -> float:
-    """The grid's interval: the wanted one, or a coarser one (whose result is an upper bound as well) where that takes too long.
+    """Returns the grid's interval: the wanted one, or, where that takes too long, a coarser one (also an upper bound).
 
     Raises:
-        Unresolved: if none will do.
+        Unresolved: If accounting takes too long at every acceptable interval.
     """
     interval = fitting_interval(noise_multiplier, sampling_rate, steps, wanted, points)
     if interval is None:
@@ -110,21 +111,21 @@ def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted:
 
 
 def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accountant = "pld") -> float:
-    """Epsilon spent by so many steps of a mechanism.
+    """Computes the epsilon that some steps of a mechanism spend.
 
     Args:
-        mechanism: what each step releases.
-        steps: T.
-        delta: the promise's delta.
-        accountant: ``pld`` (privacy loss distributions, tight; Poisson samples only) or ``rdp`` (Renyi, what the DP-GCL paper
-            uses).
+        mechanism: Mechanism of each step: its sampler and its noise.
+        steps: Number of steps, T.
+        delta: Delta of the promise.
+        accountant: ``pld`` (privacy loss distributions, tight; Poisson samples only) or ``rdp`` (Renyi differential privacy,
+            as in the DP-GCL paper).
 
     Returns:
         Epsilon; 0 for no steps, infinity for no noise.
 
     Raises:
-        UserError: if the accountant cannot account for the mechanism's sampler.
-        Unresolved: if PLD accounting cannot say; RDP can.
+        UserError: If the accountant does not cover the mechanism's sampler.
+        Unresolved: If PLD accounting cannot compute epsilon; RDP can.
     """
     return _epsilon(_accounted(mechanism), steps, delta, accountant)
 
@@ -144,7 +145,7 @@ def _epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Account
     while interval > 1.01 * max(_FINEST, spent * _FINE):  # small epsilons need a finer grid to be tight
         wanted = max(_FINEST, spent * _FINE)
         finer = fitting_interval(multiplier, rate, count, wanted, _POINTS)
-        if finer is None or finer >= interval:  # it would take too long; what was found is an upper bound
+        if finer is None or finer >= interval:  # a finer grid takes too long; the epsilon found so far is an upper bound
             break
         interval = finer
         spent = _spent(mechanism, steps, delta, accountant, interval)
@@ -152,24 +153,27 @@ def _epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Account
 
 
 def calibrate(target: float, draft: Mechanism, steps: int, delta: float, accountant: Accountant = "pld") -> Mechanism:
-    """A mechanism with the smallest noise multiplier (on a grid of 1e-4) whose steps cost at most `target`; see `epsilon`.
+    """Finds the smallest noise multiplier (on a grid of 1e-4) at which the mechanism's steps cost at most `target`.
 
     Args:
-        target: epsilon.
-        draft: the mechanism, whose own noise multiplier does not matter.
-        steps: T.
-        delta: the promise's delta.
-        accountant: see `epsilon`.
+        target: Epsilon to keep.
+        draft: Mechanism; its own noise multiplier is ignored.
+        steps: Number of steps, T.
+        delta: Delta of the promise.
+        accountant: Accountant that computes epsilon, see `epsilon`.
+
+    Returns:
+        The mechanism with that noise multiplier.
 
     Raises:
-        UserError: if no noise multiplier between `LEAST_NOISE` and `MOST_NOISE` meets the promise.
-        Unresolved: if PLD accounting cannot say; RDP can.
+        UserError: If no noise multiplier between `LEAST_NOISE` and `MOST_NOISE` meets the promise.
+        Unresolved: If PLD accounting cannot compute epsilon; RDP can.
     """
     return _with(draft, _multiplier(target, _with(_accounted(draft), 1.0), steps, delta, accountant))
 
 
 def _accounted(mechanism: Mechanism) -> Mechanism:
-    """One mechanism for all that cost the same: the search for a multiplier takes seconds, and its answer is kept."""
+    """Returns one representative of all mechanisms of equal cost, as a cache key: a search for a multiplier takes seconds."""
     return dataclasses.replace(mechanism, sampler=mechanism.sampler.accounted)
 
 
@@ -211,10 +215,10 @@ def _with(draft: Mechanism, noise_multiplier: float) -> Mechanism:
 
 
 def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: float, numbers: str) -> float:
-    """The noise multiplier by PLD, before it is rounded up; RDP's bound is looser, so RDP's answer lies above."""
+    """Returns the noise multiplier by PLD, not yet rounded up; RDP's bound is looser, so RDP's multiplier is an upper end."""
     from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 
-    lower = max(LEAST_NOISE, 0.5 * by_rdp)  # less than a factor of two, as a rule
+    lower = max(LEAST_NOISE, 0.5 * by_rdp)  # PLD usually needs more than half of RDP's multiplier
     wanted = max(_FINEST, _FINE * min(1.0, target))
     while True:
         interval = _interval(*_poisson_steps(_with(draft, lower), steps), wanted, _POINTS_OF_SEARCH)
@@ -235,14 +239,14 @@ def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: f
 
 def _too_coarse(target: float, numbers: str) -> Unresolved:
     return Unresolved(
-        f"PLD accounting on a grid that takes a bearable time is looser than RDP for epsilon {target:g} {numbers}: set "
+        f"PLD accounting on a grid of acceptable size is looser than RDP for epsilon {target:g} {numbers}: set "
         "privacy.accountant = 'rdp'. [epsilon-pld-coarse]"
     )
 
 
 def _too_generous(target: float, least: float, numbers: str) -> UserError:
     return UserError(
-        f"epsilon {target:g} would need less noise than the least there is: multiplier {LEAST_NOISE} already gives epsilon "
+        f"epsilon {target:g} would need less noise than the smallest allowed: multiplier {LEAST_NOISE} already gives epsilon "
         f"{least:.4g} {numbers}. Lower epsilon, or train without privacy (bounding.method = 'none'). [epsilon-too-large]"
     )
 

@@ -1,8 +1,8 @@
-"""A long sum in blocks: each block has noise from a key of its own, and a digest of its own.
+"""A long sum in blocks: each block has its own noise key and its own digest.
 
-So threads can make them beside each other, and what comes out does not depend on how many they are. The blocks follow from the
-number of numbers alone. A short sum is one block, with the coordinator's own key and the digest of its bits. docs/guarantee.md
-says why each number gets its noise exactly once.
+Threads can therefore process blocks in parallel, and the result does not depend on the number of threads. How a sum is cut
+depends on its length alone. A short sum is one block, with the coordinator's own key and the digest of its bits.
+docs/guarantee.md explains why each number gets its noise exactly once.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from dpfed.privacy.universal_hash import UniversalHash
 if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
     from torch import Tensor
 
-SMALL = 1 << 19  # numbers of a sum that is one block: one process makes it noisy in the time of a few messages
-LENGTH = 1 << 16  # numbers of a block of longer ones: 64 workers share even 11 million of them within a tenth
-PURPOSE = "noise"  # of the noise on the sum
+SMALL = 1 << 19  # longest sum that is one block: one process adds its noise in the time of a few messages
+LENGTH = 1 << 16  # numbers of a block of a longer sum: 64 workers share even 11 million numbers evenly, to within about a tenth
+PURPOSE = "noise"  # purpose in the key of the noise on the sum
 _THREADS = min(16, os.cpu_count() or 1)
-_TOGETHER = 64  # blocks whose noise is made in one piece on a GPU: 32 MB of it
+_TOGETHER = 64  # blocks whose noise a GPU draws in one piece, of 32 MB
 
 
 def block_length(size: int) -> int | None:
-    """How a new run cuts a sum of so many numbers; ``None``: not at all."""
+    """Returns the block length for a sum of `size` numbers in a new run; ``None``: the sum is one block."""
     return None if size <= SMALL else LENGTH
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a sum is cut.
+    """The division of a sum into blocks.
 
     Args:
-        size: numbers of the sum, statistics included.
-        length: numbers of a block, of which the last one may have fewer; ``None``: the sum is one block.
-        hashed: digests sums where they lie; ``None``: SHA-256 does, on the host.
+        size: Number of numbers in the sum, statistics included.
+        length: Number of numbers in a block; the last block may have fewer; ``None``: the sum is one block.
+        hashed: Hash that digests sums on their own device; ``None``: SHA-256, on the host.
     """
 
     size: int
@@ -51,34 +51,34 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of blocks."""
         return 1 if self.length is None else max(1, -(-self.size // self.length))
 
     def place(self, first: int, end: int) -> slice:
-        """Where the blocks `first` to `end` (excluded) lie in the sum."""
+        """Returns the range of the sum that the blocks `first` to `end` (excluded) occupy."""
         length = self.length or self.size
         return slice(min(first * length, self.size), min(end * length, self.size))
 
     def cut(self, values: Tensor) -> Sequence[Tensor]:
-        """Views of the blocks.
+        """Returns views of the blocks.
 
         Args:
-            values: flat, from the beginning of one block to the end of another.
+            values: Flat tensor, from the beginning of one block to the end of another.
         """
         return (values,) if self.length is None else values.split(self.length) if values.numel() else ()
 
     def digests(self, values: Tensor) -> list[str]:
-        """A hash of each block; see `cut`."""
+        """Returns the SHA-256 digest of each block of `values`; see `cut`."""
         return _beside(digest_of, self.cut(on_host(values)))
 
     def joined(self, digests: Sequence[str]) -> str:
-        """The digest of a sum.
+        """Returns the digest of a sum.
 
         Args:
-            digests: of all its blocks, in order.
+            digests: Digests of all blocks of the sum, in order.
 
         Raises:
-            ValueError: if some are missing.
+            ValueError: If the number of digests is not the number of blocks.
         """
         if len(digests) != self.count:
             raise ValueError(f"the sum has {self.count} blocks, and there are {len(digests)} digests")
@@ -88,20 +88,20 @@ class Blocks:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def digest(self, values: Tensor) -> str:
-        """The digest of a sum ``(size,)``."""
+        """Returns the digest of a sum of shape ``(size,)``."""
         if self.hashed is not None:
             return self.hashed.digest(values)
         return self.joined(self.digests(values))
 
 
 class SumNoise:
-    """The coordinator's noise on the sum: holds the secret from which all of it follows.
+    """The coordinator's noise on the sum. The object holds the secret from which all of the noise is derived.
 
     Args:
-        noise: how much.
-        randomness: the coordinator's.
-        blocks: of the sum.
-        context: public: the fingerprint of the plan.
+        noise: Kind and scale of the noise.
+        randomness: Secret randomness of the coordinator.
+        blocks: Blocks of the sum.
+        context: Fingerprint of the plan, which is public.
     """
 
     def __init__(self, noise: Noise, randomness: Randomness, blocks: Blocks, context: str) -> None:
@@ -109,24 +109,24 @@ class SumNoise:
         self._randomness = randomness
 
     def keys(self, step: int, first: int, end: int) -> list[bytes]:
-        """The keys of the blocks `first` to `end` (excluded) in a step. Who holds them learns nothing of any other's.
+        """Returns the keys of the blocks `first` to `end` (excluded) in a step. They reveal nothing about any other key.
 
         Raises:
-            ValueError: if the sum is one block: its noise has no key but the coordinator's own.
+            ValueError: If the sum is one block: its noise has no key but the coordinator's own.
         """
         if self.blocks.count == 1:
             raise ValueError("the noise of a sum of one block is the coordinator's alone")
         return [self._randomness.key("block of noise", block, step) for block in range(first, end)]
 
     def noisy(self, values: Tensor, step: int) -> Tensor:
-        """A whole exact sum with the noise of a step.
+        """Adds the noise of a step to a whole exact sum.
 
         Args:
-            values: ``(P,)`` int64, in steps of the sum's grid.
-            step: training step.
+            values: Exact sum, ``(P,)`` int64, in steps of the sum's grid.
+            step: Training step.
 
         Returns:
-            ``(P,)`` float32: what it stands for.
+            The noisy sum, ``(P,)`` float32, as real values, no longer in grid steps.
         """
         if self.blocks.count == 1:
             return KeyedNoise(self.noise, self._randomness, PURPOSE, self.context).noisy(values, step)
@@ -134,24 +134,30 @@ class SumNoise:
         return noisy_blocks(self.blocks, values, self.noise, self.keys(step, 0, self.blocks.count), context, step)
 
     def context_of(self, clean: str) -> str:
-        """What keys the noise besides: the digest of the whole clean sum. Another sum gets other noise, in every block."""
+        """Returns the context of the noise keys. It holds the whole clean sum's digest, so another sum gets other noise."""
         return f"{self.context}/{clean}"
 
 
 def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[bytes], context: str, step: int) -> Tensor:
-    """Some blocks of an exact sum with the noise of a step, float32.
+    """Adds the noise of a step to some blocks of an exact sum.
 
     Args:
-        blocks: of the sum.
-        values: of these blocks, int64, see `Blocks.cut`.
-        noise: how much.
-        keys: of these blocks, see `SumNoise.keys`.
-        context: see `SumNoise.context_of`.
-        step: training step.
+        blocks: Blocks of the sum.
+        values: Numbers of the blocks to make noisy, int64, in steps of the sum's grid; see `Blocks.cut`.
+        noise: Kind and scale of the noise.
+        keys: Keys of these blocks, see `SumNoise.keys`.
+        context: Context of the noise keys, see `SumNoise.context_of`.
+        step: Training step.
+
+    Returns:
+        The noisy numbers, float32, in the shape of `values`, as real values, no longer in grid steps.
+
+    Raises:
+        ValueError: If the number of keys is not the number of blocks.
     """
     import torch
 
-    if len(keys) != len(blocks.cut(values)):  # a key that two blocks share would give both the same noise
+    if len(keys) != len(blocks.cut(values)):  # two blocks with one key would get the same noise
         raise ValueError(f"{len(keys)} keys for {len(blocks.cut(values))} blocks")
     noisy, whole = torch.empty(values.shape, device=values.device), 0
     if isinstance(noise, GaussianNoise) and blocks.length is not None and has_kernel(blocks, values):
@@ -172,12 +178,12 @@ def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[by
 
 
 def on_host(values: Tensor) -> Tensor:
-    """The values in the host's memory, detached. A GPU writes them to pinned memory, which takes a thirtieth of the time."""
+    """Copies values to the host's memory, detached. A copy from a GPU goes to pinned memory, in a thirtieth of the time."""
     import torch
 
     values = values.detach()
     if _on_gpu(values):
-        with contextlib.suppress(RuntimeError):  # where memory cannot be pinned, or no more of it
+        with contextlib.suppress(RuntimeError):  # memory cannot be pinned, or no more of it can
             return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
     return values.cpu()
 
@@ -187,7 +193,7 @@ def _on_gpu(values: Tensor) -> bool:
 
 
 def has_kernel(blocks: Blocks, values: Tensor) -> bool:
-    """Whether a kernel computes the bits of the blocks' noise where the values lie."""
+    """Returns whether a kernel can compute the bits of the blocks' noise on the device of the values."""
     if not _on_gpu(values) or blocks.length is None or blocks.length % 2:
         return False
     try:
@@ -198,9 +204,9 @@ def has_kernel(blocks: Blocks, values: Tensor) -> bool:
 
 
 def _beside(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """What `work` gives for each row, in order; hashes and AES let other threads run.
+    """Applies `work` to each row in parallel threads, as hashes and AES release the GIL, and returns the results in order.
 
-    A thread takes many rows at once: to hand over each one would keep the main thread from its work.
+    A thread takes many rows at once: handing over single rows would keep the main thread busy.
     """
     rows = list(zip(*columns, strict=True))
     each = -(-len(rows) // _THREADS)
@@ -216,4 +222,4 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_THREADS, "blocks")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a fork has none of these threads
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked child has none of these threads

@@ -1,10 +1,10 @@
 """The discrete Gaussian, drawn exactly: integers and coins only, no logarithm and no rounding.
 
 P(z) is proportional to exp(-z^2 / (2 m^2)) over all integers z, with m = 2^bits. Every probability below is exact if the random
-bits are uniform. Nothing here depends on private numbers, so the time that rejections take tells nothing about them.
+bits are uniform. No draw depends on private numbers, so the time that rejections take reveals nothing about them.
 
 Sources: coins of probability exp(-x) from a von Neumann series (Canonne, Kamath and Steinke 2020, algorithm 1); a whole and a
-fractional number of deviations, drawn one after the other (Karney 2016, algorithm D).
+fractional number of standard deviations, drawn one after the other (Karney 2016, algorithm D).
 
 **Lemma.** For any integer vector s, s + X with X of parameter m is a post-processed continuous Gaussian N(s, a^2), a^2 = m^2 -
 b^2, up to a factor of 1 + theta for each number, |theta| <= theta_b = 2.01 exp(-2 pi^2 b^2); b = 4 gives 1e-136 and a >= m -
@@ -30,29 +30,29 @@ from collections.abc import Callable
 import numpy as np
 
 MOST_BITS = 31  # squares of fractions have 2 bits + 1 digits and must fit into 64
-_DIGITS = 64  # binary ones that are drawn at a time, to be compared with a probability
+_DIGITS = 64  # binary digits that are drawn at a time, for comparison with a probability
 
 
 class Coins:
     """Uniform integers and biased coins, many at a time.
 
     Args:
-        stream: gives so many uniform random bytes; each byte once.
+        stream: Function that returns the given number of uniform random bytes, and each byte only once.
     """
 
     def __init__(self, stream: Callable[[int], bytes]) -> None:
         self._stream = stream
 
     def uniform(self, count: int, bits: int) -> np.ndarray:
-        """``(count,)`` uniform unsigned integers below 2^bits, at most 2^64."""
+        """Draws ``(count,)`` uniform unsigned integers below 2^bits; `bits` is at most 64."""
         kind = np.dtype(np.uint8 if bits <= 8 else np.uint32 if bits <= 32 else np.uint64)
         words = np.frombuffer(self._stream(count * kind.itemsize), kind)
         return words >> kind.type(8 * kind.itemsize - bits)
 
     def one_in(self, count: int, sides: int) -> np.ndarray:
-        """``(count,)`` coins of probability 1 / sides, for sides below 2^32: dice, thrown again where they would be biased."""
+        """Draws ``(count,)`` coins of probability 1 / sides, sides < 2^32, from uniform words; biased outcomes are redrawn."""
         bits = 8 if sides <= 256 else 64
-        usable = (1 << bits) // sides * sides  # outcomes from here on would make small faces likelier
+        usable = (1 << bits) // sides * sides  # outcomes from here on would make some faces likelier than others
         thrown = self.uniform(count, bits)
         while usable < 1 << bits and len(again := np.flatnonzero(thrown >= usable)):
             thrown = thrown.copy()
@@ -60,17 +60,17 @@ class Coins:
         return thrown < usable // sides
 
     def exponential(self, tops: np.ndarray, bits: int) -> np.ndarray:
-        """Coins of probability exp(-x) for x = tops / 2^bits in [0, 1].
+        """Draws coins of probability exp(-x) for x = tops / 2^bits in [0, 1].
 
         Coins of probability x/1, x/2, x/3, ... are thrown until one fails. More than n are thrown with probability x^n / n!, so
         their number is odd with probability 1 - x + x^2/2! - ... = exp(-x).
 
         Args:
-            tops: ``(n,)`` unsigned, at most 2^bits.
-            bits: at most 64.
+            tops: Numerators of x, ``(n,)`` unsigned, at most 2^bits.
+            bits: Binary logarithm of the denominator, at most 64.
 
         Returns:
-            ``(n,)`` bool.
+            The outcomes, ``(n,)`` bool.
         """
         heads = self.uniform(len(tops), bits) < tops
         odd, going, thrown = ~heads, np.flatnonzero(heads), 2
@@ -82,12 +82,15 @@ class Coins:
         return odd
 
     def all_exponential(self, times: np.ndarray, tops: np.ndarray, bits: int) -> np.ndarray:
-        """Coins of probability exp(-times * tops / 2^bits): `times` coins of `exponential`, which must all succeed.
+        """Draws coins of probability exp(-times * tops / 2^bits): all of `times` coins of `exponential` must succeed.
 
         Args:
-            times: ``(n,)`` integers, 0 or more.
-            tops: see `exponential`.
-            bits: see `exponential`.
+            times: Numbers of coins, ``(n,)`` integers, 0 or more.
+            tops: Numerators, see `exponential`.
+            bits: Binary logarithm of the denominator, see `exponential`.
+
+        Returns:
+            The outcomes, ``(n,)`` bool.
         """
         kept, thrown = np.ones(len(tops), dtype=bool), 0
         going = np.flatnonzero(times > 0)
@@ -99,10 +102,10 @@ class Coins:
         return kept
 
     def deviations(self, count: int) -> np.ndarray:
-        """``(count,)`` int64 whole numbers k >= 0 of probability proportional to exp(-k^2 / 2).
+        """Draws ``(count,)`` int64 whole numbers k >= 0 of probability proportional to exp(-k^2 / 2).
 
-        A uniform number, of which 64 binary digits are drawn, lies between two cumulative probabilities. Where these digits are
-        those of a cumulative probability, more digits of both decide.
+        A uniform number, of which 64 binary digits are drawn, lies between two cumulative probabilities. Where these digits
+        equal those of a cumulative probability, further digits of both decide.
         """
         digits = self.uniform(count, _DIGITS)
         cuts = np.array(_cumulative(_DIGITS), dtype=np.uint64)
@@ -112,7 +115,7 @@ class Coins:
         return below
 
     def _resolved(self, number: int) -> int:
-        """Which k a number stands for whose first digits are those of a cumulative probability."""
+        """Returns the k of a number whose first digits equal those of a cumulative probability, from further digits."""
         known = _DIGITS
         while True:
             number = number << _DIGITS | int(self.uniform(1, _DIGITS)[0])
@@ -124,9 +127,9 @@ class Coins:
 
 @functools.cache
 def _cumulative(digits: int) -> tuple[int, ...]:
-    """P(k < 1), P(k < 2), ... of `Coins.deviations`, cut off behind so many binary digits; the last one is all ones.
+    """Returns P(k < 1), P(k < 2), ... of `Coins.deviations`, truncated to `digits` binary digits; the last one is all ones.
 
-    Python's decimal exponential is rounded correctly, so 30 more decimal digits than are wanted leave no doubt about these.
+    Python's decimal exponential is correctly rounded, so 30 extra decimal digits make the wanted digits certain.
     """
     with decimal.localcontext(decimal.Context(prec=digits // 3 + 40)) as context:
         weights = [(-decimal.Decimal(k * k) / 2).exp() for k in range(4 + math.isqrt(5 * context.prec))]
@@ -142,15 +145,15 @@ def _cumulative(digits: int) -> tuple[int, ...]:
 
 
 def discrete_gaussian(coins: Coins, count: int, bits: int = MOST_BITS) -> np.ndarray:
-    """Exact draws.
+    """Draws exactly from the discrete Gaussian of parameter m = 2^bits.
 
     Args:
-        coins: where chance comes from.
-        count: how many.
-        bits: of m = 2^bits, the parameter of the distribution: its standard deviation, to within 1e-8 from m = 1 on; 0 .. 31.
+        coins: Source of random integers and coins.
+        count: Number of draws.
+        bits: Binary logarithm of m, 0 .. 31. The standard deviation is m, to within 1e-8 from m = 1 on.
 
     Returns:
-        ``(count,)`` int64.
+        The draws, ``(count,)`` int64.
     """
     drawn, missing = [np.zeros(0, dtype=np.int64)], count
     while missing:
@@ -160,17 +163,17 @@ def discrete_gaussian(coins: Coins, count: int, bits: int = MOST_BITS) -> np.nda
 
 
 def _accepted(coins: Coins, tries: int, bits: int) -> np.ndarray:
-    """The draws that come of so many tries, about seven of ten.
+    """Returns the accepted draws of some tries, about seven of ten.
 
-    A draw is a sign and k + x deviations: k whole ones, of probability proportional to exp(-k^2/2), and a fraction
-    x = j / 2^bits with j uniform. It stays with probability exp(-x^2/2) exp(-x)^k. Together that is exp(-(k + x)^2 / 2), for
-    each sign. Zero has one sign only.
+    A draw is a sign and k + x standard deviations: a whole k, of probability proportional to exp(-k^2/2), and a fraction
+    x = j / 2^bits with j uniform. The draw is accepted with probability exp(-x^2/2) exp(-x)^k. The product of both is
+    exp(-(k + x)^2 / 2), for each sign. Zero has one sign only.
     """
     whole, word = coins.deviations(tries), coins.uniform(tries, bits + 1)
     one = word.dtype.type(1)
     negative, part = (word & one).astype(bool), (word >> one).astype(np.uint64)
     stays = coins.exponential(part * part, 2 * bits + 1)
-    stays &= (whole > 0) | (word != one)  # a zero with a minus
+    stays &= (whole > 0) | (word != one)  # a zero with a minus sign is rejected
     kept = np.flatnonzero(stays)
     kept = kept[coins.all_exponential(whole[kept], part[kept], bits)]
     value = (whole[kept] << bits) + part[kept].astype(np.int64)

@@ -1,9 +1,10 @@
-"""Poisson sampling by gaps: the process of a coin for every record in every step, at a cost that follows the batch.
+"""Poisson sampling by gaps: distributed as a coin for every record in every step, at a cost proportional to the batch.
 
-A record that is drawn with probability q in each step independently is drawn after gaps that are geometric and independent.
-So a record need not be asked in every step. Its gaps are drawn from a stream that is a function of its own key, for a block of
-L steps at a time: a gap that leads beyond the block means that it is not drawn any more in it. The geometric distribution has
-no memory, so the next block begins anew. With L = 1/q a step costs about 2 q N encryptions instead of N.
+If a record is drawn with probability q in each step independently, the gaps between its draws are independent and geometric.
+So no coin has to be thrown for every record in every step. A record's gaps are drawn from a stream that is a function of the
+record's own key, for a block of L steps at a time: a gap that leads beyond the block means that the record is not drawn again
+in this block. The geometric distribution is memoryless, so the next block begins anew. With L = 1/q a step costs about 2 q N
+encryptions instead of N.
 
 **Claim.** The draws of all records in all steps are independent Bernoulli variables of probability q.
 
@@ -27,33 +28,33 @@ import numpy as np
 if TYPE_CHECKING:
     from dpfed.privacy.randomness import Randomness
 
-# Which of the keys between two places take part at all, as ``(end - first,)`` bool.
+# Function of two positions `first` and `end` among the keys: which keys in between take part at all, ``(end - first,)`` bool.
 RowMask = Callable[[int, int], np.ndarray]
 
-LONGEST = 1 << 16  # steps of a block: their numbers fit into 16 bits
+LONGEST = 1 << 16  # largest number of steps of a block: step numbers fit into 16 bits
 _AT_ONCE = 1 << 20  # records whose gaps are drawn at a time, a power of 2: bounds the workspace to about 100 MB
 _DIGITS = Context(prec=60)
 
 
 def block_length(rate: float, steps: int) -> int:
-    """L, the steps of a block: as many as a record waits on average, so that a block holds about as many draws as records.
+    """Returns L, the number of steps of a block: the mean gap 1/q, so that a block holds about as many draws as records.
 
     Args:
-        rate: q.
-        steps: T.
+        rate: Sampling probability, q.
+        steps: Number of steps, T; the largest value of L, like `LONGEST`.
     """
     return max(1, min(math.ceil(1 / rate), steps, LONGEST))
 
 
 class GeometricSkips:
-    """Who takes part in which step. It keeps one block of L steps: about N q L numbers of 32 bits.
+    """The participants of each step. The object keeps the draws of one block of L steps: about N q L numbers of 32 bits.
 
     Args:
-        rate: q, below 1.
-        length: L.
-        randomness: the workers' secret.
-        keys: ``(n,)`` uint64 keys of the records (or units). A million of them are read at a time.
-        mask: which of them take part at all; ``None``: all.
+        rate: Sampling probability, q, below 1.
+        length: Number of steps of a block, L.
+        randomness: Secret randomness of the workers.
+        keys: Keys of the records (or units), ``(n,)`` uint64. A million of them are read at a time.
+        mask: Records (or units) that take part at all; ``None``: all.
     """
 
     def __init__(self, rate: float, length: int, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None) -> None:
@@ -63,27 +64,28 @@ class GeometricSkips:
         self._keys = keys
         self._mask = mask
         self._block = -1
-        self._parts: list[tuple[int, np.ndarray, np.ndarray]] = []  # (first record, places after it by step, where steps begin)
+        # (position of the first record, positions relative to it ordered by step, offset at which each step begins)
+        self._parts: list[tuple[int, np.ndarray, np.ndarray]] = []
 
     def __call__(self, step: int) -> np.ndarray:
-        """Who takes part in a step.
+        """Returns the participants of a step.
 
         Args:
-            step: training step; any order, but a step of another block than the last one's costs that whole block.
+            step: Training step, in any order; a step outside the block of the previous call costs the draws of a whole block.
 
         Returns:
-            ``(m,)`` int64 places among the n, ascending.
+            Positions of the participants among the n keys, ``(m,)`` int64, ascending.
         """
         block, within = divmod(step, self._length)
         if block != self._block:
-            self._parts = []  # before the next ones are made: never two blocks at a time
+            self._parts = []  # freed first, so that two blocks are never in memory at once
             self._parts = [self._drawn(first, block) for first in range(0, len(self._keys), _AT_ONCE)]
             self._block = block
         drawn = [places[starts[within] : starts[within + 1]].astype(np.int64) + first for first, places, starts in self._parts]
         return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
 
     def _drawn(self, first: int, block: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """All draws of some records in a block, by step."""
+        """Returns all draws of some records in a block, ordered by step, in the form of `_parts`."""
         thresholds, leading = gap_thresholds(self._rate, self._length), gaps_by_leading_bits(self._rate, self._length)
         keys = self._keys[first : first + _AT_ONCE]
         places = np.arange(len(keys)) if self._mask is None else np.flatnonzero(self._mask(first, first + len(keys)))
@@ -105,12 +107,12 @@ class GeometricSkips:
 
 
 def _gaps(words: np.ndarray, thresholds: np.ndarray, leading: np.ndarray) -> np.ndarray:
-    """How many thresholds are not above each word: ``np.searchsorted(thresholds, words, side="right")``, mostly without search.
+    """Counts the thresholds that are not above each word: ``np.searchsorted(..., side="right")``, mostly by a table look-up.
 
     Args:
-        words: ``(n,)`` uint64.
-        thresholds: see `gap_thresholds`.
-        leading: what the leading bits of a word say, see `gaps_by_leading_bits`.
+        words: Uniform words, ``(n,)`` uint64.
+        thresholds: Thresholds of the gaps, see `gap_thresholds`.
+        leading: Gaps by a word's leading bits, see `gaps_by_leading_bits`.
     """
     gaps = leading[(words >> np.uint64(64 - (len(leading).bit_length() - 1))).astype(np.int64)]
     left_open = np.flatnonzero(gaps < 0)
@@ -120,16 +122,16 @@ def _gaps(words: np.ndarray, thresholds: np.ndarray, leading: np.ndarray) -> np.
 
 @functools.lru_cache(maxsize=4)
 def gaps_by_leading_bits(rate: float, length: int) -> np.ndarray:
-    """What the leading bits of a word say of its gap.
+    """Returns a table of gaps by the leading bits of a word.
 
     Args:
-        rate: q, below 1.
-        length: L.
+        rate: Sampling probability, q, below 1.
+        length: Number of steps of a block, L.
 
     Returns:
-        ``(2^16,)`` or, for long blocks, ``(2^20,)`` int32; -1 where the bits that follow decide.
+        The table, ``(2^16,)`` or, for long blocks, ``(2^20,)`` int32; -1 where the leading bits do not determine the gap.
     """
-    bits = 16 if length <= 1 << 12 else 20  # so that few words are left open
+    bits = 16 if length <= 1 << 12 else 20  # enough that few words need a search
     thresholds, step = gap_thresholds(rate, length), np.uint64(64 - bits)
     least = np.arange(1 << bits, dtype=np.uint64) << step
     low = np.searchsorted(thresholds, least, side="right")
@@ -139,16 +141,16 @@ def gaps_by_leading_bits(rate: float, length: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def gap_thresholds(rate: float, length: int) -> np.ndarray:
-    """What a uniform word of 64 bits is compared with: it is below entry g if fewer than g failures come before the success.
+    """Returns thresholds for a uniform word of 64 bits: below entry g means that fewer than g failures precede the success.
 
-    Computed to 60 digits and rounded down to a multiple of 2^-64, so each of these probabilities is right to 2^-64.
+    The probabilities are computed to 60 digits and rounded down to a multiple of 2^-64, so each is accurate to 2^-64.
 
     Args:
-        rate: q, below 1.
-        length: L.
+        rate: Sampling probability, q, below 1.
+        length: Number of steps of a block, L.
 
     Returns:
-        ``(L + 1,)`` uint64, ``floor(2^64 (1 - (1 - q)^g))``, ascending.
+        The thresholds ``floor(2^64 (1 - (1 - q)^g))``, ``(L + 1,)`` uint64, ascending.
     """
     entries, none_yet, failure = [0], Decimal(1), _DIGITS.subtract(1, Decimal(rate))
     for _ in range(length):

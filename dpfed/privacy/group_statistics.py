@@ -1,10 +1,10 @@
-"""Figures of the groups that are released with their gradients, so that a user sees a curve: how noisy, and what they cost.
+"""Statistics of the groups, released with their gradients as training curves: their noise and their privacy cost.
 
-Every clipped gradient gets a few further numbers, each in [-1/2, 1/2]: the group's loss, and on which side of a threshold its
-norm is. They are one vector with the gradient: it is added up as one, and gets one noise. In units in which each of the m
-numbers has range w, a group's vector lies within C sqrt(1 + m w^2 / 4 C^2) of zero, where its gradient lies within C. With
-w = 2 C sqrt(p / (1 - p) m) that is C / sqrt(1 - p): the noise on the gradients grows by that factor, and p is the share of
-1 / sigma^2 that the figures get (docs/guarantee.md, Private progress).
+Every clipped gradient is extended by a few numbers, each in [-1/2, 1/2]: the group's loss, and the side of a threshold on which
+its norm lies. Gradient and numbers form one vector, which is summed as one and gets noise once. In units in which each of the m
+numbers has range w, a group's vector lies within C sqrt(1 + m w^2 / 4 C^2) of zero, while its gradient lies within C. With
+w = 2 C sqrt(p / ((1 - p) m)) that is C / sqrt(1 - p): the noise on the gradients grows by the factor 1 / sqrt(1 - p), and p is
+the share of 1 / sigma^2 that the statistics get (docs/guarantee.md, Private progress).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from dpfed.privacy.parameters import MechanismParameters
 from dpfed.privacy.plan_parts import Bounding, PrivateProgress, Sampling
 
 BELOW, LOSS, WITHIN = "below", "loss", "within"
-_FINE = 0.025  # standard deviation of a phase's figure, as a part of its range, that is wanted
+_FINE = 0.025  # wanted standard deviation of a phase's figure, as a fraction of its range
 _MOST_PHASES, _LEAST_PHASES = 20, 4
-_TELLING = 0.5  # standard deviation of a phase's figure, as a part of its range, above which there is nothing to see
+_TELLING = 0.5  # largest useful standard deviation of a phase's figure, as a fraction of its range; above it, only noise shows
 
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """What is released of the groups beside their gradients. All of it is public.
+    """The statistics of the groups that are released beside their gradients. All fields are public.
 
     Args:
-        names: of the numbers, in order: `BELOW` (the norm is below the threshold that follows a quantile), `LOSS`, and `WITHIN`
-            (the norm is within C), where C is not such a threshold itself.
-        progress: the plan's.
-        phase: steps whose figures are averaged.
-        unit: what the range of a figure is in the sum.
-        groups: how many groups have a gradient in a step, expected.
-        groups_std: the standard deviation of their number, or a bound of it.
+        names: Names of the numbers, in order: `BELOW` (the norm is below the threshold that follows a quantile), `LOSS`, and
+            `WITHIN` (the norm is within C), where C is not that threshold itself.
+        progress: Settings of the statistics in the plan.
+        phase: Number of steps over which figures are averaged.
+        unit: Range of a number in units of the sum, w.
+        groups: Expected number of groups that have a gradient in a step.
+        groups_std: Standard deviation of that number, or a bound on it.
     """
 
     names: tuple[str, ...]
@@ -48,14 +48,14 @@ class GroupStatistics:
     def of(
         cls, progress: PrivateProgress, sampling: Sampling, bounding: Bounding, given: MechanismParameters, noise_std: float
     ) -> GroupStatistics:
-        """What a plan with these parts releases.
+        """Returns the statistics that a plan with these parts releases.
 
         Args:
-            progress: what is asked for.
-            sampling: who takes part in a step.
-            bounding: how a group's gradient is clipped.
-            given: the numbers of the mechanism.
-            noise_std: of the noise on each number of the sum.
+            progress: Settings of the statistics.
+            sampling: Sampling of records (or units) in a step.
+            bounding: Clipping of a group's gradient.
+            given: Public numbers of the mechanism.
+            noise_std: Standard deviation of the noise on each number of the sum.
         """
         names = (BELOW, LOSS, WITHIN) if bounding.clipping == "fixed" else (BELOW, LOSS)
         share = progress.share
@@ -64,25 +64,25 @@ class GroupStatistics:
         statistics = cls(names, progress, progress.phase or given.steps, unit, groups, groups_std)
         if progress.phase:
             return statistics
-        # As many steps as make a phase whose figures can be distinguished.
+        # A phase has enough steps for its figures to stand out from the noise.
         fine = (statistics.error(noise_std) / _FINE) ** 2
         phase = math.ceil(min(max(fine, given.steps / _MOST_PHASES), given.steps / _LEAST_PHASES))
         return dataclasses.replace(statistics, phase=phase)
 
     def error(self, noise_std: float, steps: int = 1) -> float:
-        """Standard deviation of a figure that is averaged over steps, as a part of its range: noise, and the groups' number.
+        """Returns the standard deviation of an averaged figure, as a fraction of its range, due to noise and number of groups.
 
         Args:
-            noise_std: of the noise on each number of the sum.
-            steps: that are averaged.
+            noise_std: Standard deviation of the noise on each number of the sum.
+            steps: Number of steps over which the figure is averaged.
         """
         return math.hypot(noise_std / self.unit, self.groups_std / 2) / (self.groups * math.sqrt(steps))
 
     def refuse_noise_alone(self, noise_std: float) -> None:
-        """Refuses figures of which one could see nothing.
+        """Refuses statistics whose noise would hide them entirely.
 
         Raises:
-            UserError: saying what would help.
+            UserError: If the error of a phase's figure exceeds half its range; the message suggests settings.
         """
         error = self.error(noise_std, self.phase)
         if not error <= _TELLING:
@@ -94,8 +94,11 @@ class GroupStatistics:
 
 
 def _groups(sampling: Sampling, bounding: Bounding, groups: int) -> tuple[float, float]:
-    """Expected number of groups with at least two records, and its standard deviation; functions of public numbers."""
-    if bounding.method.public_records:  # every drawn record makes one
+    """Returns the expected number of groups that have a gradient, and its standard deviation, from public numbers.
+
+    A group needs two records for a gradient; one drawn record with public ones, or one unit of several records, counts as well.
+    """
+    if bounding.method.public_records:  # every drawn record forms a group of its own
         return sampling.batch, math.sqrt(sampling.batch)
     rate = sampling.rate / groups
     none = math.exp(sampling.records * math.log1p(-rate)) if rate < 1 else 0.0

@@ -1,7 +1,7 @@
-"""AES-256 in counter mode on a GPU: the same bits as `Randomness.stream`, of many keys in one launch. A kernel of Triton.
+"""AES-256 in counter mode on a GPU, as a Triton kernel: the same bits as `Randomness.stream`, for many keys in one launch.
 
 A program computes the blocks of one key for some values of the counter: 14 rounds, whose substitutions are read from a table of
-1 KB. Host and kernel are compared on a fresh key before a process uses it.
+1 KB. Host and kernel are compared on two fresh keys before a process uses the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from dpfed.errors import Notice
 
 _ROUNDS = 14
-_TILE = 256  # blocks of 16 bytes that a program computes
+_TILE = 256  # number of 16-byte blocks that a program computes
 
 
 @triton.jit
@@ -77,15 +77,18 @@ def _encrypt(keys, table, out, blocks, ROUNDS: tl.constexpr, TILE: tl.constexpr)
 
 
 def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
-    """The first bits of the keys' streams.
+    """Computes the first bits of the keys' streams.
 
     Args:
-        keys: of 32 bytes.
-        count: words of 8 bytes for each, even.
-        device: that computes.
+        keys: Keys of 32 bytes.
+        count: Number of 8-byte words for each key, even, below 2^32.
+        device: Device that computes them.
 
     Returns:
-        ``(keys, count)`` int64.
+        The words, ``(keys, count)`` int64.
+
+    Raises:
+        ValueError: If the count is odd or too large.
     """
     if count % 2 or count >> 32:
         raise ValueError(f"a stream is cut into pairs of words, and a counter of 31 bits counts fewer than 2^31; got {count}")
@@ -99,19 +102,19 @@ def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
 
 @functools.cache
 def works_on(device: torch.device, count: int) -> bool:
-    """Whether the kernel comes to the host's bits there, in whole streams of two fresh keys; a note says if not.
+    """Returns whether the kernel computes the host's bits on a device, for whole streams of two fresh keys; warns if not.
 
     Args:
-        device: that computes.
-        count: words of each stream. Triton compiles another kernel for some counts, so what is compared is what is used.
+        device: Device that runs the kernel.
+        count: Number of words of each stream. Triton compiles separate kernels for some counts, so this is the count in use.
     """
     keys = [secrets.token_bytes(32) for _ in range(2)]
     expected = [Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * count)) for key in keys]
     try:
         if words(keys, count, device).cpu().numpy().tobytes() == b"".join(expected):
             return True
-        reason = "it comes to other bits than the host"
-    except Exception as error:  # Triton may have no compiler, or not know the GPU
+        reason = "it computes other bits than the host"
+    except Exception as error:  # Triton may lack a compiler or support for the GPU
         reason = str(error).partition("\n")[0] or type(error).__name__
     warnings.warn(
         f"the host computes the bits of the noise: the kernel does not work on this GPU ({reason}).", Notice, stacklevel=2
@@ -121,7 +124,7 @@ def works_on(device: torch.device, count: int) -> bool:
 
 @functools.cache
 def _substitutions() -> np.ndarray:
-    """``(256,)`` uint32, AES's byte substitutions: of x, the inverse in the field of 2^8 elements, and five rotations of it."""
+    """Returns AES's byte substitutions (S-box), ``(256,)`` uint32: the inverse of x in GF(2^8), then the affine map."""
     powers, logs = np.zeros(255, np.uint32), np.zeros(256, np.uint32)
     value = 1
     for power in range(255):
@@ -134,7 +137,7 @@ def _substitutions() -> np.ndarray:
 
 @functools.cache
 def _table(device: torch.device) -> Tensor:
-    """``(256,)`` int32: the columns (2s, s, s, 3s) of a substituted byte s."""
+    """Returns the columns (2s, s, s, 3s) of each substituted byte s, as ``(256,)`` int32 on the device."""
     s = _substitutions()
     doubled = (s << 1) ^ np.where(s & 0x80, 0x11B, 0).astype(np.uint32)
     columns = doubled << 24 | s << 16 | s << 8 | doubled ^ s
@@ -142,7 +145,7 @@ def _table(device: torch.device) -> Tensor:
 
 
 def _round_keys(keys: Sequence[bytes]) -> np.ndarray:
-    """``(keys, 60)`` uint32, AES-256's key schedule (FIPS 197)."""
+    """Returns AES-256's key schedule (FIPS 197) of each key, ``(keys, 60)`` uint32."""
     s, constant = _substitutions(), 1
     found = np.empty((len(keys), 4 * (_ROUNDS + 1)), np.uint32)
     found[:, :8] = np.frombuffer(b"".join(keys), ">u4").reshape(-1, 8)

@@ -1,10 +1,9 @@
-"""The append-only record of what was spent, on disk before anything that was charged is used.
+"""The append-only record of a run's privacy charges, on disk before any charged release is used.
 
-One JSON object per line. The first describes the plan; each further one is a release (the step, whether it was charged, and a
-digest of the released noisy sum), says that from here on so many workers share the work, that the run goes on after an
-interruption, or its card and its model. Every line carries a hash over itself and the line before,
-so a damaged or edited ledger is noticed. A line without its newline was never acted on (the write is synced before the release
-is used).
+One JSON object per line. The first line describes the plan. Each further line records a release (the step, whether it was
+charged, and a digest of the released noisy sum), a new largest number of workers, a resume after an interruption, or the hashes
+of card and model. Every line carries a hash over itself and all lines before it, so damage and edits are detected. A line
+without its newline was never acted on (the write is synced before the release is used).
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Release:
     """One noisy sum that left the mechanism.
 
     Attributes:
-        step: training step.
-        digest: hash of the noisy sum, which tells a bit-identical replay from a new release.
+        step: Training step.
+        digest: Hash of the noisy sum; it distinguishes a bit-identical replay from a new release.
     """
 
     step: int
@@ -42,7 +41,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """What came of the releases so far, as the ledger keeps it.
+    """The hashes of card and model that the ledger records.
 
     Attributes:
         card: SHA-256 of the privacy card.
@@ -54,21 +53,21 @@ class Artifacts:
 
 
 class Ledger:
-    """Reads and extends one run's ledger. Use `create` or `open`.
+    """The ledger of one run, for reading and appending. Make one with `create` or `open`.
 
     Attributes:
-        path: of the file.
-        plan: what is promised.
-        marks: see `create`.
-        replays: how often a paid release was repeated.
-        world_size: the largest number of workers that ever shared the work.
-        resumed: for each time that the run continued after an interruption, from which step on.
-        repeated_after: for each interruption and each replay, the last step that had been charged.
-        artifacts: the newest card and model; ``None``: none were written yet.
-        fingerprint: of the plan, by the dpfed that started the ledger.
-        head: the hash of the last line that is not about papers, and so of all before it: 16 hexadecimal digits.
-        block: numbers of a block of the sum, see `create`.
-        universal: see `create`.
+        path: Path of the file.
+        plan: Plan of the run.
+        marks: Marks for the privacy card, see `create`.
+        replays: Number of times that a charged release was computed again.
+        world_size: Largest number of workers that ever shared the work.
+        resumed: Step at which the run continued, for each resume after an interruption.
+        repeated_after: Last charged step, for each interruption and each replay.
+        artifacts: Hashes of the newest card and model; ``None``: none were written yet.
+        fingerprint: Fingerprint of the plan, by the version of dpfed that started the ledger.
+        head: Hash of the last line that does not record card and model, and so of all lines before it: 16 hexadecimal digits.
+        block: Number of numbers in a block of the sum, see `create`.
+        universal: Kind of the digests, see `create`.
     """
 
     def __init__(
@@ -112,16 +111,16 @@ class Ledger:
         """Starts a ledger.
 
         Args:
-            path: where.
-            plan: what is promised.
-            marks: what the privacy card must say beyond the plan, fixed from the start: ``fixed_seed``.
-            block: numbers of a block (`dpfed.privacy.blocks`) of the sums whose digests the ledger holds, and of whose noise
-                each has its own key; ``None``: a sum is one block.
-            universal: whether digests are those of `dpfed.privacy.universal_hash`, for sums of several blocks; otherwise they
-                are hashes by SHA-256.
+            path: Path of the new file.
+            plan: Plan of the run.
+            marks: Facts that the privacy card must state beyond the plan, fixed from the start: ``fixed_seed``.
+            block: Number of numbers in a block of the sum (`dpfed.privacy.blocks`); each block has its own noise key, and with
+                SHA-256 its own digest. ``None``: a sum is one block.
+            universal: Whether digests are those of `dpfed.privacy.universal_hash`, for sums of several blocks; otherwise they
+                are SHA-256 hashes.
 
         Raises:
-            UserError: if the file exists: a ledger is never begun twice.
+            UserError: If the file exists (a ledger is never started twice), or `plan` is no plan.
         """
         path = path_of(path, "the file of the ledger")
         if not isinstance(plan, PrivacyPlan):
@@ -138,17 +137,17 @@ class Ledger:
             header["digest"] = UNIVERSAL
         chain = link("", header)
         line = json.dumps({**header, "chain": chain}) + "\n"
-        write_atomically(path, line)  # a ledger with half a header would be none
+        write_atomically(path, line)  # half a header would make the file unusable
         ledger._lines = Lines([], len(line), len(line))
         ledger._chain = ledger.head = chain
         return ledger
 
     @classmethod
     def open(cls, path: str | Path) -> Ledger:
-        """Reads a ledger and checks every line of it. Nothing is written: its run may be adding a line right now.
+        """Reads a ledger and checks every line. The file is not written: its run may be appending a line at this moment.
 
         Raises:
-            UserError: if it is missing or damaged.
+            UserError: If the file is missing, damaged or of another format.
         """
         path = path_of(path, "the file of the ledger")
         try:
@@ -172,7 +171,7 @@ class Ledger:
                 raise _damaged(path, number)
         try:
             plan = PrivacyPlan.from_dict(entries[0]["plan"] if entries and entries[0].get("ledger") == FORMAT else {})
-        except TypeError:  # of another version: it has other fields
+        except TypeError:  # a plan of another version has other fields
             raise UserError(f"{path} is not a ledger of format {FORMAT}. [ledger-format]") from None
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
@@ -189,30 +188,30 @@ class Ledger:
         return ledger
 
     def require_current(self) -> None:
-        """Refuses a ledger of a run whose engines round in another way than those of this dpfed.
+        """Refuses the ledger of a run whose engines round differently from those of this version of dpfed.
 
         Raises:
-            UserError: its steps could not be taken again bit for bit.
+            UserError: If the fingerprints differ, so the run's steps could not be repeated bit for bit.
         """
         if self.fingerprint != self.plan.fingerprint:
             raise UserError(
-                f"{self.path} belongs to a run of an older dpfed, whose engines round in another way: this dpfed cannot resume "
+                f"{self.path} belongs to a run of an older dpfed, whose engines round differently: this dpfed cannot resume "
                 "it. What it spent stays spent. Start a new run. [ledger-older-run]"
             )
 
     @property
     def charged(self) -> int:
-        """Number of noisy sums charged; T for a run without accidents."""
+        """Number of noisy sums charged; T for a completed run without incidents."""
         return len(self._releases)
 
     @property
     def steps(self) -> list[int]:
-        """The steps that are charged, in the order in which they were."""
+        """The charged steps, in the order in which they were charged."""
         return [release.step for release in self._releases]
 
     @property
     def last_step(self) -> int:
-        """The latest step that was charged; -1: none."""
+        """The largest charged step; -1: none."""
         return max(self._by_step, default=-1)
 
     @property
@@ -221,22 +220,22 @@ class Ledger:
         return self.plan.epsilon(self.charged)
 
     def epsilon_after(self, steps: int) -> float:
-        """Epsilon of what was charged in the first so many steps, whenever they are computed again."""
+        """Returns the epsilon charged for the first `steps` steps, whenever they were charged."""
         return self.plan.epsilon(sum(step < steps for step in self._by_step))
 
     def release_of(self, step: int) -> Release | None:
-        """The release of a step, if it was charged before."""
+        """Returns the charged release of a step; ``None``: the step was not charged."""
         return self._by_step.get(step)
 
     def check_budget(self, step: int, owed: Sequence[Release] = ()) -> None:
-        """Refuses a release of a step that cannot be charged.
+        """Refuses a release that cannot be charged.
 
         Args:
-            step: of the release.
-            owed: releases before it that are made and not charged yet.
+            step: Step of the release.
+            owed: Earlier releases that are computed and not charged yet.
 
         Raises:
-            UserError: if the step was released before, or the release would break the promise.
+            UserError: If the step was released before, or the release would exceed the promised epsilon.
         """
         if step in self._by_step or any(step == release.step for release in owed):
             raise UserError(f"step {step} was released before: a step is never released twice. [ledger-step-twice]")
@@ -247,10 +246,10 @@ class Ledger:
             )
 
     def charge(self, *releases: Release) -> None:
-        """Pays for releases, in order and in one write. When this returns, their lines are on disk, and they may be used.
+        """Charges releases, in order and in one write. When it returns, their lines are on disk, and they may be used.
 
         Raises:
-            UserError: see `check_budget`; then none of them is charged.
+            UserError: If a release is refused by `check_budget`; then none of the releases is charged.
         """
         for number, release in enumerate(releases):
             self.check_budget(release.step, releases[:number])
@@ -261,23 +260,23 @@ class Ledger:
         self._by_step |= {release.step: release for release in releases}
 
     def note_replay(self, release: Release) -> None:
-        """Writes down that a paid release was computed again, bit for bit, and costs nothing."""
+        """Records that a charged release was computed again, bit for bit; this costs nothing."""
         self._note_resumed()
         self._append({**dataclasses.asdict(release), "charged": False, "total": self.charged})
         self.replays += 1
         self.repeated_after.append(self.last_step)
 
     def note_world_size(self, world_size: int) -> None:
-        """Writes down that more data owners than ever before saw un-noised sums."""
+        """Records a new largest number of workers (data owners) that see sums without noise; smaller numbers are ignored."""
         if world_size > self.world_size:
             self._append({"owners": world_size})
             self.world_size = world_size
 
     def note_resumed(self, step: int) -> None:
-        """Writes down that the run goes on after an interruption: with its next release, so that a refused attempt is none.
+        """Records that the run resumes after an interruption: with its next release, so a refused attempt leaves no line.
 
         Args:
-            step: the first one that it takes again, or takes.
+            step: First step that the run takes or repeats; if no step is left, the line is written at once.
         """
         self._goes_on = step
         if step >= self.plan.steps:
@@ -291,7 +290,7 @@ class Ledger:
             self._goes_on = None
 
     def note_artifacts(self, card: str, model: str) -> None:
-        """Writes down which card and which model came of the releases so far.
+        """Records the hashes of the card and of the model that follow from the releases so far.
 
         Args:
             card: SHA-256 of the card, which states `head`.
@@ -308,8 +307,8 @@ class Ledger:
             chain = link(chain, entry)
             lines.append({**entry, "chain": chain})
         try:
-            self._lines = drop_torn_line(self.path, self._lines)  # a write that a crash cut short: nothing was released on it
-            # Two coordinators of one run, on storage whose locks failed, must not both pay for a step.
+            self._lines = drop_torn_line(self.path, self._lines)  # a write that a crash cut short: no release relied on it
+            # Two coordinators of one run, on storage whose locks failed, must not both charge a step.
             end = append_lines(self.path, lines, self._lines.end)
         except GrewElsewhere as error:
             raise UserError(f"{self.path} was written by another process, too: end one of them. [ledger-writers]") from error
@@ -318,7 +317,7 @@ class Ledger:
 
 
 def link(previous: str, entry: dict) -> str:
-    """The hash of a line and of all lines before it."""
+    """Returns the chained hash of a line and of all lines before it: 16 hexadecimal digits."""
     return hashlib.sha256((previous + json.dumps(entry, sort_keys=True)).encode()).hexdigest()[:16]
 
 
@@ -334,7 +333,7 @@ def _repeated_after(entries: list[dict]) -> list[int]:
 
 
 def _is_whole(entry: dict) -> bool:
-    """Whether a line behind the first counts in whole numbers: JSON has others, NaN among them."""
+    """Returns whether a line after the first has the right types and whole numbers: JSON allows others, such as NaN."""
     counts = [(entry["step"], 0)] if "charged" in entry and "step" in entry else []
     counts += [(entry[name], least) for name, least in (("owners", 1), ("resumed", 0)) if name in entry]
     released = "charged" not in entry or (
@@ -351,10 +350,10 @@ def _damaged(path: Path, number: int) -> UserError:
 
 
 def has_begun(ledger: Path) -> bool:
-    """Whether there is a ledger, of which a crash has not cut even the first line short.
+    """Returns whether a ledger exists and has a complete first line.
 
     Raises:
-        UserError: if the file cannot be read.
+        UserError: If the file cannot be read.
     """
     try:
         return b"\n" in read_bytes(ledger)

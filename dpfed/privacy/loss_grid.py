@@ -1,6 +1,7 @@
-"""How large the grid is on which the privacy losses of many steps are added up, before any of it is computed.
+"""The size of the grid on which PLD accounting composes privacy losses, estimated before the computation.
 
-The grid's points decide time and memory of PLD accounting: a million take half a second, and careless numbers ask for billions.
+The number of points decides time and memory of PLD accounting: a million take half a second, and careless settings would need
+billions.
 """
 
 from __future__ import annotations
@@ -10,24 +11,27 @@ import math
 
 import numpy as np
 
-ROUNDING = 100 * float(np.finfo(np.float64).eps)  # per step; delta must be above it, so that rounding is a hundredth of it
-_ONE = 14  # a point of a single step's losses takes as long as so many of the composed ones
-# dp_accounting takes (points of one step) ** steps, an integer of millions of digits, to see that a sparse grid will not do.
-_SPARSE, _BITS = 1000, 2.7e6  # from this number of bits on, that takes as long as a million points
-_COARSEST = 64.0  # times the interval that is wanted
+ROUNDING = 100 * float(np.finfo(np.float64).eps)  # least delta per step, so that rounding errors are a hundredth of delta
+_ONE = 14  # time for a point of a single step's losses, over the time for a point of the composed losses
+# dp_accounting computes (points of one step) ** steps, an integer of millions of digits, to decide against a sparse grid.
+_SPARSE, _BITS = 1000, 2.7e6  # with this number of bits, that computation takes as long as a million points
+_COARSEST = 64.0  # largest interval, as a multiple of the wanted one
 _TAIL = math.log(2e15)  # dp_accounting cuts off tails of 1e-15
 _SAMPLES = 4001
 
 
 def fitting_interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted: float, points: int) -> float | None:
-    """The wanted interval, or the least of its doubles at which the work is that of so many points; ``None``: none.
+    """Returns the wanted interval, or the smallest power-of-two multiple of it at which accounting is fast enough.
 
     Args:
-        noise_multiplier: sigma.
-        sampling_rate: q.
-        steps: T.
-        wanted: interval of the privacy loss.
-        points: at most so many.
+        noise_multiplier: Noise multiplier, sigma.
+        sampling_rate: Sampling probability, q.
+        steps: Number of steps, T.
+        wanted: Wanted interval of the privacy loss.
+        points: Largest acceptable work, in points of the composed losses.
+
+    Returns:
+        The interval; ``None``: no interval up to `_COARSEST` times the wanted one is fast enough.
     """
     interval = wanted
     while interval <= _COARSEST * wanted:
@@ -41,13 +45,19 @@ def fitting_interval(noise_multiplier: float, sampling_rate: float, steps: int, 
 
 @functools.lru_cache(maxsize=256)
 def grid_points(noise_multiplier: float, sampling_rate: float, steps: int, interval: float) -> tuple[float, float]:
-    """About how many points the losses of one step, and those of all steps, take on dp_accounting's grid.
+    """Estimates how many points the losses of one step, and those of all steps, take on dp_accounting's grid.
 
-    The same Chernoff bounds, at the same orders, as `dp_accounting.pld.common.compute_self_convolve_bounds` takes, on a sampled
-    distribution of the loss.
+    The estimate uses the Chernoff bounds of `dp_accounting.pld.common.compute_self_convolve_bounds`, at the same orders, on a
+    sampled distribution of the loss.
+
+    Args:
+        noise_multiplier: Noise multiplier, sigma.
+        sampling_rate: Sampling probability, q.
+        steps: Number of steps, T.
+        interval: Interval of the privacy loss.
 
     Returns:
-        Points of one step, and of all.
+        Number of points of one step, and of all steps.
     """
     sigma, q = noise_multiplier, sampling_rate
     x = np.linspace(-10 * sigma, 1 + 10 * sigma, _SAMPLES)
@@ -56,7 +66,7 @@ def grid_points(noise_multiplier: float, sampling_rate: float, steps: int, inter
     log_mass = np.logaddexp(none - x**2 / (2 * sigma**2), math.log(q) - (x - 1) ** 2 / (2 * sigma**2))
     log_mass -= _log_sum(log_mass)
     place = (loss - loss[0]) / interval
-    below, rest = np.floor(place), place - np.floor(place)  # a loss between two points is shared out between them
+    below, rest = np.floor(place), place - np.floor(place)  # the mass of a loss between two points is split between them
     one = max(float(place[-1]) + 1, 3.0)
     upper, lower = (one - 1) * steps, 0.0
     for order in np.arange(1, 21) / one:

@@ -1,4 +1,4 @@
-"""The mechanism of a run, as data: who is drawn, and how noisy each release is. All accounting follows from its event."""
+"""The mechanism of a run, as data: its sampler and the noise of each release. All accounting follows from its event."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING
 
 from dpfed.privacy.samplers import Sampler
 
-if TYPE_CHECKING:  # it takes a second to import
+if TYPE_CHECKING:  # dp_accounting takes a second to import
     import dp_accounting
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One value, of which accounting knows nothing more.
+    """All that accounting knows of a run.
 
     Args:
-        sampler: who takes part in each step.
-        noise_multiplier: sigma, standard deviation of the noise over the sensitivity of what is released.
-        releases: of each step's sample, every one at that multiplier.
-        shares: of 1 / sigma^2, what each step takes, where the whole run is one Gaussian mechanism at that multiplier whose
-            steps are its parts, and every record takes part in each; empty: every step is at that multiplier.
+        sampler: Sampler that draws the participants of each step.
+        noise_multiplier: Standard deviation of the noise over the sensitivity of a release, sigma.
+        releases: Number of releases from each step's sample, all at that multiplier.
+        shares: Fraction of 1 / sigma^2 that each step takes, where the whole run is one Gaussian mechanism at that multiplier,
+            the steps are its parts, and every record takes part in each step; empty: every step is at that multiplier.
+
+    Raises:
+        ValueError: If the sampler's participation is not in (0, 1], or shares are given and some records may not take part.
     """
 
     sampler: Sampler
@@ -38,23 +41,23 @@ class Mechanism:
             raise ValueError("shares of a Gaussian mechanism are for steps in which every record takes part")
 
     def event(self, steps: int) -> dp_accounting.DpEvent:
-        """All that `steps` steps release, as dp_accounting composes it."""
+        """Returns dp_accounting's event of all releases in `steps` steps."""
         import dp_accounting
 
         poisson = self.poisson_steps(steps)
         if poisson is None:
-            # As DPCL was published, which is not sound: every release counts as if it had a sample of its own.
+            # The published accounting of DPCL, which is not sound: every release counts as if it had its own sample.
             return self.sampler.event(dp_accounting.GaussianDpEvent(self.noise_multiplier), steps * self.releases)
         multiplier, rate, count = poisson
         step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
         return dp_accounting.SelfComposedDpEvent(step, count)
 
     def poisson_steps(self, steps: int) -> tuple[float, float, int] | None:
-        """Noise multiplier, rate and number of Poisson-sampled releases that cost at least as much; ``None``: none do.
+        """Returns noise multiplier, rate and number of Poisson-sampled releases that cost at least as much; ``None``: none do.
 
-        m releases of one sample are one Gaussian release at multiplier sigma / sqrt(m). They are not m releases of m samples,
-        which would cost less. Of steps with shares, the largest ones count, whichever were taken: Gaussian releases that see
-        all records add up 1 / sigma^2, also where one was chosen from another.
+        m releases of one sample equal one Gaussian release at multiplier sigma / sqrt(m). They are not m releases of m samples,
+        which would cost less. Where steps have shares, the largest shares count, whichever steps were taken: for Gaussian
+        releases on all records 1 / sigma^2 adds up, even if a release is chosen adaptively from the results of another.
         """
         if self.shares:
             rounds, rest = divmod(steps, len(self.shares))

@@ -1,9 +1,9 @@
-"""What a method of bounding is: one object that states its sensitivity, in a file of its own.
+"""The declaration of a bounding method: one object, in a file of its own, that states the method's sensitivity.
 
 ``bounding.method = NAME`` loads ``NAME.py`` of `dpfed.bounding.methods`, or of `dpfed.baselines.methods` where that room is
-installed, and takes its `METHOD`; that file's docstring proves the sensitivity. Plan, sampler, accounting, card and table take
-all that they say about a method from that object. Its arithmetic takes `MechanismParameters` and no plan. What computes the
-sum stands apart (`dpfed.bounding.engines.by_method`).
+installed, and uses its `METHOD`; that file's docstring proves the sensitivity. Plan, sampler, accounting, card and table take
+everything about a method from that object. Its functions take `MechanismParameters`, not a plan. The engines that compute the
+sum are elsewhere (`dpfed.bounding.engines.by_method`).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ METHODS = tuple(sorted(_FILES.keys() | FOREIGN_METHODS.keys()))
 
 @dataclass(frozen=True)
 class MethodInputs:
-    """What a method's public numbers are made from: choices of a run, and nothing of its records.
+    """The inputs of a method's public numbers: settings of a run, and nothing of its records.
 
     Attributes:
-        method: its name, for refusals.
-        options: the method's own, checked (`Method.checked`).
-        loss: the name of the loss of a group.
-        loss_options: of that loss.
-        precision: of the forward pass.
-        reads_text: whether images are contrasted with captions.
-        public_records: M, public records that join every group, where the method has any.
-        aligned: whether towers give features that are alike before anything is learnt.
+        method: Name of the method, for error messages.
+        options: Options of the method, checked (`Method.checked`).
+        loss: Name of the loss of a group.
+        loss_options: Options of that loss.
+        precision: Numerical precision of the forward pass.
+        reads_text: Whether images are contrasted with captions.
+        public_records: Number of public records that join every group, M, where the method uses public records.
+        aligned: Whether the towers' features are already aligned with each other before training.
     """
 
     method: str
@@ -58,11 +58,11 @@ class MethodInputs:
 
 
 def poisson(given: MechanismParameters, shares: tuple[float, ...] = ()) -> Mechanism:
-    """Every record is drawn independently, and one sum is released in each step, at the noise multiplier.
+    """Returns the Poisson mechanism: every record is drawn independently, and each step releases one sum.
 
     Args:
-        given: rate, steps and noise multiplier.
-        shares: see `Mechanism`.
+        given: Public numbers of the mechanism; rate, steps and noise multiplier are used.
+        shares: Shares of the steps, see `Mechanism`.
     """
     sampler = PoissonSampler(given.rate, block_length(given.rate, given.steps))
     return Mechanism(sampler, given.noise_multiplier, shares=shares)
@@ -73,37 +73,38 @@ class Method:
     """A way to bound one record's influence on a step.
 
     Attributes:
-        name: in configurations; the name of its file.
-        title: for people, such as ``group clipping (DP-GCL)``.
-        claim: a sentence or two for card and table: what is clipped, and what one record can move.
-        sensitivity: largest L2 change of the sum when one record is added or removed.
-        sound: whether the claim holds. A method that is not sound is for comparison, and its runs get no privacy card.
-        whole_batch: all drawn records make one group; otherwise they draw groups of S.
-        capped: a whole batch has at most `max_batch` records, because the sensitivity, or memory, grows with it.
-        spread: the longest sum there can be, over the sensitivity. K / 2 by default.
-        radius: R, the longest part of a sum in steps of its grid, at most (`dpfed.privacy.sum_grid`). 2^24 by default, so that
-            the clipped gradients of a pass have a sum that fits into int32.
-        divisor: what a noisy sum is divided by, public; K by default.
-        gradient_share: of a step's privacy, measured as 1 / sigma^2, what the noise on the sum gets; the rest pays for
+        name: Name of the method in configurations, and of its file.
+        title: Title for readers, such as ``group clipping (DP-GCL)``.
+        claim: Sentence or two for card and table: what is clipped, and how far one record can move the sum.
+        sensitivity: Largest L2 change of the sum when one record is added or removed.
+        sound: Whether the claim holds. A method that is not sound is for comparison, and its runs get no privacy card.
+        whole_batch: Whether all drawn records form one group; otherwise they are assigned to groups of S.
+        capped: Whether a whole batch has at most `max_batch` records, because the sensitivity, or memory, grows with it.
+        spread: Largest L2 norm of the sum over the sensitivity. K / 2 by default.
+        radius: Largest L2 norm of a part of the sum, in steps of the sum's grid, R (`dpfed.privacy.sum_grid`). 2^24 by default,
+            so that the clipped gradients of a pass have a sum that fits into int32.
+        divisor: Public number by which a noisy sum is divided; K by default.
+        gradient_share: Fraction of a step's privacy, measured as 1 / sigma^2, for the noise on the sum; the rest pays for
             statistics that the engine releases. Their noise has multiplier ``sigma / sqrt(1 - share)``.
-        options: its keys in the section ``[bounding.options]``. A method that is made for certain losses has them by the
-            name of the loss, and refuses all others.
-        public_parameters: the method's public numbers, a part of the plan. Refuses choices that the method cannot bound.
-        singleton_groups: every drawn record (or unit) makes a group of its own.
-        public_records: public records join each of these groups; the section ``[public]`` says which. The loss of a group is
-            then the private records' own terms.
-        closed_form: towers are frozen, and every record takes part in each step. The step's noisy sum is not a gradient: it is
-            written into the weights as it is.
-        picks_engine: ``bounding.engine`` chooses among `dpfed.bounding.engines`; otherwise the method has one of its own.
-        units: whether the sensitivity also holds for units of several records.
-        private: whether there is clipping and noise at all.
-        proven_in_floats: whether the sensitivity is proven for the sum as it is computed, which discrete noise builds upon
-            (docs/guarantee.md, Noise to the last bit).
-        supports_metrics: whether what is clipped are the gradients of groups, each of which the engine can give a norm and a
-            loss of; a group is then there before and after, or comes and goes, as its gradient does. Progress is released of
-            such alone, and other rules of clipping are for them.
-        accountants: that can account for its mechanism; the first is the default where a configuration's cannot.
-        mechanism: who takes part in a step, and what it releases; see `poisson`.
+        options: Keys of the method in the section ``[bounding.options]``. A method for certain losses has one section for each
+            name of a loss, and refuses all other losses.
+        public_parameters: Function that returns the method's public numbers, a part of the plan. It refuses settings for which
+            the method has no bound.
+        singleton_groups: Whether every drawn record (or unit) forms a group of its own.
+        public_records: Whether public records, of the section ``[public]``, join each of these groups. The loss of a group then
+            consists of the private records' own terms.
+        closed_form: Whether towers are frozen and every record takes part in each step. The step's noisy sum is then not a
+            gradient: it is written into the weights unchanged.
+        picks_engine: Whether ``bounding.engine`` selects one of `dpfed.bounding.engines`; otherwise the method has its own.
+        units: Whether the sensitivity also holds for units of several records.
+        private: Whether the method clips and adds noise at all.
+        proven_in_floats: Whether the sensitivity is proven for the sum as computed in floating point, which discrete noise
+            requires (docs/guarantee.md, Noise to the last bit).
+        supports_metrics: Whether the method clips gradients of groups, and the engine can report each group's norm and loss. A
+            group's statistics then change, appear and vanish with its gradient. Private progress and the clipping rules other
+            than ``fixed`` require this.
+        accountants: Accountants that cover the mechanism; the first is the default where the configured one does not.
+        mechanism: Function that returns the sampler and the releases of a step; see `poisson`.
     """
 
     name: str
@@ -131,27 +132,26 @@ class Method:
     mechanism: Callable[[MechanismParameters], Mechanism] = poisson
 
     def contrasted(self, group_size: int, batch: int, public: int) -> int:
-        """How many records are contrasted with each other, as a rule: those of a group, public ones included, or the batch.
+        """Returns the usual number of records contrasted with each other: a group with its public records, or the batch.
 
         Args:
-            group_size: S, where groups are drawn.
-            batch: B.
-            public: M, public records of a group, where the method has any.
+            group_size: Expected records of a group, S, where records are assigned to groups.
+            batch: Expected batch size, B.
+            public: Number of public records of a group, M, where the method uses public records.
         """
         if self.public_records:
             return 1 + public
         return batch if self.whole_batch else group_size
 
     def checked(self, loss: str, given: Mapping[str, Any]) -> Any:
-        """The method's own options: of the kind that it declares.
+        """Returns the method's options as the section that it declares.
 
         Args:
-            loss: the name of the loss of a group.
-            given: as ``[bounding.options]`` has them.
+            loss: Name of the loss of a group.
+            given: Values of ``[bounding.options]``.
 
         Raises:
-            UserError: for a loss that the method is not made for, an option that it does not have, or a value that it cannot
-                have.
+            UserError: If the method does not support the loss, has no such option, or does not allow a value.
         """
         kind, chosen = self.options, f"bounding.method = '{self.name}'"
         if isinstance(kind, Mapping):
@@ -173,12 +173,13 @@ class Method:
 
 @functools.cache
 def method_named(name: str) -> Method:
-    """The method of a name that is in `METHODS`.
+    """Returns the method of a name in `METHODS`.
 
-    That of another package is not sound to us, whatever it says: nobody here has read its proof, so its runs claim nothing.
+    A method of another package counts as not sound, whatever it declares: dpfed has not reviewed its proof, so its runs claim
+    nothing.
 
     Raises:
-        UserError: for one of another package that cannot be used.
+        UserError: If the method of another package cannot be used.
     """
     if name not in FOREIGN_METHODS:
         return importlib.import_module(_FILES[name]).METHOD
@@ -195,13 +196,13 @@ def method_named(name: str) -> Method:
 
 
 def engine_of(part: discovery.Announced) -> Callable[[Any], Any]:
-    """What makes the engine of another package's method: ``make_engine`` beside it (`dpfed.bounding.engines.by_method`).
+    """Returns the engine factory of another package's method: ``make_engine`` in its module.
 
     Args:
-        part: the method.
+        part: The announced method, see `dpfed.bounding.engines.by_method`.
 
     Raises:
-        UserError: if there is none.
+        UserError: If the module has no such function.
     """
     make = getattr(importlib.import_module(part.module), "make_engine", None)
     if not callable(make):

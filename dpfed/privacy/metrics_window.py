@@ -1,4 +1,4 @@
-"""The figures of a window of steps, as they were released: what a curve of private training is made of."""
+"""The released figures of a window of steps: one point of the curve of private training."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MetricsWindow:
-    """All follow from the noisy sums of some steps; each may be off by its error in 95 % of cases.
+    """Figures computed from the noisy sums of some steps; each lies within its error of the exact figure in 95 % of cases.
 
     Attributes:
-        first: step, counted from 1.
-        last: step.
-        released: how many of these steps were released; the others were discarded, and tell nothing.
-        loss: mean per record.
-        loss_error: of it.
-        clip_rate: share of the groups whose gradient was clipped; ``None``: every gradient is normalised.
-        norm: the threshold that follows the quantile: its geometric mean over the steps.
-        quantile: that it follows.
-        below: share of the groups whose norm was below it.
-        share_error: of `below` and of `clip_rate`.
+        first: First step, counted from 1.
+        last: Last step, counted from 1.
+        released: Number of these steps that were released; the others were discarded, and reveal nothing.
+        loss: Mean loss per record.
+        loss_error: Error of `loss`.
+        clip_rate: Fraction of the groups whose gradient was clipped; ``None``: every gradient is normalised.
+        norm: Threshold that follows the quantile of the gradients' norms: its geometric mean over the steps.
+        quantile: Quantile that the threshold follows.
+        below: Fraction of the groups whose norm was below the threshold.
+        share_error: Error of `below` and of `clip_rate`.
     """
 
     first: int
@@ -38,10 +38,10 @@ class MetricsWindow:
 
     @classmethod
     def read(cls, figures: Any) -> MetricsWindow:
-        """The window of a line of metrics.jsonl.
+        """Returns the window of a parsed line of metrics.jsonl.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: If the line is not a window.
         """
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(figures, dict) or figures.keys() != names:
@@ -55,7 +55,7 @@ class MetricsWindow:
         return cls(**figures)
 
     def figures(self) -> dict[str, float | None]:
-        """As a line of metrics.jsonl keeps it."""
+        """Returns the window as a line of metrics.jsonl."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -66,5 +66,5 @@ class MetricsWindow:
 
 
 def percent(share: float) -> str:
-    """A share of cases, which noise may have moved out of its range."""
+    """Formats a fraction as a whole percentage, cut off at 0 and 100 %: noise may have moved it out of its range."""
     return f"{100 * min(max(share, 0.0), 1.0):.0f} %"

@@ -1,8 +1,8 @@
-"""Noise: how much, as a value of the plan, and the one way in which any party adds it.
+"""Noise: its kind and scale, as a value of the plan, and the one way in which any party adds it.
 
 The noise is a pseudo-random function of a secret key, of public context, of the step, and of the clean numbers themselves. The
 same numbers, as in an exact replay, get the same noise. Numbers that differ in their last bit get independent noise: with the
-same noise the two could be subtracted from each other.
+same noise, a difference of the two noisy sums would reveal the exact difference.
 """
 
 from __future__ import annotations
@@ -26,52 +26,52 @@ _CHUNK = 1 << 17  # numbers at a time: bounds the workspace
 
 
 class Noise(Protocol):
-    """What is added to every released vector. Objects are values: frozen, hashable, without secrets."""
+    """The noise on every released vector. Objects are values: frozen, hashable, without secrets."""
 
     @property
     def std(self) -> float:
-        """The least standard deviation of a number's noise; 0: there is none."""
+        """Standard deviation of a number's noise, at least; 0: no noise."""
         ...
 
     @property
     def unit(self) -> float:
-        """What a step of the sums stands for that it is added to."""
+        """Length of a grid step of the exact sums, in units of the released vector."""
         ...
 
     @property
     def said(self) -> str:
-        """What kind it is, in words."""
+        """Kind of the noise, in words."""
         ...
 
     def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> Tensor:
-        """Exact sums with their noise, in steps of the noise's own grid.
+        """Returns exact sums plus their noise, in steps of the noise's own grid.
 
         Args:
-            values: flat, int64, in steps of the sum's grid; left as they are.
-            randomness: the party's secret; with all that follows, the key: see `Randomness.add_normal_`.
-            purpose: of the noise.
-            step: training step.
-            rank: the number of the process or client that draws it.
-            context: what keys it besides.
+            values: Exact sums, flat, int64, in steps of the sum's grid; not modified.
+            randomness: Secret randomness of the party; it and the following arguments form the key of the noise.
+            purpose: Purpose of the noise, see `Randomness.add_normal_`.
+            step: Training step.
+            rank: Rank of the process or client that draws the noise.
+            context: Further part of the key; another context gives independent noise.
 
         Returns:
-            int64, in steps of `step_length`.
+            The noisy sums, int64, in steps of `step_length`.
         """
         ...
 
     @property
     def step_length(self) -> float:
-        """What one of these steps stands for."""
+        """Length of a step of the noise's own grid, in units of the released vector."""
         ...
 
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Independent noise of one standard deviation on every number.
+    """Independent Gaussian noise of the same standard deviation on every number.
 
     Args:
-        std: standard deviation.
-        unit: what a grid step of exact sums stands for.
+        std: Standard deviation, finite, 0 or more.
+        unit: Length of a grid step of exact sums.
     """
 
     std: float
@@ -88,15 +88,18 @@ class GaussianNoise:
         return self.unit
 
     def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> Tensor:
-        """See `Noise`; the noise is rounded down to whole grid steps."""
+        """Returns noisy sums, see `Noise`; the noise is rounded down to whole grid steps."""
         return randomness.normal_steps(values, self.std / self.unit, purpose, step, rank, context)
 
     def steps_of(self, values: Tensor, words: Tensor) -> Tensor:
-        """Every row with the noise that `steps` adds by the bits of its key's stream: on a GPU in a few launches for all rows.
+        """Adds to every row the noise that `steps` adds, from given random bits: on a GPU in a few launches for all rows.
 
         Args:
-            values: ``(rows, n)`` int64, n even.
-            words: ``(rows, n)`` int64, these bits.
+            values: Exact sums, ``(rows, n)`` int64, n even.
+            words: Random bits of the stream of each row's key, ``(rows, n)`` int64.
+
+        Returns:
+            The noisy sums, ``(rows, n)`` int64.
         """
         from dpfed.privacy.randomness import box_muller
 
@@ -106,20 +109,20 @@ class GaussianNoise:
         return values + noise.mul_(self.std / self.unit).floor_().long()
 
     def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> None:
-        """Adds it in place to float32 or float64 numbers; the arguments behind them are the key, as of `steps`."""
+        """Adds the noise in place to float32 or float64 numbers; the further arguments form the key, as in `steps`."""
         randomness.add_normal_(values, self.std, purpose, step, rank, context)
 
 
 @dataclass(frozen=True)
 class DiscreteGaussianNoise:
-    """Whole numbers are added to whole numbers: what is promised holds for the bits that are released.
+    """Discrete Gaussian noise: integers are added to integers, so the promise holds for the released bits.
 
     docs/guarantee.md has the proof (Noise to the last bit).
 
     Args:
-        unit: what a grid step of exact sums stands for.
-        finer: how many steps of the noise are one of these, so that 2^31 steps are one standard deviation
-            (`dpfed.privacy.sum_grid`).
+        unit: Length of a grid step of exact sums.
+        finer: Number of steps of the noise in one step of the sum, chosen so that 2^31 steps of the noise are one standard
+            deviation (`dpfed.privacy.sum_grid`).
     """
 
     unit: float
@@ -132,7 +135,7 @@ class DiscreteGaussianNoise:
 
     @property
     def std(self) -> float:
-        """See `Noise`; of one party."""
+        """See `Noise`; the standard deviation of one party's noise."""
         return 2.0**NOISE_BITS * self.step_length
 
     @property
@@ -154,15 +157,15 @@ class DiscreteGaussianNoise:
 
 
 class KeyedNoise:
-    """The noise that one party adds for one purpose, keyed by what it hides.
+    """The noise that one party adds for one purpose, keyed by the numbers that it hides.
 
     Args:
-        noise: how much.
-        randomness: the party's secret.
-        purpose: what the noise is on, such as ``noise`` for the sum; different purposes are independent.
-        context: public, such as the fingerprint of the plan.
-        rank: the number of the process or client that draws it.
-        letters: of the digest, 4 bits each.
+        noise: Kind and scale of the noise.
+        randomness: Secret randomness of the party.
+        purpose: Purpose of the noise, such as ``noise`` for the sum; noise of different purposes is independent.
+        context: Public context, such as the fingerprint of the plan.
+        rank: Rank of the process or client that draws the noise.
+        letters: Length of the numbers' digest, in hexadecimal letters of 4 bits.
     """
 
     def __init__(
@@ -173,11 +176,11 @@ class KeyedNoise:
         self._rank, self._letters = rank, letters
 
     def steps(self, values: Tensor, step: int) -> Tensor:
-        """Exact sums, int64, with the noise of a step, see `Noise.steps`."""
+        """Returns exact sums, int64, plus the noise of a step, in steps of the noise's grid; see `Noise.steps`."""
         return self.noise.steps(values.view(-1), *self._key(step, values))
 
     def noisy(self, values: Tensor, step: int) -> Tensor:
-        """The same as float32 numbers: what they stand for."""
+        """Returns exact sums, int64, plus the noise of a step, as float32 real values, no longer in grid steps."""
         return in_floats(self.steps(values, step), self.noise)
 
     def add_(self, values: Tensor, step: int) -> Tensor:
@@ -193,16 +196,16 @@ class KeyedNoise:
 
 
 def in_floats(steps: Tensor, noise: Noise) -> Tensor:
-    """``(n,)`` float32: what steps of a noise's grid stand for, rounded once. Never called before the noise is there."""
+    """Converts steps of a noise's grid to float32 real values, ``(n,)``, rounded once. Only noisy sums may be converted."""
     return (steps.double() * noise.step_length).float()
 
 
 def digest_of(vector: Tensor, letters: int = 32) -> str:
-    """A hash of a tensor's bits.
+    """Returns a SHA-256 hash of a tensor's bits.
 
     Args:
-        vector: contiguous.
-        letters: hexadecimal ones that are kept.
+        vector: Contiguous tensor.
+        letters: Number of hexadecimal letters to keep.
     """
-    # SHA-256: the fastest where the processor has instructions for it.
+    # SHA-256 is the fastest hash where the processor has instructions for it.
     return hashlib.sha256(vector.detach().cpu().numpy().data).hexdigest()[:letters]

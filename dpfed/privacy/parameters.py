@@ -1,4 +1,4 @@
-"""The public numbers of a mechanism, as the arithmetic of a method takes them: a value that knows nothing of plans or files."""
+"""The public numbers of a mechanism, the input of a method's functions. This value is independent of plans and files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MechanismParameters:
-    """What sensitivity, divisor and accounting follow from. All of it is public.
+    """The numbers that determine sensitivity, divisor and accounting. All fields are public.
 
     Attributes:
-        records: N, training records (or units).
-        batch: B, expected records (or units) in a step.
-        steps: T.
-        groups: K, fixed in advance; 1 where the batch is one group.
-        clip_norm: C, the largest L2 norm of what is clipped.
-        noise_multiplier: sigma, the noise's standard deviation over the sum's sensitivity.
-        max_batch: b, at most so many of the drawn records take part; ``None``: the method has no such cap.
-        options: the method's own public numbers.
+        records: Number of training records (or units), N.
+        batch: Expected number of records (or units) in a step, B.
+        steps: Number of steps, T.
+        groups: Number of groups, K, fixed in advance; 1 where the batch is one group.
+        clip_norm: Largest L2 norm of a clipped vector, C.
+        noise_multiplier: Standard deviation of the noise over the sum's sensitivity, sigma.
+        max_batch: Largest number of the drawn records that take part, b; ``None``: the method has no such cap.
+        options: Public numbers of the method's own.
     """
 
     records: int
@@ -33,12 +33,16 @@ class MechanismParameters:
 
     @property
     def rate(self) -> float:
-        """q = B/N, the probability of each record (or unit) to take part in a step."""
+        """Probability that a record (or unit) takes part in a step, q = B/N."""
         return self.batch / self.records
 
     @property
     def cap(self) -> int:
-        """b, of a method that has it."""
+        """Cap on the batch, b, of a method that has one.
+
+        Raises:
+            ValueError: If the method has no cap.
+        """
         if self.max_batch is None:
             raise ValueError("the method caps no batch")
         return self.max_batch

@@ -28,12 +28,12 @@ from dpfed.privacy.promise import round_up
 from dpfed.privacy.sum_grid import LONGEST, SumGrid
 
 STEPS_IN_CLOSED_FORM = 2  # means, then moments
-# Raised when engines round or add up in another way in float32 on a CPU: a dpfed with another number does not resume a run.
-# Other bits alone release nothing twice: a step that was charged is repeated as it was kept, or refused if it comes out
-# differently. It is in the noise's keys, so that another number changes every seeded run.
+# Incremented when engines round or sum differently in float32 on a CPU: a dpfed with another number does not resume a run.
+# Different bits alone release nothing twice: a charged step is repeated as it was stored, or refused if its result differs.
+# The number is part of the noise's keys, so another number changes every seeded run.
 ARITHMETIC = 4
-_FARTHEST = 16  # standard deviations: no number's noise is larger
-# The numbers of a plan as files name and order them: the fields of its parts, those of the noise with their prefix.
+_FARTHEST = 16  # largest noise on a number for all practical purposes, in standard deviations
+# The numbers of a plan by name and order in files: the fields of its parts; those of the noise have the prefix ``noise_``.
 _NAMES = (
     "records batch group_size clip_norm steps noise_multiplier delta accountant max_group_size target_epsilon unit per_unit "
     "method_name max_batch options noise_kind clipping stability progress"
@@ -42,26 +42,26 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What a run promises and how it keeps the promise. All of it is public.
+    """The promise of a run, and the mechanism that keeps it. All fields are public.
 
-    Adjacency: one record is added or removed. Each step draws every record with probability q = B/N, lets every drawn record
-    choose one of K groups independently, clips each group's gradient to norm C, adds the sum up, adds Gaussian noise of
+    Adjacency: one record is added or removed. Each step draws every record with probability q = B/N, assigns every drawn record
+    to one of K groups independently, clips each group's gradient to norm C, sums the gradients, adds Gaussian noise of
     standard deviation sigma times the sensitivity once, and divides by K (docs/guarantee.md has the proof).
 
-    Where the promise is about units, such as people, all records of one are added or removed together: N, B and S count units
-    instead of records, and a unit is drawn, and chooses its group, as one. Other methods than group clipping bound the sum's
-    change in their own way (`dpfed.privacy.method`). Without privacy the same steps clip nothing and add no noise.
+    Where the promise is about units, such as people, all records of a unit are added or removed together: N, B and S count
+    units instead of records, and a unit is drawn, and assigned to its group, as one. Methods other than group clipping bound
+    the sum's change in their own way (`dpfed.privacy.method`). Without privacy the same steps clip nothing and add no noise.
 
     Args:
-        promise: for whom, by which delta and accountant.
-        sampling: who takes part in a step.
-        bounding: how one record's influence on a step's sum is bounded.
-        noise: how much is added to the sum.
-        steps: T.
-        progress: what is released of the groups beside their gradients; ``None``: nothing.
+        promise: Privacy unit, delta, accountant and target epsilon.
+        sampling: Sampling of records (or units) in a step.
+        bounding: Bound on one record's influence on a step's sum.
+        noise: Kind and scale of the noise on the sum.
+        steps: Number of steps, T.
+        progress: Statistics of the groups that are released beside their gradients; ``None``: none.
 
     Raises:
-        UserError: if they cannot describe a plan together.
+        UserError: If the parts do not form a possible plan.
     """
 
     promise: Promise
@@ -108,12 +108,12 @@ class PrivacyPlan:
             "'public'",
         )
         require(self.private or sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
-        require(not self.private or sigma > 0, f"noise_multiplier must be positive (none leaves no promise), got {sigma}")
+        require(not self.private or sigma > 0, f"noise_multiplier must be positive (no noise, no promise), got {sigma}")
         if self.private and self.noise.kind == "discrete":
             proven = [name for name in METHODS if method_named(name).proven_in_floats]
             require(
                 method.proven_in_floats,
-                f"noise = 'discrete' promises what is proven for floating point, too, which method '{name}' is not: use "
+                f"noise = 'discrete' needs a proof that covers floating point, which method '{name}' does not have: use "
                 f"noise = 'gaussian', or one of the methods {', '.join(proven)}",
             )
         require(
@@ -136,11 +136,11 @@ class PrivacyPlan:
 
     @classmethod
     def of(cls, *values: Any, **named: Any) -> PrivacyPlan:
-        """A plan of its numbers, in the order and by the names that they have in files; all behind delta have defaults.
+        """Makes a plan of its numbers, in the order and by the names in files; all numbers after delta have defaults.
 
         Raises:
-            UserError: if the numbers cannot describe a plan.
-            TypeError: for other names, or too few.
+            UserError: If the numbers do not form a possible plan.
+            TypeError: If a name is unknown, or a number is missing.
         """
         numbers = dict(zip(_NAMES, values, strict=False)) | named
         progress = numbers.pop("progress", {})
@@ -159,18 +159,18 @@ class PrivacyPlan:
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> PrivacyPlan:
-        """The plan of an `as_dict`, such as a ledger's header or a federation's terms keep.
+        """Makes a plan of the numbers of `as_dict`, for example from a ledger's header or a federation's terms.
 
         Raises:
-            UserError: if the numbers cannot describe a plan.
-            TypeError: for other names, or fewer.
+            UserError: If the numbers do not form a possible plan.
+            TypeError: If a name is unknown or missing.
         """
         if lacking := sorted(set(_NAMES) - numbers.keys()):
             raise TypeError(f"a plan without {', '.join(lacking)}")
         return cls.of(**numbers)
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, as files keep them."""
+        """Returns all numbers by their names in files."""
         parts = dataclasses.asdict(self)
         noise = {f"noise_{name}": value for name, value in parts["noise"].items()}
         numbers = {**parts["promise"], **parts["sampling"], **parts["bounding"], **noise, "steps": self.steps}
@@ -178,14 +178,25 @@ class PrivacyPlan:
         return {name: numbers[name] for name in _NAMES}
 
     def replace(self, **changes: Any) -> PrivacyPlan:
-        """The same plan with some numbers changed, by the names that they have in files."""
+        """Returns the plan with some numbers changed, by their names in files."""
         return self.of(**self.as_dict() | changes)
 
     @classmethod
     def calibrate(
         cls, records: int, batch: int, steps: int, epsilon: float | None = None, delta: float | None = None, **rest
     ) -> PrivacyPlan:
-        """A new plan, with the least noise that keeps (epsilon, delta), or with a `noise_multiplier`; `rest`: see `of`.
+        """Makes a new plan with the least noise that keeps (epsilon, delta), or with a given `noise_multiplier`.
+
+        Args:
+            records: Number of training records (or units), N.
+            batch: Expected number of records (or units) in a step, B.
+            steps: Number of steps, T.
+            epsilon: Epsilon to keep; ``None``: `rest` has the `noise_multiplier`.
+            delta: Delta of the promise; ``None``: 1/(N ln N), see `dpfed.privacy.accounting.default_delta`.
+            **rest: Further numbers, see `of`; `group_size` and `clip_norm` are required.
+
+        Raises:
+            UserError: If the numbers do not form a possible plan, or no noise keeps the promise.
 
         Example:
             >>> PrivacyPlan.calibrate(60_000, 2048, 1200, epsilon=10, group_size=16, clip_norm=1.0).noise.multiplier
@@ -205,10 +216,11 @@ class PrivacyPlan:
         return cls.of(records, batch, steps=steps, delta=delta, **rest).calibrated()
 
     def calibrated(self) -> PrivacyPlan:
-        """The same plan, which is a new one, with the least noise that keeps its target, if it has one.
+        """Returns this new plan with the least noise that keeps its target epsilon; without a target, returns it unchanged.
 
         Raises:
-            UserError: for numbers that nobody means: those of a plan from a file are taken as they are.
+            UserError: If no noise keeps the target, or if delta, clip norm or stability is implausible. The latter is checked
+                for new plans only: a plan from a file is accepted unchanged.
         """
         self._refuse_large_delta()
         self.bounding.refuse_unmeant()
@@ -219,42 +231,42 @@ class PrivacyPlan:
         return self.replace(noise_multiplier=calibrated.noise_multiplier)
 
     def _refuse_large_delta(self) -> None:
-        """Refuses a delta above 1/N, of new plans only: that of a file is taken as it is, and its card says so."""
+        """Refuses a delta above 1/N in new plans; a plan from a file is accepted unchanged, and its card warns of the delta."""
         records, delta = self.sampling.records, self.promise.delta
         require(
             not self.private or delta <= 1 / records,
-            f"delta = {round_up(delta)} is more than 1/N (N = {records:,}), and whoever published one whole "
+            f"delta = {round_up(delta)} is more than 1/N (N = {records:,}): a program that publishes one whole "
             f"{self.promise.protected}, drawn at random, would keep such a promise; leave delta out for the default, "
             "1/(N ln N), or give less than 1/N",
         )
 
     def require_finite(self) -> None:
-        """Refuses noise that is given, and whose epsilon is infinite or cannot be said.
+        """Refuses a noise multiplier whose epsilon is infinite or cannot be computed.
 
         Raises:
-            UserError: saying which numbers are in the way.
+            UserError: If epsilon is infinite or cannot be computed; the message names the numbers that cause it.
         """
         if self.private:
-            require(math.isfinite(self.epsilon()), f"noise_multiplier {self.noise.multiplier} leaves no finite epsilon")
+            require(math.isfinite(self.epsilon()), f"noise_multiplier {self.noise.multiplier} gives no finite epsilon")
 
     @property
     def private(self) -> bool:
-        """Whether there is clipping and noise at all."""
+        """Whether the plan clips and adds noise at all."""
         return self.bounding.method.private
 
     @property
     def has_guarantee(self) -> bool:
-        """Whether its epsilon is a promise: there is noise, and the method's claim holds."""
+        """Whether the plan's epsilon is a promise: the plan has noise, and the method is sound."""
         return self.private and self.bounding.method.sound
 
     @property
     def groups(self) -> int:
-        """K = round(B/S), fixed in advance, however many groups happen to be empty; 1 where the batch is one group."""
+        """Number of groups, K = round(B/S), fixed in advance, even if some turn out empty; 1 where the batch is one group."""
         return 1 if self.bounding.method.whole_batch else max(1, round(self.sampling.batch / self.bounding.group_size))
 
     @functools.cached_property
     def parameters(self) -> MechanismParameters:
-        """The numbers from which the method computes all that follows."""
+        """Public numbers from which the method computes sensitivity, divisor and mechanism."""
         return MechanismParameters(
             records=self.sampling.records,
             batch=self.sampling.batch,
@@ -268,65 +280,65 @@ class PrivacyPlan:
 
     @property
     def divisor(self) -> int:
-        """What every noisy sum is divided by, public: K, as a rule."""
+        """Public number by which every noisy sum is divided: K for most methods."""
         return self.bounding.method.divisor(self.parameters)
 
     @property
     def spread(self) -> float:
-        """The longest sum that there can be, over the sensitivity."""
+        """Largest L2 norm of the sum over the sensitivity."""
         return self.bounding.method.spread(self.parameters)
 
     @property
     def gradient_share(self) -> float:
-        """Of a step's privacy, measured as 1 / sigma^2, what the noise on the sum gets; the rest pays for other statistics."""
+        """Fraction of a step's privacy, as 1 / sigma^2, for the noise on the sum; the rest pays for the method's statistics."""
         return self.bounding.method.gradient_share(self.parameters)
 
     @property
     def longest_sum(self) -> float:
-        """The largest L2 norm that the sum can have without noise, for all practical purposes."""
+        """Largest L2 norm of the sum without noise, for all practical purposes."""
         return self.spread * self.sensitivity
 
     @functools.cached_property
     def statistics(self) -> GroupStatistics | None:
-        """What is released of the groups beside their gradients, in the same sum; ``None``: nothing."""
+        """Statistics of the groups that are released beside their gradients, in the same sum; ``None``: none."""
         if self.progress is None:
             return None
         return GroupStatistics.of(self.progress, self.sampling, self.bounding, self.parameters, self.noise_std)
 
     @property
     def statistics_count(self) -> int:
-        """How many numbers of the sum are such statistics: they come last."""
+        """Number of statistics in the sum; they are its last numbers."""
         return 0 if self.statistics is None else len(self.statistics.names)
 
     @property
     def sensitivity(self) -> float:
-        """Most that one record (or unit) can move the sum, L2; 2C for groups, and a little more with their statistics."""
+        """Largest L2 change of the sum by one record (or unit): 2C for groups, and a little more with their statistics."""
         return self.bounding.method.sensitivity(self.parameters) / self._gradient_part
 
     def sensitivity_of(self, step: int) -> float:
-        """Most that one record (or unit) can move the sum of a step, L2.
+        """Returns the largest L2 change of the sum of one step by one record (or unit).
 
-        Where the mechanism's steps have shares, it is the root of the step's share times `sensitivity`, and the noise is the
-        same in all.
+        Where the mechanism's steps have shares, the change is the square root of the step's share times `sensitivity`; the
+        noise is the same in all steps.
         """
         shares = self.mechanism.shares
         return math.sqrt(shares[step]) * self.sensitivity if shares else self.sensitivity
 
     @property
     def longest_part(self) -> float:
-        """The largest L2 norm of what one group adds to the sum: C, or a little more with its statistics."""
+        """Largest L2 norm of one group's contribution to the sum: C, or a little more with its statistics."""
         return self.bounding.bound / self._gradient_part
 
     @property
     def _gradient_part(self) -> float:
-        """What the sensitivity of the gradients is of the sum's."""
+        """Sensitivity of the gradients over that of the sum, which includes the statistics."""
         return math.sqrt(1 - self.progress.share) if self.progress else 1.0
 
     def grid_of(self, shares: int = 1) -> SumGrid:
-        """The grid on which sums are exact, of a plan with privacy.
+        """Returns the grid on which sums are exact; for a plan with privacy.
 
         Args:
-            shares: how many parties add the noise together, see `noise_of`.
+            shares: Number of parties that add the noise together, see `noise_of`.
         """
         bound, most = self.bounding.bound, self.bounding.method.radius(self.parameters)
         if self.noise.kind == "gaussian":
@@ -335,13 +347,16 @@ class PrivacyPlan:
 
     @property
     def mechanism(self) -> Mechanism:
-        """Who takes part in a step, and what accounting accounts for."""
+        """Mechanism of the run: the sampler and the noise that accounting composes."""
         return self.bounding.method.mechanism(self.parameters)
 
     def noise_of(self, shares: int = 1) -> Noise:
-        """What is added to the sum; with `shares`, what each of so many parties adds to its own, so that all add as much.
+        """Returns the noise on the sum, or each party's part of it.
 
-        A method that releases statistics besides spends a share of sigma's privacy on them.
+        The noise is larger for a method that also releases statistics, on which it spends a share of sigma's privacy.
+
+        Args:
+            shares: Number of parties; each adds the returned noise to its own sum, so that all together add the whole noise.
         """
         if not self.private:
             return GaussianNoise(0.0)
@@ -352,22 +367,22 @@ class PrivacyPlan:
 
     @property
     def promised_noise_std(self) -> float:
-        """Standard deviation that the promise needs on each coordinate of the sum; discrete noise has up to 5e-9 of it more."""
+        """Standard deviation that the promise needs on each number of the sum; discrete noise is larger by up to 5e-9 of it."""
         return self.noise.multiplier * self.sensitivity / math.sqrt(self.gradient_share)
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on each coordinate of the sum, at least."""
+        """Standard deviation of the noise on each number of the sum, at least."""
         return self.noise_of().std
 
     def epsilon(self, steps: int | None = None, accountant: Accountant | None = None) -> float:
-        """Epsilon of `steps` steps (default: all of them), at the plan's delta."""
+        """Computes the epsilon of `steps` steps (default: all) at the plan's delta, by `accountant` (default: the plan's)."""
         count = self.steps if steps is None else steps
         return accounting.epsilon(self.mechanism, count, self.promise.delta, accountant or self.promise.accountant)
 
     @property
     def other_accountant(self) -> Accountant | None:
-        """What cross-checks epsilon; ``None``: nothing can."""
+        """Another accountant that can cross-check epsilon; ``None``: no other accountant covers the mechanism."""
         for other in self.bounding.method.accountants:
             if other != self.promise.accountant:
                 try:
@@ -378,26 +393,29 @@ class PrivacyPlan:
         return None
 
     def groups_of(self, rank: int, world_size: int) -> int:
-        """K_w: how many of the K groups belong to one of several ranks; they add up to K."""
+        """Returns how many of the K groups belong to a rank, K_w; the numbers of all ranks add up to K."""
         return self.groups // world_size + (rank < self.groups % world_size)
 
     def apportioned(self, records: Sequence[int]) -> list[int]:
-        """K_w of clients that hold so many records (or units) each, all public: every client's groups are then of like size.
+        """Returns the number of groups of each client, K_w, proportional to its records, so that all groups have like size.
 
-        Largest remainders; every client gets at least one group.
+        The method of largest remainders is used; every client gets at least one group.
+
+        Args:
+            records: Numbers of training records (or units) that the clients hold; they are public.
 
         Raises:
-            UserError: if there are more clients than groups, or one holds nothing.
+            UserError: If the plan has no groups or fewer groups than clients, or a client holds no record.
         """
         require(
             not self.bounding.method.whole_batch,
-            f"method '{self.bounding.method_name}' contrasts the whole batch, which none of several owners holds: use 'group'",
+            f"method '{self.bounding.method_name}' contrasts the whole batch, which no single client holds: use 'group'",
         )
         require(
             len(records) <= self.groups,
-            f"{len(records)} owners would share {self.groups} groups (batch / group_size), and each needs one",
+            f"{len(records)} clients would share {self.groups} groups (batch / group_size), and each needs one",
         )
-        require(min(records) > 0, "every owner must hold at least one training record")
+        require(min(records) > 0, "every client must hold at least one training record")
         spare, total = self.groups - len(records), sum(records)
         quotas = [spare * count / total for count in records]
         groups = [1 + math.floor(quota) for quota in quotas]
@@ -408,6 +426,6 @@ class PrivacyPlan:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of all fields, and of `ARITHMETIC`: what a ledger, a checkpoint and a site agree on."""
+        """Hash of all fields and of `ARITHMETIC`, by which ledger, checkpoint and site recognise the same plan."""
         text = json.dumps(self.as_dict() | {"arithmetic": ARITHMETIC}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What the numbers of a plan may be, and the sentences that refuse all others."""
+"""The allowed numbers of a plan, and the error messages for all others."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 from dpfed.errors import UserError
 
 _USUAL_GROUP = 16
-MOST_RECORDS, MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
-LEAST_EPSILON = 1e-3  # losses are added up on a grid of 1e-5 at best
-# Of new plans; that of a file is taken as it is. Nobody means less: a gradient so short is hardly more than rounding. More than
-# the length of any gradient buries it in noise.
+MOST_RECORDS, MOST_STEPS = 10**12, 10**9  # beyond these, accounting with 64-bit numbers is meaningless
+LEAST_EPSILON = 1e-3  # the grid on which privacy losses are composed has an interval of 1e-5 at best
+# Plausible ranges in new plans; a plan from a file is accepted unchanged. Gradients shorter than the range are hardly more than
+# rounding errors. A clip norm above the length of every gradient buries the gradients in noise.
 CLIP_NORMS, STABILITIES = (1e-5, 1e6), (1e-4, 1e4)
 
 
 def wrong_clip_norm(value: float) -> str:
-    """What is expected instead of a clip norm that nobody means; empty: nothing is wrong."""
+    """Returns the expected range if a clip norm is implausible; empty: the clip norm is fine."""
     return _beyond(value, CLIP_NORMS, "begin with 1, or with 0.1 to 0.01 for an image-text model")
 
 
 def wrong_stability(value: float) -> str:
-    """What is expected instead of a stability that nobody means; empty: nothing is wrong."""
+    """Returns the expected range if a stability is implausible; empty: the stability is fine."""
     return _beyond(value, STABILITIES, "begin with the default, 0.01")
 
 
@@ -33,7 +33,11 @@ def _beyond(value: float, limits: tuple[float, float], advice: str) -> str:
 
 
 def plain_number(name: str, kind: type, value: Any) -> Any:
-    """A number of the expected kind; one of an array becomes Python's own, which can be written to a file."""
+    """Returns a number of the expected kind; a NumPy scalar becomes a Python number, which can be written to a file.
+
+    Raises:
+        UserError: If the value is not such a number.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     right = isinstance(value, int | kind) and not isinstance(value, bool)
@@ -42,7 +46,7 @@ def plain_number(name: str, kind: type, value: Any) -> Any:
 
 
 def normalise_numbers(value: Any, prefix: str = "") -> None:
-    """Makes plain numbers of a new dataclass's fields of such types, or refuses them by their names behind a `prefix`."""
+    """Converts the int and float fields of a new dataclass to plain numbers; error messages name them with a `prefix`."""
     for field in dataclasses.fields(value):
         given, (kind, *rest) = getattr(value, field.name), str(field.type).split(" | ")
         if kind in ("int", "float") and not (rest and given is None):
@@ -51,12 +55,12 @@ def normalise_numbers(value: Any, prefix: str = "") -> None:
 
 
 def positive(value: float) -> bool:
-    """Whether a number is above 0 and finite."""
+    """Returns whether a number is above 0 and finite."""
     return 0 < value < math.inf
 
 
 def require_epsilon(name: str, value: float) -> None:
-    """Refuses an epsilon that is not a promise, or one so small that accounting cannot tell it from none at all."""
+    """Refuses an epsilon that is not positive and finite, or too small for accounting to distinguish from zero."""
     require(
         positive(value) and value >= LEAST_EPSILON,
         f"{name} must be positive, at least {LEAST_EPSILON:g} (noise for less leaves nothing to learn), got {value}",
@@ -67,15 +71,15 @@ def require_batch(batch: int, records: int, group_size: int, least: int) -> None
     """Refuses a batch that is empty or larger than the training records, and suggests one that trains.
 
     Args:
-        batch: B.
-        records: N, or `MOST_RECORDS` where nobody knows it yet.
-        group_size: S, of the configuration.
-        least: so many records contrast, at least.
+        batch: Expected batch size, B.
+        records: Number of training records, N, or `MOST_RECORDS` where it is not known yet.
+        group_size: Expected group size in the configuration, S.
+        least: Smallest number of records that can be contrasted.
     """
     if records == MOST_RECORDS:
         said = f"batch must be at least {least}, and a tenth of the training records as a rule, got {batch}"
         return require(1 <= batch <= records, said)
-    usual = max(min(_USUAL_GROUP, records), records // 10)  # far from all, and enough to contrast
+    usual = max(min(_USUAL_GROUP, records), records // 10)  # far from all records, and enough to contrast
     usual = max(usual, min(group_size, records))
     command = f"--set privacy.batch={usual}"
     if group_size > usual:
@@ -86,7 +90,17 @@ def require_batch(batch: int, records: int, group_size: int, least: int) -> None
 def require_within(
     name: str, value: int, least: int, most: int | None = None, which: str = "", command: str = "", shown: int | None = None
 ) -> None:
-    """Refuses what is too small or too large; `command`: see `require`; `shown`: the least that the sentence advises."""
+    """Refuses a number that is too small or too large.
+
+    Args:
+        name: Name of the number in the message.
+        value: Number to check.
+        least: Smallest allowed value.
+        most: Largest allowed value; ``None``: no limit.
+        which: Explanation of `most` in the message.
+        command: Option of the command line to suggest, see `require`.
+        shown: Smallest value that the message advises; default: `least`.
+    """
     advised = least if shown is None else shown
     expected = f"be at least {advised}" if most is None else f"lie in {advised}..{most:,}{which}"
     require(least <= value and (most is None or value <= most), f"{name} must {expected}, got {value!r}", command)
@@ -96,12 +110,12 @@ def require(condition: bool, message: str, command: str = "") -> None:
     """Refuses a plan, unless the condition holds.
 
     Args:
-        condition: that must hold.
-        message: what must be, and what is.
-        command: an option of the command line that helps.
+        condition: Condition that must hold.
+        message: Requirement and given value, as text.
+        command: Option of the command line to suggest; empty: none.
 
     Raises:
-        UserError: with the message.
+        UserError: If the condition does not hold.
     """
     if not condition:
         raise UserError(f"impossible plan: {message}. [plan-impossible]", command=f"Try {command}." if command else "")

@@ -1,7 +1,7 @@
-"""The values that a privacy plan is composed of: promise, sampling, bounding, noise and progress.
+"""The parts of a privacy plan: promise, sampling, bounding, noise and progress.
 
-Each raises a `UserError` when it is made of numbers that cannot describe it; `dpfed.privacy.plan` checks what only several
-say together. All of them are public, and come from the configuration's section of the same name, or from ``[privacy]``.
+Each part raises a `UserError` for impossible numbers; `dpfed.privacy.plan` checks conditions across parts. All parts are
+public. Each comes from the configuration's section of the same name, or from ``[privacy]``.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from dpfed.privacy.plan_checks import (
 from dpfed.privacy.promise import Unit, protected_by
 
 Clipping = Literal["fixed", "automatic", "adaptive"]
-_MOST_DISCRETE = 1e3
+_MOST_DISCRETE = 1e3  # largest multiplier of discrete noise
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What is promised: (epsilon, delta)-differential privacy for each record, or unit, by one accountant.
+    """The promise: (epsilon, delta)-differential privacy for each record, or unit, by one accountant.
 
     Args:
-        delta: in (0, 1); the default is 1/(N ln N).
-        accountant: how epsilon is computed, ``pld`` or ``rdp``.
-        target_epsilon: what the noise was calibrated to, if it was; no step is taken that would exceed it.
-        unit: what is added or removed between neighbours: a ``record``, or a ``user``, all records that share a unit.
+        delta: Delta of the promise, in (0, 1); configurations default to 1/(N ln N).
+        accountant: Accountant that computes epsilon, ``pld`` or ``rdp``.
+        target_epsilon: Epsilon to which the noise was calibrated, and which no step may exceed; ``None``: not calibrated.
+        unit: Difference between neighbouring data sets: a ``record``, or a ``user``, that is, all records that share a unit.
     """
 
     delta: float
@@ -54,18 +54,18 @@ class Promise:
 
     @property
     def protected(self) -> str:
-        """What is protected, in a word: ``record`` or ``unit``."""
+        """Word for the protected object: ``record`` or ``unit``."""
         return protected_by(self.unit)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Who takes part in a step: every record with probability q = B/N. Where units are protected, N and B count units.
+    """The sampling of a step: every record takes part with probability q = B/N. Where units are protected, N and B count units.
 
     Args:
-        records: N, number of training records (or units).
-        batch: B, expected records (or units) in a step.
-        per_unit: at most so many records of a drawn unit take part.
+        records: Number of training records (or units), N.
+        batch: Expected number of records (or units) in a step, B.
+        per_unit: Largest number of records of a drawn unit that take part.
     """
 
     records: int
@@ -80,24 +80,25 @@ class Sampling:
 
     @property
     def rate(self) -> float:
-        """q = B/N, the probability of each record (or unit) to take part in a step."""
+        """Probability that a record (or unit) takes part in a step, q = B/N."""
         return self.batch / self.records
 
 
 @dataclass(frozen=True)
 class Bounding:
-    """How one record's influence on a step's sum is bounded.
+    """The bound on one record's influence on a step's sum.
 
     Args:
-        group_size: S, expected records (or units) in a group; public ones that join it do not count.
-        clip_norm: C, largest L2 norm of what the method clips, such as one group's gradient.
-        method_name: one of `dpfed.privacy.method.METHODS`; ``none``: no clipping, no noise, no privacy.
-        options: the method's own public numbers.
-        max_group_size: a group keeps at most so many of its own records; ``None`` keeps all.
-        max_batch: at most so many of the drawn records take part, where the method needs such a cap; otherwise ``None``.
-        clipping: ``fixed``: longer gradients are clipped to C; ``automatic``: every one is normalised to C; ``adaptive``: they
-            are clipped to a threshold that follows a quantile of their norms and starts at C, and are sent in units of it.
-        stability: added to the norm by which a gradient is normalised; 0 with other rules.
+        group_size: Expected number of records (or units) in a group, S; public records that join it do not count.
+        clip_norm: Largest L2 norm of the vectors that the method clips, such as one group's gradient, C.
+        method_name: Name of the method, one of `dpfed.privacy.method.METHODS`; ``none``: no clipping, no noise, no privacy.
+        options: Public numbers of the method's own.
+        max_group_size: Largest number of its own records that a group keeps; ``None``: all.
+        max_batch: Largest number of the drawn records that take part, where the method needs such a cap; otherwise ``None``.
+        clipping: Rule of clipping. ``fixed``: longer gradients are clipped to C; ``automatic``: every gradient is normalised to
+            C; ``adaptive``: gradients are clipped to a threshold that follows a quantile of their norms and starts at C, and
+            are sent in units of the threshold.
+        stability: Constant added to the norm by which a gradient is normalised; 0 unless clipping is ``automatic``.
     """
 
     group_size: int
@@ -144,30 +145,41 @@ class Bounding:
 
     @property
     def method(self) -> Method:
-        """The method itself."""
+        """Declaration of the method."""
         return method_named(self.method_name)
 
     @property
     def cap(self) -> int | None:
-        """At most so many members of a group take part; ``None``: all."""
+        """Largest number of members of a group, or of the whole batch, that take part; ``None``: all."""
         return self.max_batch if self.method.whole_batch else self.max_group_size
 
     @property
     def whole_batch_cap(self) -> int:
-        """`max_batch`, of a method that has it."""
+        """Cap on the whole batch, `max_batch`, of a method that has one.
+
+        Raises:
+            ValueError: If the method has no cap.
+        """
         if self.max_batch is None:
             raise ValueError(f"method '{self.method_name}' caps no batch")
         return self.max_batch
 
     @property
     def bound(self) -> float:
-        """C, the largest L2 norm of what is clipped; infinity without privacy."""
+        """Largest L2 norm of a clipped vector, C; infinity without privacy."""
         return self.clip_norm if self.method.private else math.inf
 
     def require_measured(self, wanted: str) -> None:
-        """Refuses a setting that is proven for groups with a clipped gradient each, where the method has none."""
+        """Refuses a setting that is proven for groups with one clipped gradient each, if the method does not have such groups.
+
+        Args:
+            wanted: Setting, as text for the message.
+
+        Raises:
+            UserError: If the method does not support the setting.
+        """
         measured = [name for name in METHODS if method_named(name).supports_metrics]
-        require(self.method.private, f"{wanted} has nothing to do without privacy (method '{self.method_name}'): leave it out")
+        require(self.method.private, f"{wanted} has no effect without privacy (method '{self.method_name}'): leave it out")
         require(
             self.method.supports_metrics,
             f"{wanted} is proven for the methods {', '.join(measured)}, whose groups have a clipped gradient each, and not for "
@@ -175,10 +187,10 @@ class Bounding:
         )
 
     def refuse_unmeant(self) -> None:
-        """Refuses a clip norm or a stability that nobody means, of new plans only: that of a file is taken as it is.
+        """Refuses an implausible clip norm or stability in new plans; a plan from a file is accepted unchanged.
 
         Raises:
-            UserError: saying what it may be, and what to begin with.
+            UserError: If a value lies outside its plausible range; the message states the range and a first value to try.
         """
         wrong = wrong_clip_norm(self.clip_norm)
         require(not wrong, f"clip_norm: {wrong}; got {self.clip_norm:g}")
@@ -188,11 +200,11 @@ class Bounding:
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """How much noise is added to a step's sum, once, and of which kind.
+    """The scale and kind of the noise, which is added once to a step's sum.
 
     Args:
-        multiplier: sigma, the noise's standard deviation over the sum's sensitivity; 0 without privacy.
-        kind: ``gaussian``, in floating point, or ``discrete``, exact on a grid (`dpfed.privacy.noise`).
+        multiplier: Standard deviation of the noise over the sum's sensitivity, sigma; 0 without privacy.
+        kind: Kind of the noise: ``gaussian``, in floating point, or ``discrete``, exact on a grid (`dpfed.privacy.noise`).
     """
 
     multiplier: float
@@ -203,7 +215,7 @@ class NoiseScale:
         sigma, most = self.multiplier, accounting.MOST_NOISE
         require(
             sigma == 0 or sigma >= accounting.LEAST_NOISE,
-            f"noise_multiplier must be at least {accounting.LEAST_NOISE} (less leaves no promise), got {sigma}",
+            f"noise_multiplier must be at least {accounting.LEAST_NOISE} (less noise gives no useful promise), got {sigma}",
         )
         require(sigma <= most, f"noise_multiplier must be at most {most:g} (more leaves nothing to learn), got {sigma}")
         require(self.kind in ("gaussian", "discrete"), f"noise must be 'gaussian' or 'discrete', got {self.kind!r}")
@@ -216,13 +228,13 @@ class NoiseScale:
 
 @dataclass(frozen=True)
 class PrivateProgress:
-    """What is released of the groups beside their gradients, in the same sum (`dpfed.privacy.group_statistics`).
+    """The statistics of groups that are released in the same sum as their gradients (`dpfed.privacy.group_statistics`).
 
     Args:
-        share: of a step's 1 / sigma^2, in (0, 1).
-        quantile: of the gradients' norms, which is followed, in (0, 1).
-        loss_range: a loss per record above it counts as it.
-        phase: steps whose figures are averaged; ``None``: as many as their noise asks for.
+        share: Fraction of a step's 1 / sigma^2 that is spent on the statistics, in (0, 1).
+        quantile: Quantile of the gradients' norms that the threshold follows, in (0, 1).
+        loss_range: Largest loss per record; larger losses are clipped to it.
+        phase: Number of steps over which figures are averaged; ``None``: chosen from the noise.
     """
 
     share: float

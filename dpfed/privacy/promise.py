@@ -1,7 +1,7 @@
-"""What epsilon and delta promise, in words that the numbers allow: the one place that words a promise.
+"""The meaning of epsilon and delta in words that the numbers justify. All wording of promises is in this module.
 
-An (epsilon, delta) promise about one record: whatever set of results one looks at, its probability with the record is at most
-e^epsilon times that without it, plus delta, and the other way round.
+An (epsilon, delta) promise about one record: the probability of any set of results with the record is at most e^epsilon times
+the probability without the record, plus delta, and vice versa.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import math
 from decimal import ROUND_CEILING, Decimal
 from typing import Literal
 
-Unit = Literal["record", "user"]  # what is added or removed between neighbours
+Unit = Literal["record", "user"]  # the difference between neighbouring data sets
 
-# Up to `CLOSE` no guess is right in more than 73.2 % of cases; beyond `LIMITED` a bound of 99.3 % says little by itself.
+# Up to `CLOSE` no guess is right in more than 73.2 % of cases; beyond `LIMITED` the bound, 99.3 %, means little on its own.
 CLOSE, LIMITED = 1.0, 5.0
 
 
 def protected_by(unit: str) -> str:
-    """What one of the things that a promise is about is called: ``record``, or ``unit``."""
+    """Returns the word for the protected object: ``record`` or ``unit``."""
     return "record" if unit == "record" else "unit"
 
 
 def round_up(value: float) -> str:
-    """A privacy loss for people: two decimals, or three significant digits when small or huge; never below its value."""
+    """Formats a privacy loss, rounded up: two decimals, or three significant digits when small or huge."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
-    # repr() is the number that was meant: 1e-05, not the 1.00000000000000008e-05 that the machine holds.
+    # repr() gives the intended number: 1e-05, not the 1.00000000000000008e-05 that the float holds.
     exact = Decimal(repr(float(value)))
     last = -2 if 0.1 <= value < 1e9 else exact.adjusted() - 2
     rounded = exact.quantize(Decimal(1).scaleb(last), rounding=ROUND_CEILING)
@@ -36,12 +36,12 @@ def round_up(value: float) -> str:
 
 
 def round_down(value: float) -> str:
-    """A lower bound of a privacy loss for people: two decimals, never above its value."""
+    """Formats a lower bound of a privacy loss, rounded down to two decimals."""
     return f"{math.floor(value * 100) / 100:.2f}" if math.isfinite(value) else f"{value:g}"
 
 
 def factor(epsilon: float) -> str:
-    """e^epsilon, never below its value: how many times as likely a result can become by one record."""
+    """Formats e^epsilon, rounded up: the factor by which one record can change the probability of a result."""
     if epsilon > 15:
         return f"10^{_ceiling(epsilon / math.log(10), 1):.1f}"
     times = math.exp(epsilon)
@@ -49,27 +49,27 @@ def factor(epsilon: float) -> str:
 
 
 def guess(epsilon: float, delta: float) -> str:
-    """Most that any test between two neighbouring data sets gets right from even odds, in percent, never below its value."""
+    """Formats the largest accuracy of any test between two neighbouring data sets at even odds, in percent, rounded up."""
     # (e^epsilon + delta) / (e^epsilon + 1), written so that no exponential overflows.
     share = (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
-    # More digits as certainty nears, so that 99.97 % is not printed as 100.
+    # More digits near certainty, so that 99.97 % is not printed as 100 %.
     digits = 2 if share <= 0.9998 else 4 if share <= 0.999998 else 0
     return f"{min(100.0, _ceiling(100 * share, digits)):.{digits}f} %"
 
 
 def percent_up(share: float) -> str:
-    """A share that bounds something from above, in percent with one decimal, never below its value."""
+    """Formats a fraction that is an upper bound, in percent with one decimal, rounded up."""
     return f"{min(100.0, _ceiling(100 * share, 1)):.1f}%"
 
 
 def meaning(epsilon: float, delta: float, one: str = "record", released: str = "what is released") -> str:
-    """What a promise of (epsilon, delta) says and what it does not, for readers without mathematics: one of three wordings.
+    """Explains a promise of (epsilon, delta) and its limits for readers without mathematics, in one of three wordings.
 
     Args:
-        epsilon: at least 0; infinity promises nothing.
-        delta: its companion.
-        one: what is protected, such as ``record`` or ``person``.
-        released: what the promise is about.
+        epsilon: Epsilon of the promise, at least 0; infinity promises nothing.
+        delta: Delta of the promise.
+        one: Protected object, such as ``record`` or ``person``.
+        released: Released results that the promise covers.
     """
     if not math.isfinite(epsilon):
         return f"No finite epsilon holds: nothing limits what {released} tells about any one {one}."
@@ -86,14 +86,14 @@ def meaning(epsilon: float, delta: float, one: str = "record", released: str = "
 
 
 def large_delta(delta: float, count: int, one: str = "record") -> str:
-    """What must be said first where delta is above 1/N; empty where it is not.
+    """Returns the warning for a delta above 1/N; empty if delta is at most 1/N.
 
     A mechanism that publishes every record outright with probability delta keeps (0, delta).
 
     Args:
-        delta: of the promise.
-        count: N.
-        one: what N counts.
+        delta: Delta of the promise.
+        count: Number of protected objects, N.
+        one: Protected object, such as ``record`` or ``person``.
     """
     if count < 1 or delta <= 1 / count:
         return ""
@@ -104,7 +104,7 @@ def large_delta(delta: float, count: int, one: str = "record") -> str:
 
 
 def of_several(epsilon: float, delta: float, count: int) -> tuple[float, float] | None:
-    """What one promise is worth for somebody with so many records; ``None``: nothing, as delta comes to 1.
+    """Returns (epsilon, delta) for somebody with `count` records; ``None``: no promise, as delta would be 1 or more.
 
     Basic group privacy: epsilon times m, delta times (e^(m epsilon) - 1) / (e^epsilon - 1).
     """

@@ -1,9 +1,9 @@
 """Stateless secret randomness: every draw is a function of (master key, purpose, step, rank) and nothing else.
 
-Nothing is carried from draw to draw, so a resumed run repeats an uninterrupted one bit for bit and a step can be replayed.
+No state is carried from draw to draw, so a resumed run repeats an uninterrupted one bit for bit and a step can be replayed.
 Draws *per record* are a pseudo-random function of the record's own key. Whether a record is sampled, and which group it joins,
-therefore never depends on which other records exist: this is the independence that the guarantee rests on
-(docs/guarantee.md), and it makes neighbouring data sets share all other draws exactly.
+therefore never depends on which other records exist. The guarantee relies on this independence (docs/guarantee.md); because of
+it, neighbouring data sets share all other draws exactly.
 
 AES-256 in counter mode is the generator: cryptographically secure, and fast on any processor with AES instructions.
 """
@@ -30,10 +30,10 @@ class Randomness:
     """Source of every secret draw of one run.
 
     Args:
-        master: 32 secret bytes. Whoever holds them can remove the noise: keep them inside the trust boundary.
+        master: Master key, 32 secret bytes. Whoever holds it can remove the noise: keep it inside the trust boundary.
 
     Raises:
-        ValueError: if the key has the wrong length.
+        ValueError: If the key has the wrong length.
     """
 
     def __init__(self, master: bytes) -> None:
@@ -43,28 +43,28 @@ class Randomness:
 
     @classmethod
     def fresh(cls) -> Randomness:
-        """A new master key from the operating system."""
+        """Makes a source with a new master key from the operating system."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @classmethod
     def from_seed(cls, seed: int) -> Randomness:
-        """A key that anyone can guess, for tests and comparisons; a run that uses it marks its privacy card."""
+        """Makes a source with a key that anyone can guess, for tests and comparisons; a run that uses it marks its card."""
         return cls(hashlib.blake2b(f"dpfed seed {seed}".encode(), digest_size=KEY_BYTES).digest())
 
     @property
     def master(self) -> bytes:
-        """The master key itself, for storing it where a resume finds it."""
+        """Master key, 32 bytes, to be stored for a resume."""
         return self._master
 
     def for_ranks(self) -> Randomness:
-        """The data owners' randomness: sampling, groups, views, and the noise of statistics that a method releases on the way.
+        """Returns the workers' randomness, for sampling, groups, views, and the noise on a method's own statistics.
 
-        Who holds it learns nothing about the coordinator's noise.
+        Its holder learns nothing about the coordinator's noise.
         """
         return Randomness(self._key("owners", 0))
 
     def key(self, purpose: str, rank: int = 0, step: int = 0) -> bytes:
-        """32 secret bytes for one purpose; they tell nothing of any others."""
+        """Returns 32 secret bytes for one purpose, rank and step; they reveal nothing about other keys."""
         return self._key(purpose, step, rank)
 
     def __repr__(self) -> str:
@@ -75,32 +75,32 @@ class Randomness:
         return hashlib.blake2b(label, key=self._master, digest_size=KEY_BYTES).digest()
 
     def per_record(self, purpose: str, step: int, keys: np.ndarray, columns: int) -> np.ndarray:
-        """Independent uniforms for each record, each row a function of that record's key alone.
+        """Draws independent uniform numbers for each record, as a function of that record's key alone.
 
         Args:
-            purpose: what the draws are for; different purposes are independent.
-            step: training step.
-            keys: ``(n,)`` uint64 record keys, see `RecordStore.keys`.
-            columns: draws per record.
+            purpose: Purpose of the draws; draws of different purposes are independent.
+            step: Training step.
+            keys: Keys of the records, ``(n,)`` uint64, see `RecordStore.keys`.
+            columns: Number of draws per record.
 
         Returns:
-            ``(n, columns)`` float64 in [0, 1), multiples of 2^-53.
+            The draws, ``(n, columns)`` float64 in [0, 1), multiples of 2^-53.
         """
         blocks_each = max(1, -(-columns // 2))
         words = np.concatenate([self.words(purpose, step, keys, number) for number in range(blocks_each)], axis=1)
         return (words[:, :columns] >> np.uint64(11)) * 2.0**-53
 
     def words(self, purpose: str, step: int, keys: np.ndarray, number: int) -> np.ndarray:
-        """Independent uniform words for each record, a function of that record's key alone.
+        """Draws two independent uniform words for each record, as a function of that record's key alone.
 
         Args:
-            purpose: what they are for; different purposes are independent.
-            step: training step, or what else is counted.
-            keys: ``(n,)`` uint64 record keys.
-            number: which of the record's pairs of words, from 0.
+            purpose: Purpose of the words; words of different purposes are independent.
+            step: Training step, or another counter, such as a block of steps.
+            keys: Keys of the records, ``(n,)`` uint64.
+            number: Index of the pair of words among those of the record, from 0.
 
         Returns:
-            ``(n, 2)`` uint64.
+            The words, ``(n, 2)`` uint64.
         """
         # One permutation per (purpose, step); distinct inputs, so each block is a fresh pseudo-random value.
         blocks = np.empty((len(keys), 2), np.uint64)
@@ -110,36 +110,36 @@ class Randomness:
         return np.frombuffer(cipher.update(blocks.reshape(-1).view(np.uint8).data), np.uint64).reshape(-1, 2)
 
     def seed(self, purpose: str, step: int, rank: int = 0) -> int:
-        """A 63-bit seed for a library generator (dropout, weight initialisation): never for noise or sampling."""
+        """Returns a 63-bit seed for a library's generator (dropout, weight initialisation); never for noise or sampling."""
         return int.from_bytes(self._key(purpose, step, rank)[:8], "little") >> 1
 
     def stream(self, purpose: str, step: int, rank: int = 0, context: str = "") -> Callable[[int], bytes]:
-        """Uniform random bytes: a function that gives the next so many of them.
+        """Returns a function that takes a number and returns that many further uniform random bytes of a stream.
 
         Args:
-            purpose: what they are for.
-            step: training step.
-            rank: who draws them.
-            context: other contexts give independent bytes.
+            purpose: Purpose of the bytes.
+            step: Training step.
+            rank: Rank of the process or client that draws them.
+            context: Further part of the key; another context gives independent bytes.
         """
         key = self.stream_key(purpose, step, rank, context)
         cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         return lambda count: cipher.update(bytes(count))
 
     def stream_key(self, purpose: str, step: int, rank: int = 0, context: str = "") -> bytes:
-        """The 32 secret bytes with which AES-256 in counter mode makes a `stream`."""
+        """Returns the key, 32 secret bytes, with which AES-256 in counter mode generates a `stream`."""
         return self._key(purpose, step, rank, context)
 
     def add_normal_(self, out: torch.Tensor, scale: float, purpose: str, step: int, rank: int = 0, context: str = "") -> None:
         """Adds Gaussian noise of standard deviation `scale` to `out` in place.
 
         Args:
-            out: flat float32 or float64 tensor; noise and sum are added in float64 and rounded once.
-            scale: standard deviation of each element.
-            purpose: what the noise is for.
-            step: training step.
-            rank: who adds it.
-            context: other contexts give independent noise.
+            out: Flat float32 or float64 tensor; the addition is in float64, and its result is rounded once.
+            scale: Standard deviation of each element.
+            purpose: Purpose of the noise; noise of different purposes is independent.
+            step: Training step.
+            rank: Rank of the process or client that adds the noise.
+            context: Further part of the key; another context gives independent noise.
         """
         import torch
 
@@ -149,18 +149,18 @@ class Randomness:
     def normal_steps(
         self, values: torch.Tensor, scale: float, purpose: str, step: int, rank: int = 0, context: str = ""
     ) -> torch.Tensor:
-        """Whole numbers plus Gaussian noise, which is rounded down: the sum is exact, and so it is the rounded noisy sum.
+        """Adds Gaussian noise, rounded down, to whole numbers. The addition is exact, so the result is the rounded noisy sum.
 
         Args:
-            values: flat int64 tensor.
-            scale: standard deviation of each element; for all else, see `add_normal_`.
-            purpose: see there.
-            step: see there.
-            rank: see there.
-            context: see there.
+            values: Whole numbers, flat int64 tensor; not modified.
+            scale: Standard deviation of each element.
+            purpose: Purpose of the noise, see `add_normal_`.
+            step: Training step.
+            rank: Rank of the process or client that adds the noise.
+            context: Further part of the key, see `add_normal_`.
 
         Returns:
-            int64.
+            The noisy numbers, int64.
         """
         noisy = values.clone()
         for part, noise in self._normals(noisy, purpose, step, rank, context):
@@ -170,7 +170,7 @@ class Randomness:
     def _normals(
         self, out: torch.Tensor, purpose: str, step: int, rank: int, context: str
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pieces of a flat tensor, and as many standard normal numbers, float64."""
+        """Yields pieces of a flat tensor, each with as many standard normal numbers, float64."""
         import torch
 
         stream = self.stream(purpose, step, rank, context)
@@ -182,10 +182,13 @@ class Randomness:
 
 
 def box_muller(words: torch.Tensor) -> torch.Tensor:
-    """Standard normal numbers, float64.
+    """Computes standard normal numbers by the Box-Muller transform.
 
     Args:
-        words: ``(..., n)`` int64, uniform, n even; each row gives its numbers.
+        words: Uniform words, ``(..., n)`` int64, n even; the numbers of a row depend on that row alone.
+
+    Returns:
+        The numbers, ``(..., n)`` float64.
     """
     import torch
 

@@ -1,9 +1,9 @@
-"""A privacy filter: which further run still fits into a budget, when later runs are chosen from the results of earlier ones.
+"""A privacy filter: decides whether a further run fits into a budget if later runs depend on the results of earlier ones.
 
-Every run costs a Renyi divergence at each of a few orders. At one order the costs of runs add up, also when a run was chosen
-from what came before it (Feldman and Zrnic 2021; Lecuyer 2021). A budget (epsilon, delta) shares delta out among orders that
-are fixed before anything is released. So each order has a limit of its own, and a run is admitted if at least one order stays
-within its limit. To give the whole of delta to every order would be wrong: docs/guarantee.md has the proof, and the attack.
+Every run costs a Renyi divergence at each of a few orders. At one order the costs of runs add up, even if a run was chosen
+adaptively from earlier results (Feldman and Zrnic 2021; Lecuyer 2021). A budget (epsilon, delta) divides delta among orders
+that are fixed before the first release. So each order has a limit of its own, and a run is admitted if at least one order stays
+within its limit. Giving the whole delta to every order would be wrong: docs/guarantee.md has the proof, and the attack.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dpfed.privacy.mechanism import Mechanism
 RenyiCurve = tuple[float, ...]
 
 # The main order is the best one for Gaussian noise, to which many noisy steps tend. Runs of few steps, or of steps with little
-# noise, do better at smaller orders. The largest ones are for a budget that is made smaller later.
-# (Order - 1 over that of the main one, share of delta.)
+# noise, cost less at smaller orders. The largest orders are for a budget that is lowered later.
+# Pairs: (order - 1) / (main order - 1), and share of delta.
 _ORDERS = ((0.35, 0.1), (0.5, 0.1), (0.65, 0.1), (0.82, 0.1), (1.0, 0.5), (1.6, 0.06), (3.0, 0.02), (6.0, 0.02))
 _MAIN_SHARE = 0.5
-_TENTHS_UP_TO, _MOST = 11.0, 1024.0  # orders on a grid, as accountants take long for others
+_TENTHS_UP_TO, _MOST = 11.0, 1024.0  # orders from 11 on are whole numbers, up to 1024: accountants take long for others
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,13 @@ class RenyiFilter:
     """A budget, and the orders at which it counts.
 
     Args:
-        epsilon: of all that is ever released.
-        delta: its companion.
-        orders: alpha_j > 1, fixed before the first release.
-        shares: of delta, w_j > 0, one for each order; they add up to at most 1.
+        epsilon: Epsilon of all releases together.
+        delta: Delta of all releases together.
+        orders: Renyi orders alpha_j > 1, fixed before the first release.
+        shares: Fractions of delta w_j > 0, one for each order; they add up to at most 1.
+
+    Raises:
+        ValueError: If a number is out of its range, or orders and shares differ in number.
     """
 
     epsilon: float
@@ -43,7 +46,7 @@ class RenyiFilter:
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        # Each condition is written so that NaN, which a damaged book may hold, fails it.
+        # Each condition is written so that NaN, which a damaged budget ledger may hold, fails it.
         if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
             raise ValueError("epsilon is positive and finite, and delta lies between 0 and 1")
         if len(self.orders) != len(self.shares) or not all(1 < order < math.inf for order in self.orders):
@@ -53,33 +56,33 @@ class RenyiFilter:
 
     @classmethod
     def of(cls, epsilon: float, delta: float) -> RenyiFilter:
-        """The filter of a new budget."""
+        """Makes the filter of a new budget."""
         main = max(_grid(), key=lambda order: limit(epsilon, _MAIN_SHARE * delta, order) / order)
         orders = tuple(_rounded(1 + part * (main - 1)) for part, _ in _ORDERS)
         return cls(epsilon, delta, orders, tuple(share for _, share in _ORDERS))
 
     @functools.cached_property
     def limits(self) -> RenyiCurve:
-        """The largest cost at each order; negative where nothing fits."""
+        """Largest cost at each order; negative where nothing fits."""
         orders = zip(self.orders, self.shares, strict=True)
         return tuple(limit(self.epsilon, share * self.delta, order) for order, share in orders)
 
     def part(self, cost: RenyiCurve) -> float:
-        """How much of the budget a cost takes, at the order where it is least; above 1: it does not fit."""
-        known = (one if one >= 0 else math.inf for one in cost)  # NaN is not a cost that fits, and nothing gives budget back
+        """Returns the fraction of the budget that a cost takes, at the order where it is least; above 1: it does not fit."""
+        known = (one if one >= 0 else math.inf for one in cost)  # NaN never fits, and a negative cost returns no budget
         parts = (one / most for one, most in zip(known, self.limits, strict=True) if most > 0)
         return min(parts, default=0.0 if not any(cost) else math.inf)
 
     def admits(self, cost: RenyiCurve) -> bool:
-        """Whether all that a cost stands for may be released."""
+        """Returns whether the budget admits releases of this total cost."""
         return self.part(cost) <= 1
 
     def times(self, spent: RenyiCurve, once: RenyiCurve) -> int:
-        """How often something more fits beside what is spent.
+        """Returns how many further releases of one cost fit into the rest of the budget.
 
         Args:
-            spent: the cost so far.
-            once: of one more.
+            spent: Cost so far at each order.
+            once: Cost of one further release at each order.
         """
         most = 0
         for limit_, before, each in zip(self.limits, spent, once, strict=True):
@@ -89,14 +92,14 @@ class RenyiFilter:
         return most
 
     def curve(self, mechanism: Mechanism, steps: int) -> RenyiCurve:
-        """What some steps of a mechanism cost at each order; see `renyi_curve`."""
+        """Returns the cost of some steps of a mechanism at each order; see `renyi_curve`."""
         return renyi_curve(mechanism, steps, self.orders)
 
 
 def limit(epsilon: float, delta: float, order: float) -> float:
-    """The largest Renyi divergence of an order from which (epsilon, delta) follows.
+    """Returns the largest Renyi divergence of an order that implies (epsilon, delta).
 
-    Canonne, Kamath and Steinke (2020), proposition 12, solved for the divergence.
+    The bound is proposition 12 of Canonne, Kamath and Steinke (2020), solved for the divergence.
     """
     if delta == 0:  # a share of the smallest float
         return -math.inf
@@ -105,12 +108,12 @@ def limit(epsilon: float, delta: float, order: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> RenyiCurve:
-    """A bound of the Renyi divergence of some steps at each order, in both directions; infinity where none is known.
+    """Returns a bound on the Renyi divergence of some steps at each order, in both directions; infinity: no known bound.
 
-    The accountant's series for a broken order need not converge, and then it says infinity: for many mechanisms at all orders
-    near 1, at which a large epsilon is counted. There the bound of a higher order stands, such as that of the next whole one,
-    whose sum is finite. A divergence does not fall as its order grows (van Erven and Harremoes 2014, theorem 3), so it bounds
-    this one as well, step by step, as the filter's proof requires it.
+    The accountant's series for a fractional order need not converge. It then returns infinity, for many mechanisms at all
+    orders near 1, at which a large epsilon is counted. There the bound of a higher order is used, such as the next integer,
+    whose sum is finite. A Renyi divergence does not decrease with its order (van Erven and Harremoes 2014, theorem 3), so the
+    higher order's bound holds here as well, step by step, as the filter's proof requires.
     """
     if steps == 0:
         return (0.0,) * len(orders)
@@ -125,23 +128,23 @@ def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> 
 
 
 def _accounted(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> RenyiCurve:
-    """What the accountant says of some steps at each order; infinity where it says nothing."""
+    """Returns the accountant's bound for some steps at each order; infinity where it has none."""
     from dp_accounting.rdp import RdpAccountant
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # an order that does not converge is left out, which raises the bound
     accountant = RdpAccountant(list(orders), mechanism.sampler.relation.of_accountants)
     accountant.compose(mechanism.event(steps))
-    # It has no public name in dp-accounting 0.6; a test holds it against the epsilon that follows from it.
-    # Of next to nothing, rounding makes a little less; NaN is not known.
+    # `_rdp` has no public name in dp-accounting 0.6; a test compares it with the epsilon that follows from it.
+    # Rounding may make a tiny divergence slightly negative; NaN means no known bound.
     return tuple(math.inf if math.isnan(value) else max(0.0, float(value)) for value in accountant._rdp)
 
 
 def added(curves: Iterable[Sequence[float]], orders: int) -> RenyiCurve:
-    """The sum of several costs, order by order.
+    """Returns the sum of several costs, order by order.
 
     Args:
-        curves: any number of them.
-        orders: how many orders they have.
+        curves: Costs at each order; there may be none.
+        orders: Number of orders.
     """
     columns = list(zip(*curves, strict=True)) or [()] * orders
     return tuple(math.fsum(column) if all(map(math.isfinite, column)) else math.inf for column in columns)

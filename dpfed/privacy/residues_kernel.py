@@ -1,6 +1,6 @@
-"""The residues of `dpfed.privacy.universal_hash` on a GPU, each row in a program of its own. A kernel of Triton.
+"""The residues of `dpfed.privacy.universal_hash` on a GPU, as a Triton kernel with one program for each row.
 
-Host and kernel are compared on fresh words and keys before a process uses it.
+Host and kernel are compared on fresh words and keys before a process uses the kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpfed.errors import Notice
 
-_KEYS = 5  # of which the kernel makes a sum each
+_KEYS = 5  # number of keys; the kernel computes one sum for each
 _TILE = 1024  # pairs of words that a program reads at once
 
 
@@ -51,15 +51,18 @@ def _row(words, keys, out, count, ROW: tl.constexpr, PRIME: tl.constexpr, TILE: 
 
 
 def residues(words: Tensor, keys: Tensor, prime: int) -> Tensor:
-    """The residues of all rows in one launch.
+    """Computes the residues of all rows in one launch.
 
     Args:
-        words: ``(n,)`` int16, n even, on the device.
-        keys: ``(5, row)`` int32, there, too; a row is a multiple of 2,048 words.
-        prime: below 2^23, so that sums fit into 64 bits.
+        words: Words of the tensor, ``(n,)`` int16, n even, on the GPU.
+        keys: Keys, ``(5, row)`` int32, on the same GPU; a row has a multiple of 2,048 words.
+        prime: Prime modulus, below 2^23, so that sums fit into 64 bits.
 
     Returns:
-        ``(rows, 5)`` int64.
+        The residues, ``(rows, 5)`` int64.
+
+    Raises:
+        ValueError: If the number of words or the shape of the keys is wrong.
     """
     if words.numel() % 2:
         raise ValueError(f"words come in pairs, as those of numbers of 4 or 8 bytes do; got {words.numel()}")
@@ -75,7 +78,7 @@ def residues(words: Tensor, keys: Tensor, prime: int) -> Tensor:
 
 @functools.cache
 def works_on(device: torch.device, row: int, prime: int) -> bool:
-    """Whether the kernel comes to the residues that whole numbers give, in two rows and a part of one; a note says if not."""
+    """Returns whether the kernel computes the right residues of two rows and a part of a third; warns if not."""
     words = np.frombuffer(secrets.token_bytes(5 * row), "<i2")
     keys = np.frombuffer(secrets.token_bytes(4 * _KEYS * row), "<u4").astype(np.int64).reshape(_KEYS, row) % prime
     padded = np.zeros(3 * row, np.int64)
@@ -85,8 +88,8 @@ def works_on(device: torch.device, row: int, prime: int) -> bool:
         there = torch.from_numpy(words.copy()).to(device), torch.from_numpy(keys).int().to(device)
         if np.array_equal(residues(*there, prime).cpu().numpy(), expected):
             return True
-        reason = "it comes to other residues than the host"
-    except Exception as error:  # Triton may have no compiler, or not know the GPU
+        reason = "it computes other residues than the host"
+    except Exception as error:  # Triton may lack a compiler or support for the GPU
         reason = str(error).partition("\n")[0] or type(error).__name__
     warnings.warn(f"torch computes digests: the kernel does not work on this GPU ({reason}).", Notice, stacklevel=2)
     return False

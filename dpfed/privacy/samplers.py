@@ -1,10 +1,10 @@
-"""Who takes part in a step: samplers, as values that draw and that say what their draws cost.
+"""Samplers: values that draw the participants of a step and state the privacy cost of the draws.
 
-A sampler is the one place that knows how records are drawn. `participants` (or `draw`) draws them, `relation` says between
-which data sets the promise holds, and `poisson_steps` (or `event`) says what accounting composes. Sampling, accounting, plan
-and card follow from the object. To add a sampler: a class like these, and its proof.
+Only the sampler knows how records are drawn. `participants` (or `draw`) draws them, `relation` states between which data sets
+the promise holds, and `poisson_steps` (or `event`) states the event that accounting composes. Sampling, accounting, plan and
+card follow from the object. A new sampler needs a class like these, and its proof.
 
-Also here: between which data sets a promise holds.
+The module also defines the neighbouring relations between data sets.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Relation:
-    """Which two data sets are neighbours: they differ in one record, or in one unit with all its records.
+    """A neighbouring relation: two data sets that differ in one record, or in one unit with all its records.
 
     Args:
-        verb: what happens to it, such as ``add or remove``.
-        known: the name that dp_accounting has for this relation.
+        verb: Change of that record or unit, such as ``add or remove``.
+        known: Name of the relation in dp_accounting.
     """
 
     verb: str
@@ -39,17 +39,17 @@ class Relation:
 
     @property
     def of_accountants(self) -> dp_accounting.NeighboringRelation:
-        """As accountants expect it."""
+        """Relation as dp_accounting's accountants expect it."""
         import dp_accounting
 
         return dp_accounting.NeighboringRelation[self.known]
 
     def describe(self, protected: str, unit: bool) -> str:
-        """For the privacy card.
+        """Returns the relation in words, for the privacy card.
 
         Args:
-            protected: what one of them is called, such as ``record`` or ``patient``.
-            unit: whether all records that share one come and go together.
+            protected: Protected object, such as ``record`` or ``patient``.
+            unit: Whether the object is a unit, whose records are added or removed together.
         """
         return f"{self.verb} one {protected}" + (" with all its records" if unit else "")
 
@@ -59,13 +59,13 @@ REPLACE = Relation("replace", "REPLACE_ONE")
 
 
 class Sampler(ABC):
-    """How the records (or units) of a step are drawn. Objects are values: frozen, hashable, without secrets.
+    """The way in which the records (or units) of a step are drawn. Objects are values: frozen, hashable, without secrets.
 
-    Who takes part is said by `draw` for each step by itself, or by `participants`. What the draws cost is said by
+    A subclass overrides `draw`, which draws each step separately, or `participants`. It states the cost of its draws by
     `poisson_steps`, or by `event` where no number of Poisson samples costs as much.
 
     Attributes:
-        relation: which data sets are neighbours.
+        relation: Neighbouring relation for which the cost holds.
     """
 
     relation: ClassVar[Relation]
@@ -73,36 +73,40 @@ class Sampler(ABC):
     @property
     @abstractmethod
     def participation(self) -> float:
-        """The probability of a record to take part in a step, on average over the steps."""
+        """Probability that a record takes part in a step, on average over the steps."""
 
     @property
     def accounted(self) -> Sampler:
-        """A sampler that costs the same, for all that differ in how the same draws are made."""
+        """Representative of all samplers of equal cost that differ only in how they make the same draws."""
         return self
 
     def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        """Who takes part in a step.
+        """Draws the participants of a step.
 
         Args:
-            randomness: the workers' secret, for draws beside `uniforms`.
-            step: training step.
-            keys: ``(n,)`` uint64 keys of the records (or units).
-            uniforms: ``(n,)`` float64 in [0, 1), fresh in each step; a function of step and key alone.
+            randomness: Secret randomness of the workers, for draws beyond `uniforms`.
+            step: Training step.
+            keys: Keys of the records (or units), ``(n,)`` uint64.
+            uniforms: Uniform numbers, ``(n,)`` float64 in [0, 1), fresh in each step; a function of step and key alone.
 
         Returns:
-            Places among the n, ascending. With Poisson-like samplers each is a function of the record's own key and draws.
+            Positions of the participants among the n keys, ascending. With Poisson-like samplers, the participation of a record
+            depends on its own key and draws alone.
+
+        Raises:
+            TypeError: If the sampler overrides neither this method nor `participants`.
         """
         raise TypeError(f"{type(self).__name__} draws nobody: override draw or participants")
 
     def participants(
         self, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None
     ) -> Callable[[int], np.ndarray]:
-        """Who takes part in any step: a function of the step.
+        """Returns a function from a step to the positions of its participants among the keys, ascending.
 
         Args:
-            randomness: the workers' secret.
-            keys: ``(n,)`` uint64 keys of the records (or units).
-            mask: which of them take part at all; ``None``: all.
+            randomness: Secret randomness of the workers.
+            keys: Keys of the records (or units), ``(n,)`` uint64.
+            mask: Records (or units) that take part at all; ``None``: all.
         """
         places = None if mask is None else np.flatnonzero(mask(0, len(keys)))
         keys = keys if places is None else keys[places]
@@ -115,24 +119,28 @@ class Sampler(ABC):
 
     @abstractmethod
     def describe(self, protected: str) -> str:
-        """For the privacy card; `protected` is what is drawn, such as ``record``."""
+        """Returns the sampling in words, for the privacy card; `protected` is the drawn object, such as ``record``."""
 
     def poisson_steps(self, steps: int) -> tuple[float, int] | None:
-        """Rate and number of Poisson-sampled steps that cost a record at least as much; ``None``: `event` says the cost."""
+        """Returns rate and number of Poisson-sampled steps of at least the same cost; ``None``: `event` states the cost."""
         return None
 
     def event(self, release: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
-        """The cost of `steps` steps, each of which makes one `release` of a sample, as dp_accounting composes it."""
+        """Returns dp_accounting's event of `steps` steps, each with one `release` of its sample.
+
+        Raises:
+            TypeError: If the sampler overrides neither this method nor `poisson_steps`.
+        """
         raise TypeError(f"{type(self).__name__} states no cost: override poisson_steps or event")
 
 
 @dataclass(frozen=True)
 class PoissonSampler(Sampler):
-    """Every record is drawn independently, by the gaps between its draws (`dpfed.privacy.geometric_skips`).
+    """Poisson sampling: every record is drawn independently, by the gaps between its draws (`dpfed.privacy.geometric_skips`).
 
     Args:
-        rate: q, the probability of each.
-        block: steps that are drawn at a time.
+        rate: Probability of each record in each step, q.
+        block: Number of steps that are drawn at a time.
     """
 
     rate: float
@@ -146,7 +154,7 @@ class PoissonSampler(Sampler):
 
     @property
     def accounted(self) -> Sampler:
-        """See `Sampler`: the length of the blocks changes no probability."""
+        """See `Sampler`; the length of the blocks changes no probability."""
         return dataclasses.replace(self, block=1)
 
     def participants(
@@ -169,11 +177,11 @@ class PoissonSampler(Sampler):
 
 @dataclass(frozen=True)
 class FixedSizeSampler(Sampler):
-    """So many of the records, without replacement; neighbours have equally many (Wang et al. 2019).
+    """Sampling of a fixed number of records, without replacement; neighbours have equally many records (Wang et al. 2019).
 
     Args:
-        records: N.
-        batch: B.
+        records: Number of records, N.
+        batch: Number of records in each step, B.
     """
 
     records: int
@@ -186,7 +194,7 @@ class FixedSizeSampler(Sampler):
         return self.batch / self.records
 
     def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        """See `Sampler`; those of the least draws."""
+        """See `Sampler`; the records with the smallest uniform numbers take part."""
         return np.sort(np.argpartition(uniforms, self.batch - 1)[: self.batch])
 
     def event(self, release: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:

@@ -1,7 +1,8 @@
-"""Bytes that only a run's secret opens: for what must lie on disk before anybody may know it.
+"""Encryption with a run's secret, for content that must be on disk before it is released.
 
 The key of the encryption is a pseudo-random function of the content. So the same content gives the same bits, two contents have
-independent keys, and a changed bit is noticed. Whoever lacks the secret learns the length, and whether two contents are equal.
+independent keys, and a changed bit is detected. Without the secret, one learns only the length, and whether two contents are
+equal.
 This is deterministic authenticated encryption (Rogaway and Shrimpton 2006, "A provable-security treatment of the key-wrap
 problem"): HMAC-SHA256 is the pseudo-random function, and AES-256 in counter mode the cipher, with a key for each content.
 """
@@ -15,20 +16,20 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dpfed.privacy.randomness import Randomness
 
-_TAG = 32  # bytes of the keyed hash in front
-_ROOM = 15  # bytes behind its result that the library asks for
+_TAG = 32  # bytes of the keyed hash that precedes the content
+_ROOM = 15  # spare bytes that the library requires after its output
 
 
 def sealed(content: np.ndarray, randomness: Randomness, purpose: str) -> np.ndarray:
-    """Encrypts.
+    """Encrypts content.
 
     Args:
-        content: ``(n,)`` uint8.
-        randomness: whose key opens it.
-        purpose: what it is; other purposes have other keys.
+        content: Bytes to encrypt, ``(n,)`` uint8.
+        randomness: Secret randomness of the run, from which the keys are derived.
+        purpose: Purpose of the content; other purposes have other keys.
 
     Returns:
-        ``(n + 32,)`` uint8.
+        The encrypted bytes, ``(n + 32,)`` uint8.
     """
     tag = _hash(content, randomness, purpose)
     out = np.empty(_TAG + len(content) + _ROOM, np.uint8)
@@ -38,7 +39,7 @@ def sealed(content: np.ndarray, randomness: Randomness, purpose: str) -> np.ndar
 
 
 def opened(raw: np.ndarray, randomness: Randomness, purpose: str) -> np.ndarray | None:
-    """Decrypts what `sealed` gave; ``None``: it was cut short or changed, or is another secret's or purpose's."""
+    """Decrypts the bytes of `sealed`; ``None``: they are truncated, changed, or of another secret or purpose."""
     if len(raw) < _TAG:
         return None
     tag, content = raw[:_TAG].tobytes(), np.empty(len(raw) - _TAG + _ROOM, np.uint8)
@@ -52,7 +53,7 @@ def _hash(content: np.ndarray, randomness: Randomness, purpose: str) -> bytes:
 
 
 def _crypt(content: np.ndarray, out: np.ndarray, tag: bytes, randomness: Randomness, purpose: str) -> None:
-    """Adds the stream of this tag's key: encrypts and decrypts. `out` has room for 15 bytes more."""
+    """Encrypts or decrypts: XORs the content with the stream of this tag's key. `out` needs 15 spare bytes."""
     key = hmac.digest(randomness.key(f"key of {purpose}"), tag, "sha256")
     cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     cipher.update_into(content.data, out.data)

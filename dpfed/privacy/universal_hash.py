@@ -1,4 +1,4 @@
-"""A keyed hash of a vector, computed where its numbers lie: only some bytes travel to the host.
+"""A keyed hash of a vector, computed on the vector's own device: only some bytes travel to the host.
 
 A tensor's memory is read as signed words of 16 bits, little end first, and cut into rows of `ROW` words; the last row is filled
 with zeros. Let p be a prime, and k_1 .. k_5 secret keys of `ROW` numbers each, uniform among 0 .. p-1. A row w has the residues
@@ -8,15 +8,16 @@ with zeros. Let p be a prime, and k_1 .. k_5 secret keys of `ROW` numbers each, 
 with probability at most p^-5 < 2^-114.
 
 **Proof.** In some row they differ in some word, by d with 0 < abs(d) < 2^16 < p, which has an inverse mod p. Fix all numbers of
-k_j but the one that this word is multiplied with. Then <k_j, w> - <k_j, w'> = 0 mod p holds for exactly one of the p values of
+k_j but the one that is multiplied by this word. Then <k_j, w> - <k_j, w'> = 0 mod p holds for exactly one of the p values of
 that number. The five keys are independent. ∎
 
-Other types or lengths differ in what HMAC reads. Its output of 128 bits is a pseudo-random function of that: it tells nothing
-of the keys, so sums that follow from earlier digests are as good as fixed before. Among the N digests of a run, two that should
-differ are equal with probability below N^2 (2^-114 + 2^-128). So a digest tells a replay from another release, and keys noise.
+Tensors of other types or lengths differ in the input of HMAC. Its output of 128 bits is a pseudo-random function of the input
+and reveals nothing about the keys, so sums that depend on earlier digests are as good as fixed in advance. Among the N digests
+of a run, two that should differ are equal with probability below N^2 (2^-114 + 2^-128). So a digest distinguishes a replay from
+another release, and can key noise.
 
 Every partial sum is a whole number below ROW (p-1) 2^15 < 2^52: float64 and int64 hold it exactly, in any order. So each
-device comes to the same residues. One key serves all rows and all tensors of a run, which the proof allows.
+device computes the same residues. One key serves all rows and all tensors of a run, which the proof allows.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused withou
     import torch
     from torch import Tensor
 
-ROW = 1 << 14  # words
+ROW = 1 << 14  # number of words in a row
 KEYS = 5
 PRIME = 8_388_593  # the largest below 2^23
 _BITS = 23
-_ROWS = 4  # that a CPU takes at once: they and the keys stay in its cache
+_ROWS = 4  # number of rows that a CPU processes at once: they and the keys stay in its cache
 
 
 class UniversalHash:
-    """Digests under one run's secret keys.
+    """The hash under one run's secret keys.
 
     Args:
-        randomness: the coordinator's.
+        randomness: Secret randomness of the coordinator.
     """
 
     def __init__(self, randomness: Randomness) -> None:
@@ -54,17 +55,17 @@ class UniversalHash:
         self._tables: dict[torch.device, Tensor] = {}
 
     def digest(self, values: Tensor) -> str:
-        """32 hexadecimal letters.
+        """Returns the digest of a tensor, 32 hexadecimal letters.
 
         Args:
-            values: contiguous, on any device, of a type of 2 bytes or more.
+            values: Tensor on any device, of a type of 2 bytes or more.
         """
         text = f"{values.dtype}/{values.numel()}/".encode()
         found = self.residues(values).cpu().numpy().astype("<i4")
         return hmac.digest(self._secret, text + found.tobytes(), "sha256").hex()[:32]
 
     def residues(self, values: Tensor) -> Tensor:
-        """``(rows, 5)`` int64, on the device of the values."""
+        """Returns the residues of a tensor's rows, ``(rows, 5)`` int64, on the tensor's device."""
         import torch
 
         words = values.detach().contiguous().view(-1).view(torch.int16)
@@ -90,14 +91,14 @@ class UniversalHash:
 
 
 def _products(rows: Tensor, table: Tensor) -> Tensor:
-    """Exact: float64 holds every partial sum."""
+    """Returns the residues of rows of words; the result is exact, as float64 holds every partial sum."""
     import torch
 
     return torch.nn.functional.linear(rows.double(), table).long().remainder(PRIME)
 
 
 def _uniform(stream: Callable[[int], bytes], count: int) -> np.ndarray:
-    """``(count,)`` int64, uniform among 0 .. p-1: words of 23 bits, without those that are p or more."""
+    """Draws ``(count,)`` int64 numbers, uniform among 0 .. p-1: words of 23 bits, without those that are p or more."""
     found = np.empty(0, np.int64)
     while len(found) < count:
         words = np.frombuffer(stream(4 * (count + 64)), "<u4").astype(np.int64) & ((1 << _BITS) - 1)
@@ -106,7 +107,7 @@ def _uniform(stream: Callable[[int], bytes], count: int) -> np.ndarray:
 
 
 def _kernel(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """A GPU's own, if it comes to the right residues; ``None``: operations of torch compute them."""
+    """Returns the GPU kernel, if it computes the right residues there; ``None``: torch operations compute them."""
     if device.type != "cuda":
         return None
     try:

@@ -74,7 +74,7 @@ TREE = {"diagnostics": "private", "privacy": {"noise_multiplier": 1.0, "batch": 
     ("changes", "said"),
     [
         ({"bounding": {"method": "sample"}}, "proven for the methods batch, group, public"),
-        ({"bounding": {"method": "none"}, "privacy": {"batch": 256}}, "nothing to do without privacy"),
+        ({"bounding": {"method": "none"}, "privacy": {"batch": 256}}, "no effect without privacy"),
         ({"bounding": {"method": "batch"}}, "Raise progress.share .*noise-alone"),
         ({"diagnostics": "none", "bounding": {"clipping": "adaptive"}}, "set diagnostics = 'private'"),
         ({"diagnostics": "none", "bounding": {"method": "logit", "clipping": "automatic"}}, "not for 'logit'"),

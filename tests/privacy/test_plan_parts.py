@@ -50,7 +50,7 @@ BOUNDING = [
     *rows("clip_norm must be positive", *({"clip_norm": bad} for bad in (0.0, -1.0, 1e10, math.nan, math.inf))),
     *rows("max_group_size must be at least 2", {"max_group_size": 1}),
     *rows("clipping must be", {"clipping": "soft"}),
-    *rows("nothing to do without privacy", NONE | {"clipping": "automatic", "stability": 0.1}),
+    *rows("no effect without privacy", NONE | {"clipping": "automatic", "stability": 0.1}),
     *rows("not for 'logit'", BATCH | {"method_name": "logit", "clipping": "automatic", "stability": 0.1}),
     *rows("stability must be positive", {"stability": 0.1}, {"clipping": "automatic"}),
     *rows("stability must be positive", {"clipping": "automatic", "stability": math.nan}),
@@ -79,9 +79,9 @@ TOGETHER = [
     *rows("the sensitivity of method 'sample' is for single records", BATCH | USERS | {"method_name": "sample"}),
     *rows("noise_multiplier must be 0", NONE | {"noise_multiplier": 1.0}),
     *rows("noise_multiplier must be positive", {"noise_multiplier": 0.0}),
-    *rows("method 'sample' is not: use", BATCH | {"method_name": "sample", "noise_kind": "discrete"}),
+    *rows("method 'sample' does not have: use", BATCH | {"method_name": "sample", "noise_kind": "discrete"}),
     *rows("set diagnostics = 'private'", {"clipping": "adaptive"}),
-    *rows("has nothing to do without privacy", NONE | {"progress": PROGRESS}),
+    *rows("has no effect without privacy", NONE | {"progress": PROGRESS}),
     *rows(r"progress.phase must lie in 1\.\.10", {"progress": PROGRESS | {"phase": 11}}),
 ]
 
