@@ -78,7 +78,7 @@ def bases() -> str:
             lines.append(f"| {count:,} {name} | {' | '.join(cells)} | {_mean(of_kinds['generated'].get(None))} |")
     usual, most = (100 * found for found in (statistics.median(spreads), max(spreads)))
     said = (
-        f"Each cell: epsilon {', '.join(f'{epsilon:g}' for epsilon in _SHOWN)}. Means over five draws of the noise; their "
+        f"Each cell: epsilon {', '.join(map(_said, _SHOWN))}. Means over five draws of the noise; their "
         f"standard deviation is {usual:.1f} as a rule and {most:.1f} at most. {_UNMEASURED}: not measured."
     )
     return "\n".join([*lines, "", said])
@@ -98,7 +98,7 @@ def ratios() -> str:
                     counts = {name: count or max(row["records"] for row in found["rows"]) for name, found in sets.items()}
                     sums.append(sum(statistics.mean(_of_basis(name, own, basis)[epsilon]) for name, own in counts.items()))
                 cells.append(f"{sums[0] / sums[1]:.2f}")
-            lines.append(f"| {said} | {epsilon:g} | {' | '.join(cells)} |")
+            lines.append(f"| {said} | {_said(epsilon)} | {' | '.join(cells)} |")
     names = ", ".join(sets)
     return "\n".join(
         [*lines, "", f"Mean R@10 over three sets ({names}), divided by that of a random basis and the last layers."]
@@ -124,6 +124,10 @@ def _of_basis(name: str, count: int, kind: str) -> dict[float | None, list[float
     """Figures of five draws, by epsilon."""
     rows = figures(_BASES)["sets"][name]["rows"]
     return {row["epsilon"]: row["figures"] for row in rows if (row["records"], row["basis"]) == (count, kind)}
+
+
+def _said(epsilon: float) -> str:
+    return str(epsilon).removesuffix(".0")
 
 
 def _mean(found: list[float] | None) -> str:

@@ -66,7 +66,7 @@ def test_public_rows_give_the_basis_of_a_run_with_a_public_store(pairs, tmp_path
         for number, picture in enumerate(np.random.default_rng(5).integers(0, 255, (150, 16, 16, 3), dtype=np.uint8)):
             writer.add(RecordInput(str(number), picture, (f"a large {('red', 'blue', 'green')[number % 3]} circle",)))
     stores = {"stores": str(tmp_path / "stores")}
-    options = {"dimensions": 12, "basis": "store"}
+    options = {"dimensions": 12, "basis": "store", "layers": "last"}
     tree = pairs | {"public": {"path": str(tmp_path / "given")}, "data": pairs["data"] | stores}
     run = pretrain(parse_config(tree | {"bounding": {"method": "moments", "options": options}}), tmp_path / "run")
 

@@ -267,7 +267,7 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant, monkey
         ({"objective": {"bias": 3.0}}, "'objective.bias' has no effect with objective.name = 'infonce'"),
         ({"bounding": {"method": "batch", "group_size": 4}}, "it contrasts the whole batch"),
         ({"bounding": {"method": "none"}, "privacy": {"epsilon": 8.0, "delta": 1e-6}}, "'privacy.epsilon' and 'privacy.delta'"),
-        ({"bounding": {"method": "dpcl"}, "privacy": {"accountant": "rdp"}}, "accounted for by RDP alone"),
+        ({"bounding": {"method": "dpcl"}, "privacy": {"accountant": "rdp"}}, "only RDP can account"),
         ({"public": {"records": 7}}, "set bounding.method = 'public'"),
         ({"bounding": {"max_batch": 50}}, "set bounding.method = 'batch', 'logit' or 'sample', or leave it out"),
         ({"model": {"stem": "imagenet"}}, "set model.image = 'resnet18', 'resnet34' or 'resnet50', or leave it out"),

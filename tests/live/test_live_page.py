@@ -239,4 +239,4 @@ def test_a_text_finds_the_public_pictures_nearest_to_it(make, tiny, monkeypatch,
     pixels = store.images(np.sort(store.smallest(store.within("train"), 60))[:1], 16, "crop", "bicubic")[0]
     first = Image.open(io.BytesIO(base64.b64decode(found.pictures[0].partition(",")[2])))
     assert np.array_equal(np.asarray(first), pixels.permute(1, 2, 0).numpy())
-    assert "Say what" in Retrieval(store.path).find(run.path, "  ").trouble
+    assert "Enter a text" in Retrieval(store.path).find(run.path, "  ").trouble

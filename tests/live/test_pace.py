@@ -92,7 +92,7 @@ def test_a_run_whose_process_died_here_is_stopped_at_once(make):
     (run.path / ".lock-holder").write_text("another machine")  # whose locks are not seen here
     assert Scan(run.path).all()[0].state == "running"
     seen = Scan(run.path, clock=lambda: 1e10).all()[0]
-    assert seen.state == "stopped" and "cannot see" in overview(seen)[0].shown
+    assert seen.state == "stopped" and "on another machine" in overview(seen)[0].shown
 
 
 @pytest.mark.parametrize(("set_back", "state"), [(5.0, "running"), (3600.0, "stopped")])
