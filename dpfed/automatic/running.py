@@ -111,7 +111,7 @@ def refuse_another(request: Request, folder: str | Path) -> None:
         if value != other:
             value, other = ("its default" if one is None else one for one in (value, other))
             raise UserError(
-                f"{folder} holds a run with {name} = {value}, and {other} is asked for now: choose another folder, or ask for "
-                "the same. [automatic-other-run]",
+                f"{folder} holds a run with {name} = {value}, but this request has {other}: choose another folder, or give the "
+                "same value. [automatic-other-run]",
                 command="On the command line: --run DIR",
             )

@@ -113,7 +113,7 @@ def train(planned: list[Planned], progress: Progress) -> None:
             Preflight.of(config, folder)
     advance = progress.stage("runs", len(runs))
     for done, (folder, config) in enumerate(runs.items(), start=1):
-        progress.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'training'}")
+        progress.note(f"{config.name}: {'already finished' if RunDirectory(folder).finished else 'training'}")
         pretrain(config, folder, progress, resume=True)
         advance(done)
 
