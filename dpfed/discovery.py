@@ -164,8 +164,8 @@ def named(name: str, key: str) -> Any:
     module, _, attribute = name.partition(":")
     if in_python(name):
         raise UserError(
-            f"{key} = {name!r} was passed in Python, so no import path leads to it: run the script that started this run again, "
-            "or name a function in a module of your own. [part-in-python]"
+            f"{key} = {name!r} was passed in Python, so no import path leads to it: run the script that started this run "
+            "again, or name a function in a module of your own. [part-in-python]"
         )
     try:
         with current_folder_last():
