@@ -113,7 +113,7 @@ class Over:
 
 
 class Trainer:
-    """Pretrains a model of your own on records of your own under differential privacy.
+    """A trainer that pretrains a model of your own on records of your own under differential privacy.
 
     Args:
         model: Encoder (any module from images to features), a `SimCLR` or a `TwoTower` around encoders, or another model that
