@@ -1,6 +1,6 @@
 """dpfed: contrastive pretraining on private records under differential privacy.
 
-The few names that a program needs; everything else is in the rooms of the house (CONTRIBUTING.md).
+This module exports the few names that a program needs. CONTRIBUTING.md describes the other packages.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import sys
 import dpfed
 
 if dpfed.__file__ is None:
-    # A folder of this name, such as a checkout, lies in the working directory. Python prefers it to a package that the finder
-    # of an editable installation knows. It is none of this program's, so it is passed over, also in processes that it starts.
+    # The working directory contains a folder named dpfed, such as a checkout. Python prefers that folder to the package of an
+    # editable installation. The folder is not this program, so this process and those that it starts skip it.
     sys.path = [path for path in sys.path if not os.path.isdir(os.path.join(path, "dpfed"))]
     del sys.modules["dpfed"]
 
@@ -15,14 +15,14 @@ from dpfed.console.interruption import Interrupted, end_at_once, exit_code, inte
 
 
 def main() -> None:
-    """Entry point. Ctrl-C is answered from the first import on, until the last line."""
+    """Runs the command line. Ctrl-C is handled from the first import to the last line."""
     try:
         with interruptible():
             try:
                 from dpfed.cli import main as run_command
 
                 run_command()
-            except BaseException as error:  # an interruption, and what an import makes of one
+            except BaseException as error:  # an interruption, or the error into which an import turns one
                 if exit_code() is None:
                     raise
                 raise Interrupted from error

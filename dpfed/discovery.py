@@ -1,12 +1,12 @@
-"""What is found by its name: methods of bounding, what rooms add that an installation may lack, and parts of other packages.
+"""Discovery by name: dpfed's own parts, optional subpackages, parts of other packages, and objects of the user.
 
-Packages announce parts by entry points, of a group for each `Kind`: a loss is an `Objective`, a method a `Method`, an importer
-a subclass of `Importer`, an encoder a function that returns a module. dpfed announces its own in ``dpfed/entry_points.txt``,
-which the build copies into the package's metadata. dpfed itself reads that file, because the metadata of a checkout are as old
-as its installation.
+Packages announce parts by entry points, in one group for each `Kind`: a loss is an `Objective`, a method a `Method`, an
+importer a subclass of `Importer`, and an encoder a function that returns a module. dpfed lists its own parts in
+``dpfed/entry_points.txt``, which the build copies into the package's metadata. dpfed itself reads that file, because the
+metadata of a checkout are as old as its installation.
 
-These rooms are `dpfed.baselines` (methods for comparison, BatchNorm) and `dpfed.reproduce` (the papers' experiments and data
-sets). Nothing needs them, and nothing else names them.
+The optional subpackages (rooms) are `dpfed.baselines` (methods for comparison, BatchNorm) and `dpfed.reproduce` (the papers'
+experiments and data sets). No other package requires or names them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,22 @@ _OWN_POINTS = Path(__file__).with_name("entry_points.txt")
 
 
 def has(room: str) -> bool:
-    """Whether a room is installed."""
+    """Returns whether a subpackage of dpfed, such as ``baselines``, is installed."""
     return importlib.util.find_spec(f"dpfed.{room}") is not None
 
 
 def part(room: Room, name: str) -> ModuleType:
-    """A file or folder of a room that is installed, by its name."""
+    """Imports a module of an installed optional subpackage.
+
+    Args:
+        room: Name of the optional subpackage.
+        name: Name of the module in it.
+    """
     return importlib.import_module(f"dpfed.{room}.{name}")
 
 
 def methods() -> dict[str, str]:
-    """The module of every method of bounding by the method's name; none is loaded, for most runs need one."""
+    """Returns the module of every bounding method by the method's name. It imports none, because most runs need only one."""
     return {name: part.module for name, part in shipped("methods").items()}
 
 
@@ -55,11 +60,11 @@ class Announced:
     """A part that a package announces by an entry point.
 
     Attributes:
-        name: by which a configuration names it.
-        package: that announces it.
-        version: of the package.
-        module: that holds it.
-        attribute: of the module.
+        name: Name of the part in a configuration.
+        package: Name of the package that announces the part.
+        version: Version of the package.
+        module: Full name of the module that contains the part.
+        attribute: Attribute of the module, dotted if it is nested.
     """
 
     name: str
@@ -69,10 +74,10 @@ class Announced:
     attribute: str
 
     def load(self) -> Any:
-        """The part itself.
+        """Imports the part and returns it.
 
         Raises:
-            UserError: if it cannot be imported.
+            UserError: If the part cannot be imported.
         """
         try:
             found = importlib.import_module(self.module)
@@ -87,18 +92,21 @@ class Announced:
 
     @property
     def place(self) -> str:
-        """``module:attribute``, by which a configuration may name it, too."""
+        """The name ``module:attribute``, which a configuration may also use."""
         return f"{self.module}:{self.attribute}"
 
     @property
     def said(self) -> str:
-        """What it is, in words: its name, package and version, its module, and the hash of the module's file."""
+        """A description: name, package, version and module of the part, and the hash of the module's file."""
         digest = file_digest(self.module) or "not known"
         return f"'{self.name}' of {self.package} {self.version} ({self.module}, SHA-256 {digest})"
 
 
 def shipped(kind: Kind) -> dict[str, Announced]:
-    """dpfed's own parts of a kind, by name, in the order of ``entry_points.txt``; without those of rooms that are missing."""
+    """Returns dpfed's own parts of a kind, by name, in the order of ``entry_points.txt``.
+
+    Parts of optional subpackages that are not installed are left out.
+    """
     points = [(name, *place.split(":")) for name, place in _own_points()[f"dpfed.{kind}"].items()]
     return {
         name: Announced(name, "dpfed", __version__, module, attribute)
@@ -108,14 +116,14 @@ def shipped(kind: Kind) -> dict[str, Announced]:
 
 
 def announced(kind: Kind) -> dict[str, Announced]:
-    """The parts of a kind that other packages announce, by name: entry points of ``dpfed.losses`` and so on.
+    """Returns the parts of a kind that other packages announce, by name: entry points of a group such as ``dpfed.losses``.
 
     Raises:
-        UserError: if two packages announce the same name.
+        UserError: If two packages announce the same name.
     """
     found: dict[str, Announced] = {}
     for point in _entry_points().select(group=f"dpfed.{kind}"):
-        if point.module.partition(".")[0] == "dpfed":  # see `shipped`
+        if point.module.partition(".")[0] == "dpfed":  # `shipped` returns these
             continue
         package, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
         part = Announced(point.name, package, version, point.module, point.attr)
@@ -128,29 +136,36 @@ def announced(kind: Kind) -> dict[str, Announced]:
 
 
 def file_digest(module: str) -> str | None:
-    """The first half of the SHA-256 of a module's file; ``None``: it has none that can be found. Nothing is imported."""
+    """Computes the first 16 hexadecimal digits of the SHA-256 of a module's file, without importing the module.
+
+    Args:
+        module: Full name of the module.
+
+    Returns:
+        The digits; ``None`` if the module has no file that can be found.
+    """
     source = find_source(module)
-    origin = source.file if source else getattr(sys.modules.get(module), "__file__", None)  # compiled, or the main module
+    origin = source.file if source else getattr(sys.modules.get(module), "__file__", None)  # a compiled module, or __main__
     if origin is None or not Path(origin).is_file():
         return None
     return hashlib.sha256(Path(origin).read_bytes()).hexdigest()[:16]
 
 
 def named(name: str, key: str) -> Any:
-    """The object that a configuration names: ``package.module:object``. Modules of the current folder are found, too.
+    """Imports the object that a configuration names. Modules of the current folder are found, too.
 
     Args:
-        name: of the object.
-        key: of the configuration, for messages.
+        name: Name of the object, ``package.module:object``.
+        key: Configuration key that holds the name, for messages.
 
     Raises:
-        UserError: if it is not there, cannot be imported, or was handed over in Python.
+        UserError: If the object does not exist, cannot be imported, or was passed in Python.
     """
     module, _, attribute = name.partition(":")
     if in_python(name):
         raise UserError(
-            f"{key} = {name!r} was handed over in Python, and no name leads to it: run the script that began this run again, "
-            "or name a function of a module of yours. [part-in-python]"
+            f"{key} = {name!r} was passed in Python, so no import path leads to it: run the script that started this run "
+            "again, or name a function in a module of your own. [part-in-python]"
         )
     try:
         with current_folder_last():
@@ -165,7 +180,7 @@ def named(name: str, key: str) -> Any:
         if not hasattr(found, part):
             raise UserError(f"{key} = {name!r}: the module {module} has no {part!r}. [part-missing]")
         found = getattr(found, part)
-        if isinstance(found, ModuleType):  # whoever reads the name should see whose code it is
+        if isinstance(found, ModuleType):  # the name should show which module contains the code
             raise UserError(
                 f"{key} = {name!r} leads through {part!r} to another module: name an object of that module, as in "
                 f"{found.__name__}:object. [part-module]"
@@ -174,15 +189,15 @@ def named(name: str, key: str) -> Any:
 
 
 def call_named(name: str, key: str, options: dict[str, Any]) -> Any:
-    """What a function by name returns.
+    """Calls the function that a configuration names, and returns its result.
 
     Args:
-        name: of the function.
-        key: of the configuration, for messages.
-        options: its arguments.
+        name: Name of the function, ``package.module:function``.
+        key: Configuration key that holds the name, for messages.
+        options: Keyword arguments of the function.
 
     Raises:
-        UserError: for a name that leads to nothing that can be called, or if it fails.
+        UserError: If the object does not exist or cannot be called, or if the call fails.
     """
     function = named(name, key)
     if not callable(function):
@@ -191,15 +206,17 @@ def call_named(name: str, key: str, options: dict[str, Any]) -> Any:
 
 
 def object_named(name: str, key: str, options: dict[str, Any]) -> Any:
-    """An object by name that can be called; a class, and whatever has options, is called first to make it.
+    """Returns the callable that a configuration names.
+
+    If the name leads to a class, or if there are options, the named object is called first, and its result is returned.
 
     Args:
-        name: of the object.
-        key: of the configuration, for messages.
-        options: arguments of what makes it.
+        name: Name of the object, ``package.module:object``.
+        key: Configuration key that holds the name, for messages.
+        options: Keyword arguments of the first call.
 
     Raises:
-        UserError: for a name that leads to something else.
+        UserError: If the object does not exist, if the first call fails, or if the result cannot be called.
     """
     found = named(name, key)
     made = _call(found, name, key, options) if inspect.isclass(found) or options else found
@@ -218,16 +235,23 @@ def _call(function: Callable[..., Any], name: str, key: str, options: dict[str, 
 
 
 def other_part(key: str, name: str, expected: str, found: object) -> UserError:
-    """The error for an object by name that is of another kind."""
+    """Makes the error for a named object of an unexpected kind.
+
+    Args:
+        key: Configuration key that holds the name.
+        name: Name of the object.
+        expected: Verb phrase that describes the expected kind, such as ``"is a function"``.
+        found: Object that the name leads to.
+    """
     return UserError(f"{key} = {name!r}: expected something that {expected}, got {type(found).__name__}. [part-other]")
 
 
 def said_of(value: object, name: str | None = None) -> str:
-    """A part of the user's own in words: its name, package and version, and the hash of its module's file.
+    """Describes a part of the user's own: its name, its package with version, and the hash of its module's file.
 
     Args:
-        value: the object, or what made it.
-        name: in the configuration; default: that of the object, or of its class.
+        value: The part, or the class or function that made it.
+        name: Name of the part in the configuration; default: the part's own name, or that of its class.
     """
     kind = value if hasattr(value, "__qualname__") else type(value)
     module = name.partition(":")[0] if name and not in_python(name) else getattr(kind, "__module__", None) or "?"
@@ -237,7 +261,7 @@ def said_of(value: object, name: str | None = None) -> str:
 
 
 def package_of(module: str) -> str | None:
-    """The installed package that a module belongs to, with its version; ``None``: it belongs to none."""
+    """Returns name and version of the installed package that contains a module; ``None``: no package contains it."""
     package = _packages().get(module.partition(".")[0], [None])[0]
     return f"{package} {importlib.metadata.version(package)}" if package else None
 

@@ -23,19 +23,19 @@ from dpfed.models.inputs import Pictures, square_images, texts
 from dpfed.models.moments import features_of
 from dpfed.paths import path_of
 
-if TYPE_CHECKING:  # pictures of a report need matplotlib, and scikit-learn takes a second
+if TYPE_CHECKING:  # the report's pictures need matplotlib, and importing scikit-learn takes a second
     from dpfed.data.store.records import RecordStore
     from dpfed.features.pictures import PictureFeatures
     from dpfed.report.gallery import Gallery
 
 
 class Encoder:
-    """Turns images, and captions where the model has a text tower, into vectors.
+    """A trained model that turns images into vectors, and captions, too, if it has a text tower.
 
     Attributes:
-        model: the underlying module, in evaluation mode.
-        size: side of the square images that it sees, pixels.
-        preprocessing: how images become square and are normalised.
+        model: Underlying module, in evaluation mode.
+        size: Side of the square images that the model reads, pixels.
+        preprocessing: Preprocessing that makes images square and normalises them.
     """
 
     def __init__(
@@ -46,52 +46,60 @@ class Encoder:
         self._views = ImageViews(ViewsConfig(), self.preprocessing)
 
     def features(self, images: Pictures) -> Tensor:
-        """Frozen backbone features, or what released moments made of them, for k-NN, probes and other models.
+        """Computes features for k-NN, probes and other models.
+
+        The features come from the frozen backbone; in a model of private moments, its released heads transform them.
 
         Args:
-            images: a PIL image of any size and mode, a uint8 array ``(H, W, 3)`` or, grey, ``(H, W)``, or a uint8 tensor
+            images: A PIL image of any size and mode, a uint8 array ``(H, W, 3)`` or, grey, ``(H, W)``, or a uint8 tensor
                 ``(3, H, W)``; a list of these; an array ``(n, H, W, 3)`` or tensor ``(n, 3, H, W)``. All become square in
                 the same way, so one picture has the same features in every form.
 
         Returns:
-            ``(n, F)`` float32; n is 1 for one image.
+            The features, ``(n, F)`` float32; n is 1 for one image.
 
         Raises:
-            UserError: for something else, such as floats, or for no image.
+            UserError: If `images` has another form, such as floats, or contains no image.
         """
         return self._run(features_of(self.model), images)
 
     def embed_images(self, images: Pictures) -> Tensor:
-        """``(n, D)`` L2-normalised embeddings in the space of the contrast; see `features`."""
+        """Computes L2-normalised embeddings of images, ``(n, D)``, in the space of the contrastive loss; see `features`."""
         return self._run("embed_images", images)
 
     @torch.inference_mode()
     def embed_text(self, captions: str | Iterable[str]) -> Tensor:
-        """``(n, D)`` L2-normalised embeddings of captions, of one or of several.
+        """Computes L2-normalised embeddings of captions, ``(n, D)``.
+
+        Args:
+            captions: One caption, or several.
 
         Raises:
-            UserError: if the model has no text tower, or for anything but texts.
+            UserError: If the model has no text tower, or a caption is not text.
         """
         if self._tokenizer is None:
             raise UserError("this encoder has no text tower: it was trained with model.kind = 'image'. [model-folder-no-text]")
         return method_of(self.model, "embed_text")(self._tokenizer(texts(captions)).to(self._device))
 
     def transformer(self, contrast: bool = False) -> PictureFeatures:
-        """This encoder as a transformer of scikit-learn, which reads lists of pictures.
+        """Returns this encoder as a scikit-learn transformer that reads lists of pictures.
 
         Args:
-            contrast: `embed_images` in the place of `features`.
+            contrast: Whether the transformer returns `embed_images` instead of `features`.
         """
         from dpfed.features.pictures import PictureFeatures
 
         return PictureFeatures(self, contrast)
 
     def gallery(self, store: RecordStore, config: Config) -> Gallery | None:
-        """Pictures of a public store as the model sees them: search by text, neighbours, and a map; else ``None``.
+        """Builds a gallery of a public store's pictures: search by text, neighbours, and a map.
 
         Args:
-            store: the records.
-            config: of a run; ``evaluation`` chooses which records.
+            store: Record store.
+            config: Configuration of a run; its section ``evaluation`` selects the records.
+
+        Returns:
+            The gallery; ``None`` if the store is not public.
         """
         from dpfed.evaluation.features import Embedder
         from dpfed.report.pictures import build_gallery
@@ -118,10 +126,10 @@ def load(folder: str | Path) -> Encoder:
     """Loads the encoder of a run.
 
     Args:
-        folder: a run directory, or its ``model/``.
+        folder: Run directory, or its ``model/`` folder.
 
     Raises:
-        UserError: if there is no model, or it is damaged.
+        UserError: If the folder contains no model, or the model is damaged.
     """
     folder = path_of(folder, "the folder of a run or of its model")
     if (folder / "config.toml").is_file():

@@ -1,4 +1,4 @@
-"""What ends a command in one sentence: a mistake that the user can fix, and Ctrl-C."""
+"""Exceptions that end a command with one sentence: a mistake that the user can fix, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MOST = 12  # names that a message lists
-_LONGEST = 2000  # characters of a message; what is in the way is a name or a cell that somebody filled with nonsense
-_END = 600  # characters of its end, which says what to do
+_LONGEST = 2000  # characters of a message; only a quoted name or cell full of nonsense makes a message longer
+_END = 600  # characters that a shortened message keeps of its end, which says what to do
 _CODE = re.compile(r" \[([a-z0-9]+(?:-[a-z0-9]+)+)\]$")
 
 
@@ -23,13 +23,14 @@ class UserError(Exception):
     """A mistake that the user can fix.
 
     The message is one clear sentence (or two): what was given, what was expected, what to do. It ends with a code, such as
-    ``[store-format]``, which stays when the sentence becomes a better one. The command line prints the message without a
-    traceback and exits with code 2.
+    ``[store-format]``, which stays when the wording is improved. The command line prints the message without a traceback and
+    exits with code 2.
 
     Args:
-        message: for whoever is at the machine where the records are.
-        public: the same without names of records, for the logs of a cluster, with the message's code; default: the message.
-        command: what to type on the command line, a sentence that only the command line adds: a program has no options.
+        message: Message for the user of the machine where the records are.
+        public: The same message without names of records, for the logs of a cluster; the constructor appends the code of
+            `message`. Default: `message`.
+        command: Sentence about what to type on the command line. Only the command line prints it: a program has no options.
     """
 
     def __init__(self, message: str, public: str | None = None, command: str = "") -> None:
@@ -39,31 +40,34 @@ class UserError(Exception):
         self.command = command
 
     def _render_traceback_(self) -> list[str]:
-        """In a notebook, shows the sentence without dpfed's stack frames."""
+        """Returns the message alone, so that a notebook shows it without dpfed's stack frames."""
         return [f"{type(self).__name__}: {self}"]
 
     @property
     def code(self) -> str:
-        """The code at the end of the message, such as ``store-format``; "" for none."""
+        """The code at the end of the message, such as ``store-format``; ``""``: the message has none."""
         found = _CODE.search(str(self))
         return found[1] if found else ""
 
     @property
     def sentence(self) -> str:
-        """The message without its code, to be quoted in another one."""
+        """The message without its code, for quoting in another message."""
         return _CODE.sub("", str(self))
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, with a sentence for the user: how far it came, and which command resumes it."""
+    """Ctrl-C, with a sentence for the user: how far the command got, and which command resumes it."""
 
 
 @contextlib.contextmanager
 def goes_on(sentence: Callable[[], str]) -> Iterator[None]:
-    """Gives a Ctrl-C within the block its sentence.
+    """Turns a Ctrl-C within the block into `Stopped`, with a sentence for the user.
 
     Args:
-        sentence: is called then.
+        sentence: Function that makes the sentence; it is called only after a Ctrl-C.
+
+    Raises:
+        Stopped: If Ctrl-C interrupts the block.
     """
     try:
         yield
@@ -75,7 +79,7 @@ def short_traceback(function: Callable[P, R]) -> Callable[P, R]:
     """Shortens the traceback of a `UserError` to the caller's line; DPFED_TRACEBACK=1 keeps the whole traceback.
 
     Args:
-        function: a function that users' programs call.
+        function: Function that users' programs call.
     """
 
     @functools.wraps(function)
@@ -91,7 +95,7 @@ def short_traceback(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Notice(UserWarning):
-    """Something that a run does by itself and that the user should know. The command line prints it as a note."""
+    """A warning about something that dpfed did without being told to. The command line prints it as a note."""
 
 
 def _shortened(message: str) -> str:
@@ -102,11 +106,12 @@ def nearest(given: str, valid: Iterable[str]) -> str:
     """Suggests the valid name nearest to a misspelt one.
 
     Args:
-        given: what the user wrote.
-        valid: the names that would have been right.
+        given: Name that the user wrote.
+        valid: Valid names.
 
     Returns:
-        A phrase such as ``did you mean 'batch'?`` or, when nothing is near, ``valid: a, b, c`` (of many, a dozen).
+        A phrase such as ``did you mean 'batch'?`` or, if no name is near, ``valid: a, b, c`` (at most 12 names, and the number
+        of the others).
     """
     names = sorted(valid)
     match = difflib.get_close_matches(given, names, n=1, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""A trained encoder of the user's own, with the images prepared as its records were."""
+"""A trained encoder of the user's own, which prepares images as evaluation prepared the records of its run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dpfed.errors import UserError
 from dpfed.models.contract import method_of
 from dpfed.models.folder import load_weights_into
 
-_TOGETHER = 64  # images in a pass
+_TOGETHER = 64  # images in a forward pass
 
 
 class OwnEncoder:
-    """Turns images, and captions where the model has a text tower, into vectors.
+    """A trained model that turns images into vectors, and captions, too, if it has a text tower.
 
     Attributes:
-        module: the encoder as it was given, trained, in evaluation mode: images ``(n, C, H, W)`` -> features ``(n, F)``.
-        model: the whole model, with its heads.
-        plain: makes ``(C, H, W)`` of an image, as evaluation does.
+        module: Encoder that the user gave, trained, in evaluation mode: images ``(n, C, H, W)`` -> features ``(n, F)``.
+        model: Whole model, with its heads.
+        plain: Function that turns an image into a tensor ``(C, H, W)``, as evaluation does.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class OwnEncoder:
 
     @classmethod
     def of(cls, model: nn.Module, run: RunDirectory, records: Records, views: Views | None, config: Config) -> OwnEncoder:
-        """The encoder of a finished run.
+        """Loads the weights of a finished run into its model, and returns the encoder.
 
         Args:
-            model: gets the weights that the run published.
-            run: that trained it.
-            records: of the run.
-            views: of the run; ``None``: the default ones.
-            config: of the run.
+            model: Model of the run; the weights that the run published are loaded into it.
+            run: Directory of the run.
+            records: Records of the run.
+            views: Views of the run; ``None``: the default views.
+            config: Configuration of the run.
         """
         channels, height, width = config.views.shape or (3, 0, 0)
         transform = simclr_transform(height) if views is None else views.transform
@@ -57,26 +57,32 @@ class OwnEncoder:
         return cls(model, plain, getattr(model, "tokenizer", None), records.parts)
 
     def features(self, images: Any) -> Tensor:
-        """Features of images, for k-NN, probes and other models.
+        """Computes features of images, for k-NN, probes and other models.
 
         Args:
-            images: an item as the data set gives it, a list of items or images, or a data set.
+            images: An item as the data set gives it, a list of items or images, a tensor ``(n, C, H, W)``, or a data set.
 
         Returns:
-            ``(n, F)`` float32 on the CPU; n is 1 for one image.
+            The features, ``(n, F)`` float32 on the CPU; n is 1 for one image.
+
+        Raises:
+            UserError: If `images` is empty, or an image cannot be used.
         """
         return self._run("features", images)
 
     def embed_images(self, images: Any) -> Tensor:
-        """``(n, D)`` embeddings of unit length in the space of the contrast; see `features`."""
+        """Computes L2-normalised embeddings of images, ``(n, D)``, in the space of the contrastive loss; see `features`."""
         return self._run("embed_images", images)
 
     @torch.inference_mode()
     def embed_text(self, captions: str | Iterable[str]) -> Tensor:
-        """``(n, D)`` embeddings of unit length of one caption, or of several.
+        """Computes L2-normalised embeddings of captions, ``(n, D)`` float32 on the CPU.
+
+        Args:
+            captions: One caption, or several.
 
         Raises:
-            UserError: if the model has no text tower.
+            UserError: If the model has no text tower.
         """
         if self._tokenizer is None:
             raise UserError("this encoder has no text tower. [encoder-no-text]")
@@ -112,7 +118,7 @@ class OwnEncoder:
 
 
 def _each(images: Any) -> list[Any]:
-    """The items of a list, of a tensor ``(n, C, H, W)`` or of a data set; otherwise the one item that it is."""
+    """Lists the items of a list, of a tensor ``(n, C, H, W)`` or of a data set; any other object is one item."""
     if isinstance(images, list) or (isinstance(images, Tensor) and images.dim() == 4):
         return list(images)
     is_item = isinstance(images, Tensor | np.ndarray | Image.Image | Mapping | tuple | str)

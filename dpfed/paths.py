@@ -1,4 +1,4 @@
-"""Paths on this machine, as people write them, and how it is reached: never through a proxy."""
+"""Paths on this machine as users write them, and proxy settings that exempt connections within the machine."""
 
 from __future__ import annotations
 
@@ -13,30 +13,35 @@ from dpfed.errors import UserError
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 STORE_HEADER = "store.json"
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")  # a Path of it has one slash
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")  # one slash: a Path turns "s3://" into "s3:/"
 _LONGEST, _LONGEST_PART = 4095, 255  # bytes of a path and of each name in it, on common file systems
 
 
 def local_path(given: str | os.PathLike[str], what: str) -> Path:
-    """The absolute path of a place, see `path_of`; ``a/..`` means what it says whether or not there is an ``a``."""
+    """Returns the absolute path of a file or folder; see `path_of`. ``a/..`` is resolved even if ``a`` does not exist.
+
+    Args:
+        given: Path that the user wrote.
+        what: Description of the path, for messages.
+    """
     path = path_of(given, what).absolute()
     if ".." not in path.parts:
         return path
     try:
         return path.resolve()
-    except (OSError, RuntimeError):  # links in a circle: whoever opens it says so
+    except (OSError, RuntimeError):  # circular links: opening the path will report them
         return path
 
 
 def path_of(given: str | os.PathLike[str], what: str) -> Path:
-    """The path of a place, as it was given.
+    """Checks the path of a file or folder, and returns it as it was given, relative or absolute.
 
     Args:
-        given: what the user wrote.
-        what: what it is the place of, for messages.
+        given: Path that the user wrote.
+        what: Description of the path, such as ``"the folder of a run"``, for messages.
 
     Raises:
-        UserError: when it is empty, which would silently mean the current folder, is an address, or cannot be a file's name.
+        UserError: If the path is empty, which would silently mean the current folder, is an address, or cannot name a file.
     """
     if not isinstance(given, str | os.PathLike):
         raise UserError(f"{what} must be a path, a text or a pathlib.Path, got {given!r}. [path-type]")
@@ -45,12 +50,12 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
         raise UserError(f"{what} is empty; write '.' for the current folder. [path-empty]")
     if not _is_utf8(text) and _is_utf8_on_disk(text):
         raise UserError(
-            f"{what}, {os.fsencode(text).decode()}, has letters that Python cannot read, because it takes all names for "
+            f"{what}, {os.fsencode(text).decode()}, has letters that Python cannot read, because it decodes file names as "
             f"{sys.getfilesystemencoding()}: set PYTHONUTF8=1. [path-encoding]"
         )
     if "\0" in text or not _is_utf8(text):
         raise UserError(f"{what}, {text!r}, is not valid text in UTF-8; rename it, or choose another. [path-not-utf8]")
-    if is_url(text):  # which would silently mean a folder called "s3:"
+    if is_url(text):  # as a path, it would silently mean a folder named "s3:"
         raise UserError(f"{what}, {text}, is the address of another place: give a path on this machine. [path-address]")
     path = Path(text)
     try:
@@ -66,19 +71,25 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is an address such as ``s3://bucket/store``, which has no place on this machine's disk."""
+    """Returns whether a path is an address such as ``s3://bucket/store`` instead of a path on this machine's disk."""
     return bool(_URL.match(os.fspath(path)))
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Whether a path looks like a record store (it may still be damaged)."""
+    """Returns whether a path looks like a record store (the store may still be damaged)."""
     return (Path(path) / STORE_HEADER).is_file()
 
 
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings to add to an environment that names a proxy: connections within this machine must not go through it.
+    """Returns the variables to add to an environment that names a proxy; connections within this machine then bypass the proxy.
 
     gRPC, which Flower and Ray use, reads ``no_grpc_proxy`` or else ``no_proxy``, in small letters only.
+
+    Args:
+        environment: Environment variables.
+
+    Returns:
+        The variables with their values; empty if no proxy is named.
     """
     if not proxy_names(environment):
         return {}
@@ -92,12 +103,12 @@ def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def proxy_names(environment: Mapping[str, str]) -> list[str]:
-    """The variables that name a proxy; their values may hold a password."""
+    """Returns the names of the variables that name a proxy, but not their values, which may contain a password."""
     return sorted(name for name, value in environment.items() if value and name.lower() in _PROXIES)
 
 
 def proxy_hint() -> str:
-    """The end of a message about a connection that failed; empty where no proxy is set."""
+    """Returns the end of a message about a failed connection: a hint about the proxy; empty if no proxy is set."""
     names = proxy_names(os.environ)
     return f" A proxy is set ({', '.join(names)}): if the address needs none, add its host to no_proxy." if names else ""
 

@@ -1,4 +1,4 @@
-"""Who sees how far a run is. Nothing private reaches them."""
+"""Progress of commands: displays, durations and signs of life. Nothing private reaches a display."""
 
 from __future__ import annotations
 
@@ -11,32 +11,40 @@ from collections.abc import Callable, Iterator
 
 from dpfed.callbacks import Callback
 
-_SEEN = 20  # last changes that are remembered
-_APART = 0.25  # seconds: what is nearer says nothing of the pace, such as the records of one batch
+_SEEN = 20  # number of last measurements that are kept
+_APART = 0.25  # seconds; shorter intervals, as between the records of one batch, do not show the pace
 
 
 class Progress(Callback):
-    """Shows how far a command is: a terminal, a log, a notebook. As a `Callback` it also sees the steps of a run."""
+    """A display of a command's progress: a terminal, a log or a notebook. As a `Callback`, it also sees the steps of a run."""
 
     waits = True
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """A stage of `total` units begins; the result is called with how many are done."""
+        """Begins a stage.
+
+        Args:
+            name: Name of the stage.
+            total: Number of units in the stage; ``None``: unknown.
+
+        Returns:
+            A function to call with the number of units done so far.
+        """
         return lambda done: None
 
     def note(self, text: str) -> None:
-        """Something worth a line."""
+        """Shows a message, one line of text."""
 
 
 class Silent(Progress):
-    """Shows nothing."""
+    """A display that shows nothing."""
 
 
 class Throughput:
-    """Remembers what the last steps took. It stays in memory: a step's time depends on what it drew. Times are seconds.
+    """Durations of the last steps, in seconds. They stay in memory: a step's duration depends on the records that it drew.
 
     Attributes:
-        last: when the last step was done.
+        last: Time at which the last step ended, on the clock of `see`; ``None``: not known yet.
     """
 
     def __init__(self) -> None:
@@ -46,15 +54,16 @@ class Throughput:
         self.last: float | None = None
 
     def see(self, done: int, at: float, again: int = 0) -> None:
-        """So many steps were done at that time.
+        """Records how many steps were done at a time.
 
         Args:
-            done: steps that are over.
-            at: when the last of them was.
-            again: steps that were taken again, and interruptions, so far: the time that they took was none of new steps.
+            done: Number of steps done.
+            at: Time at which the last of them ended, seconds.
+            again: Number of repeated steps and interruptions so far. If it has changed, the time since the last call is not
+                counted, because new steps did not take all of it.
         """
         if self._point is None or done < self._point[0] or at < self._point[1]:
-            self._took.clear()  # the run was resumed from before, or another one took its place
+            self._took.clear()  # the run was resumed from an earlier step, or another run replaced it
         elif again == self._again:
             if done == self._point[0]:
                 return
@@ -66,16 +75,16 @@ class Throughput:
 
     @property
     def seconds(self) -> float | None:
-        """Of a step: the median of the last ones, so that a wait for a site does not count; ``None``: not known yet."""
+        """Seconds for one step: the median of the last steps, which ignores a wait for a site; ``None``: not known yet."""
         return statistics.median(self._took) if self._took else None
 
     def left(self, steps: int) -> float | None:
-        """Seconds that so many steps will take."""
+        """Estimates the seconds that a number of steps will take; ``None``: not known yet."""
         return None if self.seconds is None else self.seconds * steps
 
 
 def duration(seconds: float) -> str:
-    """A duration for people: coarser, the longer it is."""
+    """Formats a duration in seconds for people; the longer it is, the coarser the text."""
     if seconds < 100:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 6000:
@@ -84,14 +93,14 @@ def duration(seconds: float) -> str:
 
 
 def import_progress(progress: Progress, name: str = "records") -> Callable[..., None]:
-    """Progress of an import, which becomes a stage when it is called first: most runs import nothing.
+    """Shows the progress of an import. The stage begins at the first call of the result, because most runs import nothing.
 
     Args:
-        progress: who sees it.
-        name: what is counted.
+        progress: Display of the stage.
+        name: Name of what is counted.
 
     Returns:
-        To be called with how many are done, and of how many if that is known.
+        A function to call with the number of units done and, if it is known, the total number.
     """
     advance: Callable[[int], None] | None = None
 
@@ -107,13 +116,13 @@ def import_progress(progress: Progress, name: str = "records") -> Callable[..., 
 def signs_of_life(
     told: Callable[[str], None], what: str, every: float = 15.0, beside: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Says now and then, while the block runs, that it still does: for what takes minutes on a busy machine and counts nothing.
+    """Reports now and then that the block still runs, for work that takes minutes on a busy machine and has no units to count.
 
     Args:
-        told: hears it, in a thread of its own.
-        what: is done.
-        every: seconds until the first sign; each further one takes twice as long as the one before.
-        beside: what else there is to say then.
+        told: Function that receives each message, in a separate thread.
+        what: Description of the work, for the messages.
+        every: Seconds until the first message. Each further message comes when the running time has doubled.
+        beside: Function that returns text to append to a message.
     """
     ended, started = threading.Event(), time.monotonic()
 

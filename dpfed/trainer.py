@@ -1,4 +1,4 @@
-"""The library's front: a model, records, views, a loss and a promise of the user's own become a run like any other."""
+"""The library's main interface: `Trainer` runs private pretraining with the user's own model, records, views and loss."""
 
 from __future__ import annotations
 
@@ -42,24 +42,25 @@ from dpfed.training.optimizers import MakeOptimizer, MakeSchedule, OwnOptimizer
 
 @dataclass(frozen=True)
 class Privacy:
-    """The promise, and the mechanism that keeps it. Give `epsilon` or `noise_multiplier`.
+    """The privacy guarantee, and the mechanism that provides it. Give `epsilon` or `noise_multiplier`.
 
     Attributes:
-        epsilon: of the whole run; the noise is calibrated.
-        noise_multiplier: sigma, the standard deviation of the noise over the sensitivity; epsilon follows.
-        batch: B, expected records (or units) of a step; each is drawn with q = B/N.
-        steps: T.
-        group_size: S, expected records of a group, which are contrasted with each other.
-        clip_norm: C, the largest L2 norm of a group's gradient.
-        clipping: ``"fixed"`` to `clip_norm`, ``"automatic"`` (normalised) or ``"adaptive"``.
-        delta: default 1/(N ln N).
-        unit: ``"record"``, or ``"user"``: all records that share a unit (`Records(unit=...)`).
-        per_unit: the most records of a unit that take part in a step.
-        method: one of docs/methods.md.
-        options: of the method.
-        accountant: ``"pld"``, or ``"rdp"`` as in the papers.
-        noise: ``"gaussian"``, or ``"discrete"``: proven to the last bit.
-        seed: for tests only; a seed voids the secrecy of the noise, and the card says so.
+        epsilon: Epsilon of the whole run, to which the noise is calibrated.
+        noise_multiplier: Sigma, the standard deviation of the noise divided by the sensitivity; epsilon follows from it.
+        batch: B, expected number of records (or units) in a step; each is sampled with probability q = B/N.
+        steps: T, number of steps.
+        group_size: S, expected number of records in a group; the loss contrasts the records of a group with each other.
+        clip_norm: C, largest L2 norm of a group's gradient.
+        clipping: Kind of clipping: ``"fixed"`` to `clip_norm`, ``"automatic"`` (normalised) or ``"adaptive"``.
+        delta: Delta of the guarantee; default: 1/(N ln N).
+        unit: Unit that the guarantee protects: ``"record"``, or ``"user"``: all records that share a unit
+            (`Records(unit=...)`).
+        per_unit: Largest number of a unit's records that take part in a step.
+        method: Name of the bounding method, see docs/methods.md.
+        options: Options of the method.
+        accountant: Privacy accountant: ``"pld"``, or ``"rdp"`` as in the papers.
+        noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof covers the last bits.
+        seed: Seed, for tests only. A seed voids the secrecy of the noise, and the card says so.
     """
 
     epsilon: float | None = None
@@ -79,7 +80,7 @@ class Privacy:
     seed: int | None = None
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """The same as sections of a configuration; what is left at its default is left out."""
+        """Returns these settings as sections of a configuration, without those that have their default."""
         bounding = ("group_size", "clip_norm", "clipping", "method", "options")
         found: dict[str, dict[str, Any]] = {"privacy": {}, "bounding": {}}
         for name in self.__dataclass_fields__:
@@ -92,7 +93,7 @@ class Privacy:
 class Run(RunDirectory):
     """A finished run: its folder, and the encoder that it trained.
 
-    `card`, `results` and the others are paths: ``print(run.card.read_text())`` shows the privacy card.
+    `card`, `results` and the other files are paths: ``print(run.card.read_text())`` shows the privacy card.
     """
 
     def __init__(self, path: str | Path, encoder: OwnEncoder) -> None:
@@ -100,47 +101,48 @@ class Run(RunDirectory):
         self._encoder = encoder
 
     def encoder(self) -> OwnEncoder:
-        """The trained encoder, in evaluation mode."""
+        """Returns the trained encoder, in evaluation mode."""
         return self._encoder
 
 
 class Over:
-    """The steps of a run that is finished: none are left."""
+    """The remaining steps of a finished run: an empty iterable."""
 
     def __iter__(self) -> Iterator[StepSummary]:
         return iter(())
 
 
 class Trainer:
-    """Pretrains a model of your own on records of your own under differential privacy.
+    """A trainer that pretrains a model of your own on records of your own under differential privacy.
 
     Args:
-        model: an encoder (any module from images to features), a `SimCLR` or a `TwoTower` around encoders, or another model of
-            the contract. It is trained in place.
-        records: a data set with ``len()`` and ``[]``, `Records` of one, or a `RecordStore`.
-        privacy: the promise.
-        views: a transform, or `Views`. Default: crops, flips and colours of square images of `size` pixels.
-        loss: one of `dpfed.losses`, or any function of the embeddings of one group: ``loss(image (S, V, D))``, and of models
-            that read text ``loss(image (S, V, D), text (S, W, D))``; with a parameter ``label``, also ``(S,)`` int64, equal
-            where records share a class. It gives a scalar, the mean over the group's records. Default: InfoNCE.
-        optimizer: a function of the parameters that gives a torch optimizer with learning rates of its own, or keys of the
-            section ``[optimizer]`` as a mapping. Default: Adam with a rate of 1e-3.
-        schedule: a function of that optimizer that gives a torch scheduler, which is stepped after each step.
-        callbacks: look on while the model trains.
-        size: side of the images of the default views, pixels.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
-        precision: ``"fp32"`` or ``"bf16"``, of the forward pass.
-        progress: ``False``: nothing is shown; ``None``: bars in terminals and notebooks; or who sees the stages.
-        name: of the run, on its card.
-        settings: further keys of a configuration by section, such as ``{"training": {"checkpoint_every": 10}}``.
-        budget: lifetime budget of the records, over all runs: epsilon, or (epsilon, delta) (docs/budget.md).
+        model: Encoder (any module from images to features), a `SimCLR` or a `TwoTower` around encoders, or another model that
+            implements the contract of `dpfed.models.contract`. It is trained in place.
+        records: Data set with ``len()`` and ``[]``, `Records` of one, or a `RecordStore`.
+        privacy: Privacy guarantee and mechanism.
+        views: Transform, or `Views`. Default: random crops, flips and colours of square images of `size` pixels.
+        loss: Loss of `dpfed.losses`, or any function of the embeddings of one group: ``loss(image (S, V, D))``, or
+            ``loss(image (S, V, D), text (S, W, D))`` for models that read text. A parameter ``label``, if the function has
+            one, receives ``(S,)`` int64, equal where records share a class. The function returns a scalar, the mean over the
+            group's records. Default: InfoNCE.
+        optimizer: Function from the parameters to a torch optimizer with its own learning rates, or keys of the section
+            ``[optimizer]`` as a mapping. Default: Adam with a learning rate of 1e-3.
+        schedule: Function from that optimizer to a torch scheduler, which is stepped after each step.
+        callbacks: Callbacks that are called while the model trains.
+        size: Side of the images of the default views, pixels.
+        device: Device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
+        precision: Precision of the forward pass: ``"fp32"`` or ``"bf16"``.
+        progress: Display of the stages; ``None``: progress bars in terminals and notebooks; ``False``: no display.
+        name: Name of the run on its card.
+        settings: Further keys of the configuration, by section, such as ``{"training": {"checkpoint_every": 10}}``.
+        budget: Lifetime budget of the records for all runs together, epsilon or (epsilon, delta) (docs/budget.md).
 
     Attributes:
-        config: what a configuration says of all this.
-        model: the model.
+        config: Configuration that these arguments give.
+        model: Model, with heads around it if an encoder was given.
 
     Raises:
-        UserError: for a part that is of another kind, or settings that do not go together.
+        UserError: If an argument has another type, or settings contradict each other.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class Trainer:
         if isinstance(loss, Loss) and loss.objective:
             _prepare(self.model, loss, privacy.group_size)
         if size is not None and views is not None:
-            raise UserError("size= is that of the default views: leave it out beside views=. [own-size]")
+            raise UserError("size= applies to the default views only: leave it out if you give views=. [own-size]")
         make, tree = _optimizer(optimizer, schedule)
         self._schedules = schedule is not None
         self._own = OwnParts(self._records, self.model, self._views, own_loss, make)
@@ -214,13 +216,15 @@ class Trainer:
 
     @short_traceback
     def fit(self, folder: str | Path) -> Run:
-        """Trains, evaluates, and writes model, card and report into a run's folder. The same line resumes and finds it again.
+        """Trains, evaluates, and writes model, card and report into the run's folder.
+
+        The same call resumes an interrupted run, and returns a finished one.
 
         Args:
-            folder: of the run; it must not be in use by another one.
+            folder: Folder of the run; no other run may use it.
 
         Raises:
-            UserError: before anything is spent, for whatever can be known to be wrong by then.
+            UserError: If a setting is wrong; every error that can be found in advance is raised before any epsilon is spent.
         """
         run = RunDirectory(folder)
         if not RunDirectory.unused(folder) and RunDirectory.open(folder).finished:
@@ -236,19 +240,19 @@ class Trainer:
     def open(self, folder: str | Path, manual: bool = False) -> Iterator[Session | Over]:
         """Opens a run for a loop of your own: a step is on disk and charged before the loop's body sees it.
 
-        When the last step is over, the run is evaluated, and model, card and report are written. Whoever leaves the block
-        before resumes later, by the same lines.
+        After the last step, the run is evaluated, and model, card and report are written. If the block is left earlier, the
+        same lines resume the run later.
 
         Args:
-            folder: of the run.
-            manual: the loop's body steps the optimizer: a step leaves the noisy mean gradient in ``.grad`` of the parameters,
-                and `Session.optimizer` is the run's optimizer, whose state checkpoints keep.
+            folder: Folder of the run; no other run may use it.
+            manual: Whether the loop's body steps the optimizer. A step then leaves the noisy mean gradient in ``.grad`` of the
+                parameters, and `Session.optimizer` is the run's optimizer, whose state checkpoints keep.
 
         Yields:
-            The steps that are left: iterate over them.
+            The remaining steps: iterate over them.
 
         Raises:
-            UserError: see `fit`; if `manual` is given with what follows the optimizer's steps by itself.
+            UserError: If `fit` would raise it, or `manual` is combined with a schedule, a warm-up or an average of the weights.
         """
         rates = self.config.optimizer
         if manual and (rates.ema or rates.warmup or rates.schedule != "constant" or self._schedules):
@@ -276,7 +280,7 @@ class Trainer:
         return resume_job(run, progress, given=self._own, budget=self._budget)
 
     def _found(self, run: RunDirectory) -> None:
-        """A finished run: refuses another one, and counts it in a budget that was given since."""
+        """Refuses a finished run with other parts or settings, and counts the run in a budget that was given after it."""
         self._refuse_another(run)
         if self._budget is not None:
             count_finished(run, self._records, self._budget)
@@ -315,7 +319,7 @@ _TRAINED_IN = "_dpfed_trained_in"
 
 
 def _refuse_trained(model: nn.Module, public: bool) -> None:
-    """Refuses a model whose weights come from a run of this process: the new card would not count what that run spent."""
+    """Refuses a model that a run of this process trained: the new card would not count the epsilon that this run spent."""
     found = next((at for module in model.modules() if (at := getattr(module, _TRAINED_IN, None))), None)
     if found is not None and not public:
         raise UserError(
@@ -325,7 +329,7 @@ def _refuse_trained(model: nn.Module, public: bool) -> None:
 
 
 def reads_text(model: nn.Module) -> bool:
-    """Whether a model has a text tower."""
+    """Returns whether a model has a text tower."""
     return callable(getattr(model, "embed_text", None))
 
 
@@ -343,7 +347,7 @@ def _encoder_of(model: nn.Module) -> nn.Module:
 
 
 def _refuse_loss(model: nn.Module, loss: Any) -> None:
-    """Refuses a class as loss, and a loss of embeddings for a model that gives projections and predictions."""
+    """Refuses a class as the loss, and a loss of embeddings for a model that returns projections and predictions."""
     if isinstance(loss, type):
         raise UserError(f"expected a loss, got the class {loss.__name__}: write {loss.__name__}(). [own-loss-class]")
     shipped = isinstance(loss, Loss) and not isinstance(loss, Prediction)
@@ -361,7 +365,7 @@ def _held_out(records: Records) -> str:
 def _optimizer(
     given: MakeOptimizer | Mapping[str, Any] | None, schedule: MakeSchedule | None
 ) -> tuple[OwnOptimizer | None, dict[str, Any]]:
-    """An optimizer of the user's own, and what the configuration says of it."""
+    """Returns the user's own optimizer, or ``None``, and the keys of the configuration's section ``[optimizer]``."""
     if given is None or isinstance(given, Mapping):
         if schedule is not None:
             raise UserError(
@@ -372,7 +376,7 @@ def _optimizer(
         return None, given.model_dump(exclude_defaults=True)
     if isinstance(given, torch.optim.Optimizer) or not callable(given):
         raise UserError(
-            f"expected a function that makes the optimizer of the parameters it is called with, such as lambda parameters: "
+            f"expected a function that makes an optimizer from the parameters that it gets, such as lambda parameters: "
             f"torch.optim.AdamW(parameters, 1e-3), got {described(given)}. [own-optimizer]"
         )
     if schedule is not None and not callable(schedule):
@@ -381,7 +385,7 @@ def _optimizer(
 
 
 def _prepare(model: nn.Module, loss: Loss, group_size: int) -> None:
-    """Gives a model the temperature and the bias of a loss."""
+    """Sets the temperature and the bias of a loss in a model."""
     if isinstance(model, SimCLRModel | TwoTowerModel):
         loss.prepare(model, group_size)
         if loss.temperature is not None:

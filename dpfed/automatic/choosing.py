@@ -37,12 +37,13 @@ class Chosen:
     """A configuration with the reasons for its settings.
 
     Attributes:
-        config: the complete configuration.
-        choices: the choices, in the order in which they are printed.
-        plan: the run's privacy plan.
-        seconds: estimated duration of all steps (or of all features) on this machine; ``None``: the run is for other machines.
-        expectation: the result that is expected.
-        heading: one line about the data set.
+        config: Complete configuration.
+        choices: Choices, in the order in which they are printed.
+        plan: Privacy plan of the run.
+        seconds: Estimated duration of all steps (or of all features) on this machine, seconds; ``None``: the run is for other
+            machines.
+        expectation: Expected result.
+        heading: Line about the data set.
     """
 
     config: Config
@@ -54,17 +55,17 @@ class Chosen:
 
     @property
     def comments(self) -> list[str]:
-        """The choices, one comment line each."""
+        """The lines that explain the configuration: a heading, one line for each choice, and the expected result."""
         promised = round_up(self.plan.promise.target_epsilon or self.plan.epsilon())
         begin = f"Chosen by dpfed {dpfed.__version__} for epsilon {promised}; each line gives a reason."
         return [begin, *map(str, self.choices), f"expected: {self.expectation}"]
 
     def toml(self) -> str:
-        """The configuration as TOML, with the reasons as comments above it."""
+        """Returns the configuration as TOML, with the reasons as comments above it."""
         return self.config.dump(defaults=False, comments=self.comments)
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the choices and their main numbers as a mapping for JSON."""
         return {
             "data": self.heading,
             "choices": [dataclasses.asdict(choice) for choice in self.choices],
@@ -82,11 +83,11 @@ def choose(request: Request, progress: Progress | None = None) -> Chosen:
     """Chooses all settings of a run from public numbers. It imports the data set; no pixel, caption or label affects a choice.
 
     Args:
-        request: what the user gave.
-        progress: shows the stages.
+        request: Request of the user.
+        progress: Display of the stages; ``None``: no display.
 
     Raises:
-        UserError: if the data set cannot be read or is too small, the model is unknown, or the time is too short.
+        UserError: If the data set cannot be read or is too small, the model is unknown, or the time is too short.
     """
     progress = progress or Silent()
     given = request.given()
@@ -157,12 +158,12 @@ def configured(choices: list[Choice], given: dict[str, Any], name: str) -> Confi
     """Makes a configuration from the choices and the user's keys, and drops choices that then have no effect.
 
     Args:
-        choices: a later choice overrides an earlier one.
-        given: the user's keys, which override every choice.
-        name: of the run.
+        choices: Choices; a later one overrides an earlier one.
+        given: Values of the keys that the user set, by dotted key; they override every choice.
+        name: Name of the run.
 
     Raises:
-        UserError: if a key that the user set is wrong, or has no effect.
+        UserError: If a key that the user set is wrong, or has no effect.
     """
     keys = _merged(choices, given)
     tree = _tree({"name": name} | keys)
@@ -173,12 +174,12 @@ def configured(choices: list[Choice], given: dict[str, Any], name: str) -> Confi
 
 
 def _merged(choices: list[Choice], given: dict[str, Any]) -> dict[str, Any]:
-    """The keys of all choices, overridden by the user's."""
+    """Merges the keys of all choices; the user's keys override them."""
     return {key: value for choice in choices for key, value in choice.keys.items()} | given
 
 
 def _as_given(choice: Choice, given: dict[str, Any]) -> Choice:
-    """The choice, with a note of the keys that the user set instead."""
+    """Returns a choice with the user's values of its keys; its reason then names these keys."""
     set_ = {key: given[key] for key in choice.keys if key in given and given[key] != choice.keys[key]}
     if not set_:
         return choice
@@ -200,8 +201,18 @@ def _within(
 ) -> tuple[list[Choice], Config, float]:
     """Shortens the plan to the allowed time: first with a smaller batch, then with fewer steps.
 
+    Args:
+        minutes: Longest training time, minutes; ``None``: 20, and a plan that cannot be shortened enough is not refused.
+        choices: Choices so far.
+        config: Configuration that they give.
+        seconds: Estimated duration with this configuration, seconds.
+        situation: Public facts of the run.
+
+    Returns:
+        The choices, the configuration and the estimated seconds.
+
     Raises:
-        UserError: if even the smallest plan takes longer.
+        UserError: If `minutes` is given, and even the smallest plan takes longer.
     """
     allowed, given = 60 * (MINUTES if minutes is None else minutes), situation.given
     asked = f"--minutes {minutes:g}" if minutes is not None else f"{MINUTES:g} minutes"
@@ -238,7 +249,7 @@ def _within(
 
 
 def _held_out(config: Config, store: RecordStore) -> int:
-    """The number of evaluation records; if there are none, the number that dpfed would usually hold out."""
+    """Returns the number of evaluation records; if there are none, one sixth of the training records, at least 1."""
     split = config.evaluation.split
     return (store.count(split) if split != "none" else 0) or max(1, store.count("train") // HELD_OUT)
 

@@ -19,13 +19,14 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.runs.moment_forecast import kept_by
 
-_AMONG = 10  # R@10
+_AMONG = 10  # k of R@k
 _OTHERWISE = 8.0  # the epsilon that a prediction is compared with
 _ERROR, _ERROR_OF_IMAGES = 8.0, 2.0  # points
 # Without noise, heads between towers reach about a + b log10 N - c log10 C percent, and at most `_MOST`.
 _WITH_RANDOM_BASIS, _WITH_PUBLIC_BASIS, _MOST = (72.0, 19.0, 34.0), (78.0, 27.0, 46.0), 95.0
-# N x epsilon at which pairs from random weights reach half of the possible recall, and at which images begin to gain.
+# N x epsilon at which towers from random weights reach half of the possible recall on pairs, and the exponent of that curve.
 _HALF_OF_PAIRS, _POWER_OF_PAIRS = 44_000.0, 1.57
+# N x epsilon at which training on images begins to gain, and the gain per factor of ten, percentage points.
 _NOTHING_BELOW, _GAIN = 2_000.0, 1.0
 
 
@@ -34,11 +35,11 @@ class Expectation:
     """A predicted result.
 
     Attributes:
-        figure: the predicted metric, such as ``"R@10"``; ``None``: nothing is predicted.
-        before: its value before training, percent; ``None``: unknown, and `after` is then a gain.
-        after: its value after training, percent.
-        error: error of `after`, percentage points; eight of ten runs end within it.
-        sentence: the prediction in words.
+        figure: Name of the predicted metric, such as ``"R@10"``; ``None``: nothing is predicted.
+        before: Value before training, percent; ``None``: unknown, and `after` is then a gain, percentage points.
+        after: Value after training, percent; ``None``: nothing is predicted.
+        error: Error of `after`, percentage points; eight of ten runs end within it. ``None``: nothing is predicted.
+        sentence: Prediction in words.
     """
 
     figure: str | None
@@ -52,11 +53,11 @@ class Expectation:
 
     @property
     def gains(self) -> bool:
-        """Whether the run is expected to gain anything that can be measured."""
+        """Returns whether the prediction is a measurable gain: `before` is known, and `after` is at least 1 point higher."""
         return self.before is not None and self.after is not None and self.after - self.before >= 1.0
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the prediction as a mapping for JSON."""
         return {"figure": self.figure, "before": self.before, "after": self.after, "error": self.error, "said": self.sentence}
 
 
@@ -64,10 +65,10 @@ def expected(config: Config, plan: PrivacyPlan, held_out: int, pretrained: str) 
     """Predicts the result of a run.
 
     Args:
-        config: the run's configuration.
-        plan: the run's privacy plan.
-        held_out: number of evaluation records.
-        pretrained: see `dpfed.automatic.towers.Towers`.
+        config: Configuration of the run.
+        plan: Privacy plan of the run.
+        held_out: Number of evaluation records.
+        pretrained: Kind of pretraining, see `dpfed.automatic.towers.Towers`.
     """
     records = plan.sampling.records
     strength = records * plan.epsilon()
@@ -84,15 +85,16 @@ def expected(config: Config, plan: PrivacyPlan, held_out: int, pretrained: str) 
 
 
 def recall_of_moments(records: int, noise_multiplier: float, held_out: int, public: bool = True) -> float:
-    """R@10 in percent, mean of both directions, of private moments between towers that were never aligned.
+    """Predicts R@10, percent, mean of both directions, of private moments between towers that were never aligned.
 
-    Without noise, recall grows with N and falls with the number of candidates; with noise, a part of it is left (`kept_by`).
+    Without noise, recall grows with N and falls with the number of candidates. Noise leaves a fraction of the recall above
+    chance (`dpfed.runs.moment_forecast.kept_by`).
 
     Args:
-        records: N.
-        noise_multiplier: sigma.
-        held_out: records that retrieval chooses among.
-        public: whether the basis is made of public features (the default).
+        records: N, number of training records.
+        noise_multiplier: Noise multiplier, sigma.
+        held_out: Number of candidates of the retrieval.
+        public: Whether the basis is computed from public features.
     """
     chance = min(100.0, 100 * _AMONG / held_out)
     of_all, of_records, of_candidates = _WITH_PUBLIC_BASIS if public else _WITH_RANDOM_BASIS
@@ -101,20 +103,23 @@ def recall_of_moments(records: int, noise_multiplier: float, held_out: int, publ
 
 
 def gain_of_images(strength: float) -> float:
-    """Percentage points of linear-probe accuracy that private images add to a procedural initialisation.
+    """Predicts the gain in linear-probe accuracy over a procedural initialisation by training on private images.
 
     Args:
         strength: N times epsilon.
+
+    Returns:
+        The gain, percentage points.
     """
     return max(0.0, _GAIN * math.log10(max(strength, 1.0) / _NOTHING_BELOW))
 
 
 def recall_of_pairs(strength: float, held_out: int) -> float:
-    """R@10 in percent of two small towers trained on simple captioned pictures from random weights.
+    """Predicts R@10, percent, of two small towers trained on simple captioned pictures from random weights.
 
     Args:
         strength: N times epsilon.
-        held_out: records that retrieval chooses among.
+        held_out: Number of candidates of the retrieval.
     """
     chance = min(100.0, 100 * _AMONG / held_out)
     odds = (strength / _HALF_OF_PAIRS) ** _POWER_OF_PAIRS
@@ -127,7 +132,7 @@ def _of_moments(plan: PrivacyPlan, held_out: int, public: bool) -> Expectation:
     after = recall_of_moments(records, plan.noise.multiplier, held_out, public)
     if after - before < 1:
         need = f"about {_rounded(records * _OTHERWISE / epsilon)} records, or epsilon {_OTHERWISE:g}, would help"
-        said = f"no gain: with {records:,} records at epsilon {round_up(epsilon)}, noise hides what they show; {need}"
+        said = f"no gain: with {records:,} records at epsilon {round_up(epsilon)}, noise hides their signal; {need}"
         return Expectation("R@10", before, before, _ERROR, said)
     said = f"R@10 from {before:.0f} to about {after:.0f} %, among {held_out:,} held-out records, ± {_ERROR:.0f}"
     if (other := _at(plan, _OTHERWISE)) is not None and epsilon < 0.7 * _OTHERWISE:
@@ -173,7 +178,7 @@ def _of_images(strength: float, pretrained: str) -> Expectation:
 
 
 def _at(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan | None:
-    """The same plan with another epsilon; ``None``: no noise gives that epsilon."""
+    """Calibrates the plan to another epsilon; ``None``: no noise multiplier gives that epsilon."""
     try:
         return plan.replace(target_epsilon=epsilon).calibrated()
     except UserError:
@@ -181,6 +186,6 @@ def _at(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan | None:
 
 
 def _rounded(count: float) -> str:
-    """The count, rounded to two digits."""
+    """Formats a count, rounded to two digits."""
     scale = 10 ** max(0, len(str(int(count))) - 2)
     return f"{round(count / scale) * scale:,}"

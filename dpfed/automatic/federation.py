@@ -18,19 +18,21 @@ from dpfed.errors import UserError
 from dpfed.paths import local_path
 
 _SIDE = 64  # pixels, for encoders without a fixed image size
-_FEWEST_SECURE = 3  # sites: of two, each could subtract its own sum from the total
+_FEWEST_SECURE = 3  # sites; with two, each could subtract its own sum from the total
 
 
 def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> Chosen:
-    """The plan of a federation.
+    """Chooses the plan of a federation.
 
     Args:
-        request: its ``data`` is the coordinator's own record store, for evaluation; an empty string: there is none.
-        counts: training records of each site.
-        captions: whether the records have captions.
+        request: Request of the coordinator. Its ``data`` is the coordinator's own record store, for evaluation; an empty
+            string: the coordinator has no store.
+        counts: Number of training records at each site.
+        captions: Whether the records have captions.
 
     Raises:
-        UserError: for fewer than two sites, a site without records, or fewer than 100 records in all.
+        UserError: If there are fewer than two sites, a site without records, or fewer than 100 records in all; if the
+            coordinator's store holds another kind of records; or if the store of public records is not marked public.
     """
     if len(counts) < 2 or min(counts) < 1:
         raise UserError(
@@ -62,10 +64,14 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
 
 
 def _own(path: Path, kind: str) -> tuple[dict[str, list[str]], str]:
-    """The labels of the coordinator's own store, and the split that is evaluated; no record is read.
+    """Returns the labels of the coordinator's own store, and the evaluation split; it reads no record.
+
+    Args:
+        path: Path of the store.
+        kind: Kind of the sites' records: ``"image"`` or ``"image-text"``.
 
     Raises:
-        UserError: if there is no store, or one of another kind.
+        UserError: If `path` is no store, or its records have another kind.
     """
     layout = read_layout(path)
     if layout.header["kind"] != kind:
@@ -94,7 +100,7 @@ def _data(own: str, sized: bool) -> list[Choice]:
         )
     else:
         keys = {"data.source": "shapes", "data.records": FEWEST}
-        what = Choice("data", "a few generated shapes", "the coordinator has no records, and evaluates nothing", keys)
+        what = Choice("data", "a few generated shapes", "the coordinator has no records, so it evaluates nothing", keys)
     if sized:
         return [what]
     why = "each site resizes its own images; --set data.size=SIDE sets another"

@@ -1,4 +1,4 @@
-"""Measures on random images how long a run takes on this machine; no record is read."""
+"""Estimates how long a run takes on this machine, from timed passes over artificial images; no record is read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dpfed.runs.public_basis import GENERATED, kind_of
 from dpfed.runs.resolution import changed
 
 _TIMES = 3  # passes; the fastest counts, because other processes slow some down
-_VIEWS = 1.25  # making views takes a quarter of a pass, or less
-_GENERATED = 256  # public images that a timed pass chooses among; a run makes many thousands
-_IMAGES = 16  # in a timed pass of frozen towers
+_VIEWS = 1.25  # factor for making views, which takes a quarter of a pass or less
+_GENERATED = 256  # generated public images from which a timed pass samples; a run makes many thousands
+_IMAGES = 16  # images in a timed pass of frozen towers
 
 
 def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
@@ -29,12 +29,12 @@ def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
     the records of such a basis, which dpfed makes once for two towers.
 
     Args:
-        config: of the run.
-        plan: the run's privacy plan.
-        progress: shows the stages.
+        config: Configuration of the run.
+        plan: Privacy plan of the run.
+        progress: Display of the stages.
 
     Raises:
-        UserError: see `dpfed.runs.build.build`.
+        UserError: If `dpfed.runs.build.build` refuses the configuration.
     """
     if config.model.start == PROCEDURAL:
         config = changed(config, model={"start": None})
@@ -56,7 +56,7 @@ def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
 
 
 def _without_features(parts: Parts) -> int:
-    """Returns the number of records whose features an earlier run did not keep beside the store: of training, and held out."""
+    """Counts the training and held-out records whose features no earlier run kept beside the store."""
     views, store, options = parts.learner.views, parts.store, parts.evaluator.options
     splits = {"train": views.cached} | ({options.split: 0} if parts.evaluator.tasks and options.split != "none" else {})
     rows = {split: store.split(split) for split in splits}
@@ -65,7 +65,7 @@ def _without_features(parts: Parts) -> int:
 
 
 def _seconds_of_a_record(parts: Parts) -> float:
-    """Seconds for one sampled record in a private pass over a few groups of random images."""
+    """Measures the seconds per sampled record of a private pass over a few groups of random images."""
     learner, batch = parts.learner, parts.dummy_batch()
     engine = learner.engine(learner.model, learner.plan, Randomness.from_seed(0), 0)
     groups = len(batch.offsets) - 1
@@ -76,7 +76,7 @@ def _seconds_of_a_record(parts: Parts) -> float:
 
 @torch.no_grad()
 def _seconds_of_features(parts: Parts) -> float:
-    """Seconds for all features of one record."""
+    """Measures the seconds for all features of one record, on images of zeros."""
     views, model, device = parts.learner.views, parts.model.eval(), parts.learner.device
     size = parts.views.size
     images = torch.zeros(_IMAGES, 3, size, size, device=device)

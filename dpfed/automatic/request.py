@@ -1,4 +1,4 @@
-"""What a user gives when dpfed chooses the other settings. Nothing here imports torch."""
+"""A user's request, from which dpfed chooses the other settings. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Request:
     """A data set, an epsilon, and the settings that the user chose.
 
     Attributes:
-        data: a folder, a table, a file that an importer reads, or a record store.
-        epsilon: of the guarantee.
-        delta: of the guarantee; ``None``: 1/(N ln N).
-        model: see `dpfed.automatic.towers`; ``None``: chosen.
-        method: method of bounding; ``None``: chosen.
-        minutes: longest training time on this machine; ``None``: 20.
-        batch: B; ``None``: chosen.
-        steps: T; ``None``: chosen.
-        public: a public record store, for public contrast; ``None``: there is none.
-        assignments: further ``section.key=value``.
+        data: Path of a folder, a table, another file that an importer reads, or a record store.
+        epsilon: Epsilon of the guarantee.
+        delta: Delta of the guarantee; ``None``: 1/(N ln N).
+        model: Name of a model, see `dpfed.automatic.towers.given_towers`; ``None``: dpfed chooses.
+        method: Name of the bounding method; ``None``: dpfed chooses.
+        minutes: Longest training time on this machine, minutes; ``None``: 20.
+        batch: B, expected number of records in a step; ``None``: dpfed chooses.
+        steps: T, number of steps; ``None``: dpfed chooses.
+        public: Path of a public record store, for public contrast; ``None``: there is none.
+        assignments: Further settings, each ``section.key=value``.
     """
 
     data: str | Path
@@ -44,14 +44,14 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The run's name, made from the data set's."""
+        """The run's name, which is made from the path of the data set."""
         return name_from(local_path(self.data, "data"))
 
     def given(self) -> dict[str, Any]:
-        """The keys that the user set, by dotted name; a key whose value is ``None`` gets its default.
+        """Returns the values of the keys that the user set, by dotted key; a key whose value is ``None`` gets its default.
 
         Raises:
-            UserError: for an impossible number, a malformed assignment, or two options that set one key.
+            UserError: If a number is impossible, an assignment is malformed, or a key is set twice.
         """
         self._refuse_numbers()
         keys = leaves(assigned(self.assignments))
@@ -74,7 +74,7 @@ class Request:
         return keys
 
     def _refuse_numbers(self) -> None:
-        """Refuses what no data set allows, before one is imported."""
+        """Refuses numbers that are wrong for every data set, before the import."""
         positive, whole = "a positive number", "a whole number, 1 or more"
         expected = {"epsilon": f"{positive}; 8 is usual, 1 strong", "delta": "a number above 0 and below 1/N"}
         expected |= {"minutes": positive, "batch": whole, "steps": whole}
@@ -94,10 +94,10 @@ def name_from(path: Path) -> str:
 
 
 def counts_of(text: str) -> list[int]:
-    """Parses numbers of records, such as ``3000,1200,800``.
+    """Parses the numbers of records at the sites, such as ``3000,1200,800``.
 
     Raises:
-        UserError: for anything else.
+        UserError: If the text has another form.
     """
     parts = [part.strip().replace("_", "") for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 13 for part in parts):

@@ -1,6 +1,7 @@
 """The rules: each makes a choice from public numbers alone (docs/automatic.md; figures in docs/results.md).
 
-A rule returns a `Choice`: keys of a configuration, their meaning in a few words, and the reason. The user's keys override it.
+A rule returns a `Choice`: keys of a configuration, their meaning in a few words, and the reason. The user's keys override the
+keys of a choice.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dpfed.models.options import PROCEDURAL
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.promise import round_up
 
-_SMALL, _LARGER = 32, 64  # sides of a small model's images, pixels
+_SMALL, _LARGER = 32, 64  # side of a small model's images, pixels
 HELD_OUT, _MOST_HELD_OUT = 6, 1_000  # dpfed holds out one of 6 records, and at most 1,000
 # Below this N x epsilon, noise hides the gradients of groups that hold private records only.
 _ENOUGH_FOR_GROUPS = 20_000
@@ -33,10 +34,10 @@ class Choice:
     """One choice.
 
     Attributes:
-        topic: what the choice is about, such as ``"method"``.
-        value: the choice, in a few words.
-        why: the reason, in a few words.
-        keys: values of configuration keys, by dotted key.
+        topic: Topic of the choice, such as ``"method"``.
+        value: Choice, in a few words.
+        why: Reason, in a few words.
+        keys: Values of configuration keys, by dotted key.
     """
 
     topic: str
@@ -50,19 +51,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class Situation:
-    """The public numbers that decide.
+    """The public facts on which the rules base their choices.
 
     Attributes:
-        survey: of the data set.
-        epsilon: of the guarantee.
-        towers: the towers before training; rules read their ``pretrained``.
-        device: ``"cpu"``, ``"cuda"`` or ``"mps"``.
-        public: a public record store; ``None``: the user gave none.
-        given: what the user set, by dotted key.
-        records: N, training records; ``None``: not known before the import.
-        held_out: the evaluation split, or ``"none"``.
-        size: side of the images that the model reads, pixels.
-        budgeted: the records have a lifetime budget, which does not cover figures of training labels.
+        survey: Public facts of the data set.
+        epsilon: Epsilon of the guarantee.
+        towers: Towers before training; rules read their ``pretrained``.
+        device: Device: ``"cpu"``, ``"cuda"`` or ``"mps"``.
+        public: Path of a public record store; ``None``: the user gave none.
+        given: Values of the keys that the user set, by dotted key.
+        records: N, number of training records; ``None``: not known before the import.
+        held_out: Evaluation split, or ``"none"``.
+        budgeted: Whether the records have a lifetime budget, which does not cover figures that depend on training labels.
+        size: Side of the images that the model reads, pixels.
     """
 
     survey: Survey
@@ -78,24 +79,24 @@ class Situation:
 
     @property
     def reads_text(self) -> bool:
-        """Whether the model reads captions."""
+        """Returns whether the model reads captions."""
         kind = self.given.get("model.kind", self.towers.keys["model.kind"])
         return bool(kind != "image")
 
     @property
     def known_records(self) -> int:
-        """N, once it is known."""
+        """N, which is known after the import."""
         assert self.records is not None
         return self.records
 
     @property
     def strength(self) -> float:
-        """N times epsilon: it decides the signal-to-noise ratio of the gradients; B and T hardly matter."""
+        """N times epsilon, which determines the signal-to-noise ratio of the gradients; B and T hardly matter."""
         return self.known_records * self.epsilon
 
 
 def before_import(situation: Situation) -> Iterator[Choice]:
-    """Makes the choices that an import needs: the size of images, and how many records are held out."""
+    """Yields the choices that an import needs: the size of images, and the number of held-out records."""
     survey = situation.survey
     yield Choice("data", f"{survey.source} at {survey.path}", "given by --data", _data_keys(survey))
     if survey.source != "store":
@@ -138,7 +139,7 @@ def _size(survey: Survey, device: str) -> Choice:
 
 
 def after_import(situation: Situation) -> Iterator[Choice]:
-    """Makes the other choices, which need the number of training records."""
+    """Yields the other choices, which need the number of training records."""
     yield _model(situation)
     method = _method(situation)
     yield method
@@ -156,11 +157,11 @@ def _model(situation: Situation) -> Choice:
 
 
 def small_towers(reads_text: bool, device: str, records: int | None) -> Towers:
-    """The small model that is trained if there is no pretrained tower; its initial weights depend on no record.
+    """Returns the small model that is trained if there is no pretrained tower; its initial weights depend on no record.
 
     Args:
-        reads_text: whether the records have captions.
-        device: the device that trains it.
+        reads_text: Whether the records have captions.
+        device: Device that trains the model.
         records: N, at least approximately; ``None``: unknown.
     """
     advice = f"no pretrained tower is given (--model {SUGGESTED})"
@@ -213,14 +214,14 @@ def _method(situation: Situation) -> Choice:
 
 
 def _beside(public: Path | None, situation: Situation) -> dict[str, Any]:
-    """The keys of public contrast's public records. Image-text pairs have none but those of a store."""
+    """Returns the keys of the public records for public contrast; none for image-text pairs without a public store."""
     if public is not None:
         return {"public.source": "store", "public.path": str(public)}
     return {} if situation.reads_text else {"public.source": "procedural", "public.centring": 0.0}
 
 
 def _training(situation: Situation, method: str) -> Iterator[Choice]:
-    """Choices for methods that train: groups, batch, steps, optimizer, views."""
+    """Yields the choices for methods that train in steps: groups, batch and steps, optimizer, and views or loss."""
     records, pairs = situation.known_records, situation.reads_text
     adapters = situation.towers.pretrained == "aligned"
     if method_named(method).singleton_groups:

@@ -39,14 +39,17 @@ def pretrain(
     """Makes all choices and trains; the same request resumes an interrupted run, and returns a finished one.
 
     Args:
-        request: what the user gave.
-        folder: the run's folder.
-        progress: shows the stages.
-        callbacks: called while the model trains.
-        say: called with the choices, before any privacy budget is spent.
+        request: Request of the user.
+        folder: Folder of the run.
+        progress: Display of the stages; ``None``: no display.
+        callbacks: Callbacks that are called while the model trains.
+        say: Function that is called with the choices, before any privacy budget is spent; ``None``: no function.
+
+    Returns:
+        The directory of the finished run.
 
     Raises:
-        UserError: see `choose`; also if the folder holds another run.
+        UserError: If `choose` raises it, or the folder holds another run.
     """
     progress = progress or Silent()
     config, comments = settle(request, folder, True, progress, say or (lambda chosen: None))
@@ -60,14 +63,17 @@ def settle(
     """Returns the configuration of a request's run and the lines that explain it, and makes its procedural initialisation.
 
     Args:
-        request: what the user gave.
-        folder: the run's folder.
-        resume: whether `folder` may hold the run already. Its configuration is then read, not chosen again.
-        progress: shows the stages.
-        say: called with the choices.
+        request: Request of the user.
+        folder: Folder of the run.
+        resume: Whether `folder` may hold the run already. Its configuration is then read, not chosen again.
+        progress: Display of the stages.
+        say: Function that is called with the choices.
+
+    Returns:
+        The configuration, and the comment lines; no lines for a run that exists already.
 
     Raises:
-        UserError: see `choose`; also if the folder is in use, or holds another run.
+        UserError: If `choose` raises it, or the folder is in use or holds another run.
     """
     if resume and not RunDirectory.unused(folder):
         refuse_another(request, folder)
@@ -83,15 +89,16 @@ def settle(
 def refuse_another(request: Request, folder: str | Path) -> None:
     """Refuses to resume a run that differs from the request.
 
-    Keys that the user did not set are not compared, nor those that a run settles itself (``auto``), nor the minutes, which
-    no run keeps.
+    The comparison leaves out keys that the user did not set or that the user reset to their default (except ``model.start``),
+    keys for which the run chooses a value itself (``auto``), and the minutes, which no run stores.
 
     Args:
-        request: its data set, epsilon, model and public records, and every key that it sets, must be those of the run.
-        folder: the run's folder.
+        request: Request of the user. Its data set, epsilon, model and public records, and every key that it sets, must be those
+            of the run.
+        folder: Folder of the run.
 
     Raises:
-        UserError: it names the first difference.
+        UserError: If the run differs; the message names the first difference.
     """
     config, given = RunDirectory.open(folder).config(), request.given()
     if request.model is not None:
@@ -111,7 +118,7 @@ def refuse_another(request: Request, folder: str | Path) -> None:
         if value != other:
             value, other = ("its default" if one is None else one for one in (value, other))
             raise UserError(
-                f"{folder} holds a run with {name} = {value}, and {other} is asked for now: choose another folder, or ask for "
-                "the same. [automatic-other-run]",
+                f"{folder} holds a run with {name} = {value}, but this request has {other}: choose another folder, or give the "
+                "same value. [automatic-other-run]",
                 command="On the command line: --run DIR",
             )

@@ -33,15 +33,16 @@ class Survey:
     """The public facts of a data set.
 
     Attributes:
-        path: the data set's path, absolute.
-        source: the importer that reads it, or ``"store"``.
-        kind: ``"image"`` or ``"image-text"``.
-        records: number of records in all splits; ``None``: only an import can count them.
-        splits: the splits that the data set has.
-        labels: label name -> its classes.
-        unit_name: the privacy unit that records name, such as ``"person"``; ``None``: they name none.
-        side: the shorter side of most images, pixels, rounded to a power of two; of a store of squares, their side.
-        squares: whether the images of a store are squares of `side` already.
+        path: Path of the data set, absolute.
+        source: Name of the importer that reads the data set, or ``"store"``.
+        kind: Kind of the records: ``"image"`` or ``"image-text"``.
+        records: Number of records in all splits, or in the training split of a store; ``None``: only an import can count them.
+        splits: Splits that the data set has.
+        labels: Class names of each label, by the label's name.
+        unit_name: Privacy unit that the records name, such as ``"person"``; ``None``: they name none.
+        side: Shorter side of most images, pixels, rounded to a power of two; for a store of square images, their exact side.
+            0: not known.
+        squares: Whether the records are a store of square images.
     """
 
     path: Path
@@ -56,7 +57,7 @@ class Survey:
 
     @property
     def classes(self) -> int:
-        """The number of classes of the label that has most; 0: there are no labels."""
+        """The largest number of classes of a label; 0: there are no labels."""
         return max((len(names) for names in self.labels.values()), default=0)
 
 
@@ -64,10 +65,10 @@ def survey(given: str | Path) -> Survey:
     """Reads the public facts of a data set. It imports nothing, and opens only the first images, to read their sizes.
 
     Args:
-        given: a folder, a table, a file that an importer reads, or a record store.
+        given: Path of a folder, a table, another file that an importer reads, or a record store.
 
     Raises:
-        UserError: if the path does not exist, no importer recognises the data set, or it has fewer than 100 records.
+        UserError: If the path does not exist, no importer recognises the data set, or it has fewer than 100 records.
     """
     path = existing(given)
     if is_store(path):
@@ -93,7 +94,7 @@ def survey(given: str | Path) -> Survey:
 
 
 def _usual_side(items: Iterator[Item], access: Access) -> int:
-    """The most frequent shorter side of the first images, rounded to a power of two; 0: none could be read."""
+    """Returns the most frequent shorter side of the first images, pixels, rounded to a power of two; 0: none could be read."""
     sides = [side for item in itertools.islice(items, _LOOKED_AT) if (side := _side(item, access))]
     counted = Counter(2 ** round(math.log2(side)) for side in sides)
     return counted.most_common(1)[0][0] if counted else 0
@@ -108,5 +109,5 @@ def _side(item: Item, access: Access) -> int | None:
     try:
         with Image.open(io.BytesIO(record.image)) as image:
             return min(image.size)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # the import will say what is wrong
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # the import will report the error
         return None

@@ -1,4 +1,4 @@
-"""Turns the value of `--model` into keys of a configuration, and finds pretrained towers that this machine has already."""
+"""Turns the value of `--model` into keys of a configuration, and finds pretrained towers in this machine's cache."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # with torch
     from dpfed.features.public_tower import PublicTower
 
 OURS = ("cnn", "resnet18", "resnet34", "resnet50")
-TEXT = f"{SENTENCES}all-MiniLM-L6-v2"  # 22 million parameters; of the towers that were measured (docs/moments.md)
-SUGGESTED = "timm/tf_efficientnet_lite0"  # the same
+TEXT = f"{SENTENCES}all-MiniLM-L6-v2"  # 22 million parameters; one of the measured towers (docs/moments.md)
+SUGGESTED = "timm/tf_efficientnet_lite0"  # one of the measured towers, too
 _FORMS = (
     "timm/NAME, torchvision/NAME, open_clip/NAME, the folder of a public run or of an open_clip model, cnn, resnet18, or "
     "package.module:function"
@@ -32,7 +32,7 @@ _TOWER_FORMS = (
     f"timm/NAME, torchvision/NAME, open_clip/NAME, the folder of an open_clip model, {SENTENCES}NAME, or the folder of a text "
     "tower"
 )
-# Looked for among the models that Hugging Face's cache holds, the first one wins.
+# Image towers in order of preference; the first that is in Hugging Face's cache is used.
 _CACHED_IMAGES = ("vit_small_patch14_dinov2.lvd142m", "tf_efficientnet_lite0.in1k", "resnet50.a1_in1k", "resnet18.a1_in1k")
 _PREFERRED_TAGS = ("laion2b", "datacomp", "openai")
 
@@ -42,12 +42,12 @@ class Towers:
     """The towers of a run before training.
 
     Attributes:
-        keys: values of configuration keys, by dotted key.
-        said: the towers in a few words.
-        why: the reason for this choice.
-        pretrained: ``"none"``; ``"images"``: an image tower; ``"unaligned"``: an image and a text tower that were never trained
-            together; ``"aligned"``: two that were.
-        sized: whether the architecture fixes the size of its images.
+        keys: Values of configuration keys, by dotted key.
+        said: Description of the towers, a few words.
+        why: Reason for this choice.
+        pretrained: Kind of pretraining: ``"none"``; ``"images"``: an image tower; ``"unaligned"``: an image and a text tower
+            that were never trained together; ``"aligned"``: an image and a text tower that were trained together.
+        sized: Whether the architecture fixes the size of its images.
     """
 
     keys: dict[str, Any]
@@ -58,15 +58,15 @@ class Towers:
 
 
 def given_towers(name: str, reads_text: bool, given: dict[str, Any]) -> Towers:
-    """The towers that the user names.
+    """Returns the towers that the user names.
 
     Args:
-        name: value of ``--model``.
-        reads_text: whether the records have captions.
-        given: the keys that ``--set`` sets, such as weights or a text tower.
+        name: Value of ``--model``.
+        reads_text: Whether the records have captions.
+        given: Values of the keys that ``--set`` sets, such as weights or a text tower.
 
     Raises:
-        UserError: if the name has another form, or its library does not know it.
+        UserError: If the name has another form, or its library does not know it.
     """
     kind = "image-text" if reads_text else "image"
     why = "given by --model"
@@ -90,11 +90,11 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
     """Loads a pretrained tower by its ``--model`` name (`given_towers`), or a text tower alone.
 
     Args:
-        name: also ``sentence-transformers/NAME``, or the folder of a text tower in the Hugging Face format.
-        weights: a tag, whose weights the library fetches, or a local file or folder; default: the library's usual weights.
+        name: Name of the tower; also ``sentence-transformers/NAME``, or the folder of a text tower in the Hugging Face format.
+        weights: Tag whose weights the library fetches, or local file or folder; default: the library's usual weights.
 
     Raises:
-        UserError: if the name or the weights are unknown or unavailable, or the model has no pretrained weights.
+        UserError: If the name or the weights are unknown or unavailable, or the model has no pretrained weights.
     """
     from dpfed.features.public_tower import public_text_tower, public_tower
 
@@ -123,7 +123,10 @@ def towers_at_hand(reads_text: bool) -> Towers | None:
     """Finds pretrained towers in this machine's Hugging Face cache; it fetches nothing.
 
     Args:
-        reads_text: whether the records have captions, which need a text tower, too.
+        reads_text: Whether the records have captions, which also need a text tower.
+
+    Returns:
+        The towers; ``None`` if the cache lacks a tower, or a library that loads it is missing.
     """
     found = next((name for name in _CACHED_IMAGES if _is_cached(f"timm/{name}")), None)
     if found is None or importlib.util.find_spec("timm") is None:
@@ -139,7 +142,7 @@ def towers_at_hand(reads_text: bool) -> Towers | None:
 
 
 def _encoder(family: str, name: str, kind: str, why: str, given: dict[str, Any]) -> Towers:
-    """An encoder of timm or torchvision with its usual weights; if there are captions, also a sentence tower."""
+    """Returns an encoder of timm or torchvision with the given or usual weights; for image-text records, also a text tower."""
     base, _, tag = name.partition(".")
     weights = given.get("model.weights") or tag or _usual_tag(family, base)
     keys = {"model.kind": kind, "model.image": f"{family}/{base}", "model.weights": weights}
@@ -151,10 +154,10 @@ def _encoder(family: str, name: str, kind: str, why: str, given: dict[str, Any])
 
 
 def _usual_tag(family: str, name: str) -> str:
-    """The tag of an architecture's usual weights in its library.
+    """Returns the tag of an architecture's usual weights in its library.
 
     Raises:
-        UserError: if the library has no pretrained weights for it.
+        UserError: If the library is missing, or has no pretrained weights for the architecture.
     """
     if family == "torchvision":
         from dpfed.models.torchvision_encoders import weights_of
@@ -194,7 +197,7 @@ def _open_clip(name: str, why: str) -> Towers:
 
 
 def _run(path: Path, why: str) -> Towers:
-    """The model of a finished run, which must be public or private (`dpfed.runs.starts.checked_start` looks)."""
+    """Returns the model of a finished run. `dpfed.runs.starts.checked_start` later checks whether a run may start from it."""
     run = RunDirectory.open(path)
     model = run.config().model
     left_out = {"start", "start_digest", "digest", "weights"}
@@ -207,10 +210,10 @@ def _run(path: Path, why: str) -> Towers:
 
 
 def _is_cached(repository: str) -> bool:
-    """Whether Hugging Face's cache holds a repository's weights."""
+    """Returns whether Hugging Face's cache contains a repository's weights."""
     if importlib.util.find_spec("huggingface_hub") is None:
         return False
-    with contextlib.suppress(Exception):  # a cache that is damaged holds nothing
+    with contextlib.suppress(Exception):  # a damaged cache counts as empty
         from huggingface_hub import try_to_load_from_cache
 
         for file in ("model.safetensors", "pytorch_model.bin"):

@@ -1,1 +1,1 @@
-"""Runs the experiments of the papers and puts our figures beside theirs."""
+"""Runs the experiments of the papers and compares our figures with the published ones."""

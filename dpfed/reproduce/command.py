@@ -1,4 +1,4 @@
-"""`dpfed reproduce`: the experiments of the papers, ours beside theirs."""
+"""The command `dpfed reproduce`: repeats the papers' experiments and compares our figures with the published ones."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _DATA = Path("data")
 
 
 def reproduce(
-    experiment: Annotated[str | None, typer.Argument(help="Such as table1, figure4 or methods; see --list.")] = None,
+    experiment: Annotated[str | None, typer.Argument(help="Name, such as table1, figure4 or methods; see --list.")] = None,
     data: Annotated[str | None, typer.Option(help="Data set; default: the first that the experiment offers.")] = None,
-    path: Annotated[Path | None, typer.Option(help="Where its records are; default data/NAME.")] = None,
-    epsilon: Annotated[list[float] | None, typer.Option(help="Only this epsilon; may be repeated.")] = None,
+    path: Annotated[Path | None, typer.Option(help="Path of the data set's records; default: data/NAME.")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="Train only for this epsilon; may be repeated.")] = None,
     scale: Annotated[
         Literal["cpu", "gpu"],
         typer.Option(help="gpu: the paper's hyperparameters; cpu: a smaller model, batch and fewer steps."),
     ] = "cpu",
-    methods: Annotated[str | None, typer.Option(help="Only these, such as group,batch.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Compare only these methods, such as group,batch.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see the records: reports may show them.")] = False,
-    out: Annotated[Path, typer.Option(help="Holds the runs and a folder for each result.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs, with a folder for each result.")] = Path("runs/reproduce"),
     listed: Annotated[
-        bool, typer.Option("--list", help="List the experiments, what each needs, and how many runs it takes.")
+        bool, typer.Option("--list", help="List the experiments, their data sets and their numbers of runs.")
     ] = False,
 ) -> None:
-    """Repeat a table or figure of a paper: train its runs, and put our figures beside the paper's.
+    """Repeat a table or figure of a paper: train its runs, and compare our figures with the paper's.
 
     Finished runs are kept, and interrupted runs resume. Runs that several experiments share are trained once.
     """
@@ -113,7 +113,7 @@ def _show(outcome: Outcome) -> None:
 
 
 def _figure(value: float | None, interval: tuple[float, float] | None = None) -> str:
-    """A figure in percent, and how far it may be off."""
+    """Formats a figure in percent, with the larger half of its interval, rounded up; a missing figure becomes a dash."""
     if value is None:
         return "–"
     most = interval and max(interval[1] - value, value - interval[0])

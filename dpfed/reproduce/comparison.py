@@ -1,6 +1,6 @@
-"""What an experiment is: runs that differ in a few keys.
+"""The definition of an experiment: runs whose configurations differ in a few keys.
 
-Also here: the data sets of the experiments: the settings of the paper for each, and how they shrink to what a CPU can do.
+This module also defines the data sets of the experiments: the paper's settings for each, and smaller ones for a CPU.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dpfed.files.toml_file import read_toml
 
 @dataclass(frozen=True)
 class Variant:
-    """One run of an experiment, for each epsilon.
+    """A variant of an experiment, which is run once for each epsilon.
 
     Attributes:
-        label: of the run or of its curve; the method's name in the paper.
-        changes: to the configuration, by key such as ``bounding.group_size``.
-        setting: the column of the published figures that tells runs of one method apart.
-        x: the value of `Experiment.axis`.
-        untrained: the figures of the model before that run: the paper's "Base".
+        label: Label of the run or of its curve: the method's name in the paper.
+        changes: Changes to the configuration, by key such as ``bounding.group_size``.
+        setting: Value of the column ``setting`` of the published figures, which distinguishes runs of one method.
+        x: Value on `Experiment.axis`; ``None``: the experiment has no axis.
+        untrained: Whether the figures are those of the model before training: the paper's "Base".
     """
 
     label: str
@@ -34,7 +34,7 @@ class Variant:
 
     @property
     def method(self) -> str:
-        """``bounding.method``."""
+        """The value of ``bounding.method``."""
         return self.changes.get("bounding.method", "group")
 
 
@@ -43,18 +43,20 @@ class Experiment:
     """A table or figure of a paper, or one of our own.
 
     Attributes:
-        name: on the command line.
-        title: for people.
-        data: the data sets that it is run on.
-        variants: the runs that it compares.
-        epsilons: the promises at which every variant is trained.
-        table: of the DP-GCL paper, whose figures stand beside ours; ``None`` for a figure, of which no numbers are printed.
-        axis: the name of `Variant.x`.
-        largest_on_cpu: variants beyond this `x` are left out at ``--scale cpu``.
-        on_the_way: evaluations during training; the reports of the runs draw them.
-        sweep: the file in ``configs/sweeps/`` that has the variants.
-        pretrained: it is about the pretrained towers, which ``--scale cpu`` does not have.
-        small: what ``--scale cpu`` changes beyond what the data set does; for generated data, which are small, at either scale.
+        name: Name on the command line.
+        title: Title, for people.
+        data: Names of the data sets of the experiment.
+        variants: Variants that the experiment compares.
+        epsilons: Values of epsilon at which every variant is trained.
+        table: Number of the table in the DP-GCL paper whose figures are compared with ours; ``None``: the paper prints no
+            numbers, as for a figure.
+        axis: Name of the quantity `Variant.x`; empty: the experiment has no axis.
+        largest_on_cpu: Largest `Variant.x` at ``--scale cpu``; variants beyond it are left out. ``None``: no limit.
+        on_the_way: Number of evaluations during training, which the reports of the runs draw; 0: only after training.
+        sweep: Name of the file in ``configs/sweeps/`` that defines the variants; ``None``: `variants` does.
+        pretrained: Whether the experiment is about pretrained towers, which ``--scale cpu`` does not have.
+        small: Changes to the configuration at ``--scale cpu``, in addition to `DataSet.cpu`. For generated data, which are
+            small, they apply at either scale.
     """
 
     name: str
@@ -72,21 +74,21 @@ class Experiment:
 
     @property
     def all_variants(self) -> tuple[Variant, ...]:
-        """Its own variants, or those of its sweep file."""
+        """The variants of the sweep file if there is one, else `variants`."""
         if self.sweep is None:
             return self.variants
         runs = read_toml(configs() / "sweeps" / f"{self.sweep}.toml", "sweep")["run"]
         return tuple(Variant("DP-GCL", run["set"], setting=run["name"]) for run in runs)
 
     def chosen(self, scale: str, methods: Iterable[str] | None) -> tuple[Variant, ...]:
-        """The variants that are run.
+        """Selects the variants to run.
 
         Args:
-            scale: ``cpu`` or ``gpu``.
-            methods: values of ``bounding.method``; ``None``: all.
+            scale: Scale: ``"cpu"`` or ``"gpu"``.
+            methods: Values of ``bounding.method``; ``None``: all.
 
         Raises:
-            UserError: for a method that the experiment does not compare.
+            UserError: If the experiment does not compare one of the methods.
         """
         variants = self.all_variants
         offered = {variant.method for variant in variants}
@@ -97,7 +99,11 @@ class Experiment:
         return tuple(v for v in variants if v.method in wanted and (limit is None or v.x is None or v.x <= limit))
 
     def count(self, scale: str) -> int:
-        """How many runs it trains: one for each variant and epsilon, and a single one where there is no privacy."""
+        """Counts the runs that the experiment trains: one for each variant and epsilon, and one for a variant without privacy.
+
+        Args:
+            scale: Scale: ``"cpu"`` or ``"gpu"``.
+        """
         trained = [variant for variant in self.chosen(scale, None) if not variant.untrained]
         without = sum(variant.method == "none" for variant in trained)
         return without + (len(trained) - without) * len(self.epsilons)
@@ -107,11 +113,11 @@ Scale = Literal["cpu", "gpu"]
 CLASSIFICATION = ("linear_probe_accuracy", "knn3_accuracy")
 RETRIEVAL = ("image_to_text_R@10", "text_to_image_R@10")
 
-# What `--scale cpu` changes. A key that stands for a section replaces all of it.
+# Changes at `--scale cpu`. A key that names a section replaces the whole section.
 _SMALL: dict[str, Any] = {
     "privacy.batch": 512,
     "privacy.steps": 100,
-    "bounding.group_size": 4,  # as many groups as the paper's 16 of 2,048
+    "bounding.group_size": 4,  # 128 groups, as many as the paper's groups of 16 in a batch of 2,048
     "bounding.microbatch": 512,
     "optimizer": {"name": "adam", "learning_rate": 4e-3},
     "training": {"checkpoint_every": 50},
@@ -123,7 +129,7 @@ _SMALL_IMAGE = {
     "model": {"kind": "image", "image": "cnn", "width": 32, "embedding": 8},
     "evaluation.bank": 10_000,
 }
-# From scratch, at a temperature and a clip norm that suit it: those of the paper are for a pretrained tower.
+# Training from scratch, with a suitable temperature and clip norm: the paper's are for a pretrained tower.
 _SMALL_TOWERS = {
     **_SMALL,
     "data.size": 32,
@@ -134,7 +140,7 @@ _SMALL_TOWERS = {
 }
 
 
-# Adam's steps have one length whatever the gradient, so without noise a rate that suits the small scale's noise diverges.
+# Adam's steps have one length whatever the gradient's, so without noise, a learning rate for the small scale's noise diverges.
 WITHOUT_PRIVACY = {"optimizer.learning_rate": 1e-3}
 
 
@@ -143,12 +149,12 @@ class DataSet:
     """A data set of the experiments.
 
     Attributes:
-        name: on the command line and in the published figures.
-        config: its file in ``configs/``, with the paper's hyperparameters.
-        metrics: what is measured on it.
-        cpu: what `--scale cpu` changes in the configuration, by key.
-        generated: whether it needs no path, and is public.
-        classes: that its records are labelled with; ``None``: not labelled.
+        name: Name on the command line and in the published figures.
+        config: Name of the data set's file in ``configs/``, with the paper's hyperparameters.
+        metrics: Names of the metrics that are measured on the data set.
+        cpu: Changes to the configuration at ``--scale cpu``, by key.
+        generated: Whether dpfed generates the records: the data set then needs no path, and is public.
+        classes: Number of classes of the records' label; ``None``: the records have no label.
     """
 
     name: str
@@ -162,7 +168,7 @@ class DataSet:
 _CLASSES = {"fashion-mnist": 10, "cifar10": 10, "eurosat": 10, "camelyon": 2}
 IMAGES = tuple(_CLASSES)
 CAPTIONED = ("cuhk-pedes", "rstpreid", "deepfashion-mm", "roco")
-# Small as it is, so both scales are the same; the quickstart's groups, which not every method has.
+# The data set is small, so both scales are the same. Groups have the quickstart's size; not every method has groups.
 SHAPES = DataSet("shapes", "methods.toml", RETRIEVAL, {"bounding.group_size": 4}, generated=True)
 
 DATA_SETS = {
@@ -176,14 +182,14 @@ DATA_SETS = {
 
 
 def data_set(name: str, offered: tuple[str, ...]) -> DataSet:
-    """A data set by name.
+    """Returns a data set by its name.
 
     Args:
-        name: as the user wrote it.
-        offered: by the experiment.
+        name: Name that the user wrote.
+        offered: Names of the experiment's data sets.
 
     Raises:
-        UserError: for another one.
+        UserError: If the experiment has no data set of this name.
     """
     if name not in offered:
         raise UserError(f"this experiment has no data set '{name}'; {nearest(name, offered)} [experiment-data-set]")

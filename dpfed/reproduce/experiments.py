@@ -1,4 +1,4 @@
-"""The experiments that `dpfed reproduce` knows, each a few lines: which runs it compares."""
+"""The experiments of `dpfed reproduce`, with the runs that each compares."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ _GROUP_SIZES = tuple(2**power for power in range(1, 9))
 
 
 def _along(key: str, values: Iterable[float], variants: Iterable[Variant]) -> tuple[Variant, ...]:
-    """Every variant at every value of a key."""
+    """Returns every variant at every value of a key, with the value as its `x`."""
     return tuple(Variant(v.label, {**v.changes, key: value}, x=value) for v in variants for value in values)
 
 
 def _group_sizes(augmentations: int) -> tuple[Variant, ...]:
-    """Figure 4: each group size."""
+    """Returns the private variants of Figure 4, one for each group size.
+
+    Args:
+        augmentations: Number of further views of each negative, ``objective.augmentations``.
+    """
     with_views = {"objective.augmentations": augmentations}
     words = "with" if augmentations else "without"
     private = Variant(f"private, {words} augmentation", {"bounding.method": "group", **with_views})
@@ -37,7 +41,10 @@ def _group_sizes(augmentations: int) -> tuple[Variant, ...]:
 
 
 def _with_before(label: str, changes: dict[str, Any]) -> tuple[Variant, Variant]:
-    """A run, and its model before training: architectures and initialisations differ, so what counts is the step between."""
+    """Returns two variants: the model before a run, and after it.
+
+    The experiments compare the gain of training, because architectures and initialisations differ.
+    """
     return Variant(label, changes, setting="before", untrained=True), Variant(label, changes)
 
 
@@ -108,7 +115,7 @@ _EXPERIMENTS = (
         _along("privacy.batch", _BATCHES, COMPARED),
         axis="batch B",
         largest_on_cpu=512,
-        small={"model.embedding": 8},  # what per-record and similarity clipping cost goes with it
+        small={"model.embedding": 8},  # the cost of per-record and similarity clipping grows with it
     ),
     Experiment(
         "figure4",
@@ -142,7 +149,7 @@ _EXPERIMENTS = (
             *_with_before("SigLIP", {"objective": {"name": "siglip"}}),
             *_with_before("Barlow Twins", {"objective": {"name": "barlow_twins"}}),
         ),
-        # Correlations over four records are chance, and 100 steps of 512 move no model far.
+        # Correlations over four records are mostly chance, and 100 steps of 512 records change a model little.
         small={
             "privacy.batch": 2048,
             "bounding.group_size": 16,
@@ -166,11 +173,11 @@ _EXPERIMENTS = (
         tuple(
             Variant(method, {"bounding.method": method, "optimizer.learning_rate": rate}, setting=f"rate {rate:g}")
             for method in ("group", "public", "batch", "sample", "logit", "released", "dpcl", "none")
-            # The quickstart's, a choice for the cheapest, and without noise what suits that.
+            # The quickstart's rate; two rates for batch clipping, the cheapest method; and a suitable rate without noise.
             for rate in {"batch": (3e-3, 1e-3), "none": (1e-3,)}.get(method, (3e-3,))
         ),
         epsilons=(8.0,),
-        # The quickstart's, but for its embedding of 64, with which per-record and similarity clipping would take a night.
+        # The quickstart's values except its embedding of 64, with which per-record and similarity clipping would take a night.
         small={"privacy.batch": 2048, "privacy.steps": 100, "model.embedding": 8},
     ),
 )
@@ -186,10 +193,10 @@ _ELSEWHERE = {
 
 
 def experiment(name: str) -> Experiment:
-    """An experiment by name.
+    """Returns an experiment by its name.
 
     Raises:
-        UserError: if there is none.
+        UserError: If `dpfed reproduce` has no experiment of this name.
     """
     if name in _ELSEWHERE:
         raise UserError(f"{name} {_ELSEWHERE[name]}. [experiment-elsewhere]")

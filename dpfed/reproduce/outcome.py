@@ -1,4 +1,4 @@
-"""What an experiment gave: our figures beside the published ones, as a table, a CSV file and a page that compares the runs."""
+"""The outcome of an experiment: our figures beside the published ones, as rows, a CSV file and a page of all runs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from dpfed.runs.sweep import joint_promise
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of ours, with the paper's where there is one.
+    """One figure of ours, with the paper's figure if there is one.
 
     Attributes:
-        label: the method, as the paper calls it.
-        method: ``bounding.method``.
-        setting: what else tells it apart.
-        x: on the axis of the experiment.
-        epsilon: of the promise; infinity: none.
-        metric: as in results.json.
-        ours: percent; ``None``: not measured.
-        published: percent.
-        sound: whether the run's guarantee holds; False without privacy.
-        run: its name.
-        interval: 95%, of ours, over the draw of held-out records, percent; ``None``: not known.
+        label: Name of the method in the paper.
+        method: Value of ``bounding.method``.
+        setting: Setting that distinguishes the run from others of the same method; empty: none does.
+        x: Value on the axis of the experiment; ``None``: it has no axis.
+        epsilon: Epsilon of the guarantee; infinity: no privacy.
+        metric: Name of the metric in results.json, without brackets.
+        ours: Our figure, percent; ``None``: not measured.
+        published: The paper's figure, percent; ``None``: the paper has none.
+        sound: Whether the run's guarantee holds; ``False`` without privacy.
+        run: Name of the run.
+        interval: 95% confidence interval of `ours` over the draw of held-out records, percent; ``None``: not known.
     """
 
     label: str
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Label and setting."""
+        """The label, followed by the setting if there is one."""
         return f"{self.label}, {self.setting}" if self.setting else self.label
 
 
@@ -58,11 +58,11 @@ class Outcome:
     """The figures of an experiment.
 
     Attributes:
-        request: what was asked for.
-        rows: the figures.
-        runs: the finished runs, by name.
-        scale: what the scale is, in a sentence.
-        promise: what all runs together promise, in a sentence.
+        request: Request of the user.
+        rows: Figures.
+        runs: Finished runs, by name.
+        scale: Description of the scale, one or two sentences.
+        promise: Joint privacy guarantee of all runs, in words.
     """
 
     request: Request
@@ -72,15 +72,15 @@ class Outcome:
     promise: str
 
     def lines(self) -> list[list[Row]]:
-        """The rows of each run and variant, one for each metric."""
+        """Groups the rows by run and variant; each group has one row for each metric."""
         width = len(self.request.data.metrics)
         return [self.rows[start : start + width] for start in range(0, len(self.rows), width)]
 
     def write(self) -> dict[str, Path]:
-        """Writes ``results.csv`` and ``comparison.html``; what is there from before is replaced.
+        """Writes ``results.csv`` and ``comparison.html``, and replaces files of an earlier call.
 
         Returns:
-            The files by what they are.
+            The paths of the files, with the keys ``"figures"`` and ``"page"``.
         """
         folder = self.request.out / self.request.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,10 +99,14 @@ class Outcome:
 
 
 def reproduce(request: Request, progress: Progress | None = None) -> Outcome:
-    """Trains what an experiment needs and is not there yet, and compares.
+    """Trains the runs of an experiment that are not finished, and compares the figures of all runs with the published ones.
+
+    Args:
+        request: Request of the user.
+        progress: Display of the stages; ``None``: no display.
 
     Raises:
-        UserError: see `plan_runs` and `train`.
+        UserError: If `plan_runs`, `require_right_data` or `train` raises it.
     """
     progress = progress or Silent()
     planned = plan_runs(request)

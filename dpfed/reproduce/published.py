@@ -1,4 +1,4 @@
-"""The figures of the papers, which dpfed ships (in the repository: ``benchmarks/published/*.csv``): one figure a row."""
+"""The papers' published figures, which dpfed ships as CSV files, one figure a row (``benchmarks/published/*.csv``)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ class Published:
     """One figure of one paper.
 
     Attributes:
-        paper: one of `PAPERS`.
-        table: its number in the paper.
-        data: the data set, as our configurations call it.
-        model: that was trained.
-        method: as the paper calls it.
-        setting: what else tells the figure from others of its table; empty: nothing.
-        epsilon: of the promise, infinity without privacy; ``None`` where the paper trains without any question of privacy.
-        metric: what was measured, or the setting that is given.
-        value: in the paper's unit (percent for accuracies of DP-GCL and BN); a word for a few settings; ``None``: diverged.
-        std: standard deviation or error; ``None`` where the paper gives none.
+        paper: Name of the paper, one of `PAPERS`.
+        table: Number of the table in the paper.
+        data: Name of the data set in dpfed's configurations.
+        model: Model that was trained.
+        method: Name of the method in the paper.
+        setting: Setting that distinguishes the figure from others of its table; empty: none does.
+        epsilon: Epsilon of the guarantee, infinity without privacy; ``None``: the paper's experiment is not about privacy.
+        metric: Metric that was measured, or hyperparameter whose value is given.
+        value: Value in the paper's unit (percent for accuracies of DP-GCL and BN); a word for a few hyperparameters; ``None``:
+            training diverged.
+        std: Standard deviation or error; ``None``: the paper gives none.
     """
 
     paper: str
@@ -44,14 +45,28 @@ class Published:
 
 @functools.cache
 def published(paper: str, table: str | None = None) -> tuple[Published, ...]:
-    """The figures of a paper, or of one of its tables."""
+    """Reads the figures of a paper, or of one of its tables.
+
+    Args:
+        paper: Name of the paper, one of `PAPERS`.
+        table: Number of the table; ``None``: all tables.
+    """
     with open(shipped.published(paper), encoding="utf-8", newline="") as file:
         rows = [_figure(row) for row in csv.DictReader(file)]
     return tuple(row for row in rows if table in (None, row.table))
 
 
 def beside(paper: str, table: str, **key: str | float) -> Published | None:
-    """The one figure of a table that has all the given columns; ``None`` where the paper has none, or says it twice."""
+    """Returns the only figure of a table whose columns have the given values.
+
+    Args:
+        paper: Name of the paper, one of `PAPERS`.
+        table: Number of the table.
+        **key: Values of columns, by the attribute's name in `Published`.
+
+    Returns:
+        The figure; ``None`` if no figure of the table, or more than one, has these values.
+    """
     found = [row for row in published(paper, table) if all(getattr(row, name) == value for name, value in key.items())]
     return found[0] if len(found) == 1 else None
 

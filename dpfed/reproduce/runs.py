@@ -1,4 +1,4 @@
-"""The runs of an experiment: their configurations, where each is kept, and training what is not there yet."""
+"""The runs of an experiment: their configurations, their folders, and the training of runs that are not finished."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from dpfed.runs.resolution import resolve_defaults
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for.
+    """A user's request to reproduce an experiment.
 
     Attributes:
-        experiment: the experiment to reproduce.
-        data: the data set to train on.
-        scale: the paper's hyperparameters, or what a CPU can do.
-        epsilons: the values of epsilon to train for.
-        methods: values of ``bounding.method``; ``None``: all that the experiment compares.
-        path: where the records are.
-        public: whether the user says that anyone may see the records.
-        out: the folder for runs and results.
+        experiment: Experiment to reproduce.
+        data: Data set to train on.
+        scale: ``"gpu"``: the paper's hyperparameters; ``"cpu"``: smaller ones that a CPU can train.
+        epsilons: Values of epsilon to train for.
+        methods: Values of ``bounding.method``; ``None``: all that the experiment compares.
+        path: Path of the records.
+        public: Whether the user declares that anyone may see the records.
+        out: Folder for runs and results.
     """
 
     experiment: Experiment
@@ -52,7 +52,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        """Of the results: experiment, data and scale, and the promises if they are not the experiment's own."""
+        """The name of the results: experiment, data and scale, and the epsilons if they are not the experiment's own."""
         own = () if self.epsilons == self.experiment.epsilons else self.epsilons
         promises = "".join(f"-epsilon{epsilon:g}" for epsilon in own)
         return f"{self.experiment.name}-{self.data.name}-{self.scale}{promises}"
@@ -63,10 +63,10 @@ class Planned:
     """A run that an experiment needs.
 
     Attributes:
-        variant: what it is in the experiment.
-        epsilon: of its promise, infinity without privacy.
-        config: its configuration, named after its data, its method and a hash of everything else.
-        folder: of the run; runs with one configuration share it, whatever experiment asks for them.
+        variant: Variant of the experiment that the run trains.
+        epsilon: Epsilon of the run's guarantee, infinity without privacy.
+        config: Configuration, named after the data set, the method and a hash of the whole configuration.
+        folder: Folder of the run; runs with the same configuration share it, also those of different experiments.
     """
 
     variant: Variant
@@ -76,10 +76,13 @@ class Planned:
 
 
 def plan_runs(request: Request) -> list[Planned]:
-    """All runs of an experiment, nothing trained yet.
+    """Plans all runs of an experiment; it trains nothing.
+
+    Args:
+        request: Request of the user.
 
     Raises:
-        UserError: for records that are not there, and for whatever a configuration refuses.
+        UserError: If the records do not exist, the request does not suit the experiment, or a configuration is refused.
     """
     experiment = request.experiment
     if experiment.pretrained and request.scale == "cpu":
@@ -90,7 +93,7 @@ def plan_runs(request: Request) -> list[Planned]:
     if request.out.exists() and not request.out.is_dir():
         raise UserError(f"{request.out} is a file, and runs and results need a folder: choose another --out. [experiment-out]")
     base = _base(request)
-    planned: dict[tuple[str, str, Path], Planned] = {}  # without privacy, or with an epsilon of its own, a variant is one run
+    planned: dict[tuple[str, str, Path], Planned] = {}  # a variant without privacy, or with its own epsilon, is one run
     for epsilon in request.epsilons:
         for variant in experiment.chosen(request.scale, request.methods):
             config = _config(base, request, variant, epsilon)
@@ -101,10 +104,14 @@ def plan_runs(request: Request) -> list[Planned]:
 
 
 def train(planned: list[Planned], progress: Progress) -> None:
-    """Trains every run once: finished ones are kept, interrupted ones resumed.
+    """Trains every run once: finished runs are kept, and interrupted runs resumed.
+
+    Args:
+        planned: Runs of the experiment.
+        progress: Display of the stages.
 
     Raises:
-        UserError: whatever `pretrain` refuses; runs that are finished by then stay.
+        UserError: If `dpfed.runs.pretraining.pretrain` refuses a run; runs that finished earlier are kept.
     """
     runs = {item.folder: item.config for item in planned}
     for folder, config in runs.items():
@@ -113,16 +120,21 @@ def train(planned: list[Planned], progress: Progress) -> None:
             Preflight.of(config, folder)
     advance = progress.stage("runs", len(runs))
     for done, (folder, config) in enumerate(runs.items(), start=1):
-        progress.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'training'}")
+        progress.note(f"{config.name}: {'already finished' if RunDirectory(folder).finished else 'training'}")
         pretrain(config, folder, progress, resume=True)
         advance(done)
 
 
 def require_right_data(request: Request, planned: list[Planned], progress: Progress) -> None:
-    """Refuses records that cannot be those of the data set, such as another folder's images.
+    """Refuses records that cannot be those of the data set, such as the images of another folder.
+
+    Args:
+        request: Request of the user.
+        planned: Runs of the experiment; the first names the records.
+        progress: Display of the import.
 
     Raises:
-        UserError: if no label of theirs has as many classes as the data set.
+        UserError: If no label of the records has as many classes as the data set.
     """
     if request.data.classes is None:
         return
@@ -137,7 +149,12 @@ def require_right_data(request: Request, planned: list[Planned], progress: Progr
 
 
 def differences(request: Request, planned: list[Planned]) -> str:
-    """What the scale is, in a sentence, for every output."""
+    """Describes the scale, for the output: how model, batch and steps differ from the paper's.
+
+    Args:
+        request: Request of the user.
+        planned: Runs of the experiment.
+    """
     if request.data.generated:
         return f"{request.data.name}: generated records and a small model, {_size(planned[0].config)}."
     if request.scale == "gpu":
@@ -157,7 +174,7 @@ def _size(config: Config) -> str:
 
 
 def _base(request: Request) -> dict[str, Any]:
-    """The data set's configuration at the scale, before any variant's changes."""
+    """Returns the keys of the data set's configuration at the request's scale, before the changes of a variant."""
     tree = read_toml(configs() / request.data.config, "config")
     if not request.data.generated:
         if not request.path.exists():
@@ -184,14 +201,17 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
     often = request.experiment.on_the_way
     put(tree, "evaluation.every", max(1, tree["privacy"]["steps"] // often) if often else 0)
     tree["name"] = "unnamed"
-    # One base serves all methods and all places of the records, so a variant may have no use for some of its keys.
+    # All methods and all sources of records share one base, so some of its keys may have no effect for a variant.
     config = resolve_defaults(read_back(tree, f"{request.experiment.name}, {variant.label}"))
     digest = hashlib.blake2b(config.dump().encode(), digest_size=5).hexdigest()
     return config.model_copy(update={"name": f"{request.data.name}-{method}-{digest}"})
 
 
 def _with_public_records(tree: dict[str, Any], request: Request) -> None:
-    """Names the public records, and takes so many groups that a step has the other methods' passes of the model."""
+    """Sets the public records, and reduces the batch so that a step passes as many images through the model as other methods.
+
+    Each record's group also contains `PublicConfig.records` public records.
+    """
     generated = {"source": "shapes", "half": "first"} if request.data.generated else {"source": "procedural"}
     put(tree, "public", generated)
     put(tree, "privacy.batch", max(1, tree["privacy"]["batch"] // (1 + PublicConfig().records)))

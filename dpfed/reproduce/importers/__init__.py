@@ -1,1 +1,1 @@
-"""Importers of the papers' data sets, which `dpfed data import` finds by name."""
+"""Importers of the papers' data sets; `dpfed data import` finds them by name."""

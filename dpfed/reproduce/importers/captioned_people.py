@@ -1,6 +1,6 @@
-"""CUHK-PEDES and RSTPReid: pictures of people, each described in sentences, in one JSON file beside a folder of images.
+"""CUHK-PEDES and RSTPReid: pictures of people, each with a few captions, in one JSON file beside a folder of images.
 
-Also here: DeepFashion-MultiModal: fashion pictures, each with one caption.
+This module also contains the importer of DeepFashion-MultiModal: fashion pictures, each with one caption.
 """
 
 from __future__ import annotations
@@ -26,17 +26,21 @@ class _Entry:
 
 
 class _CaptionedPeopleImporter(Importer):
-    """A JSON list with an entry for each image, and the images below ``imgs/``.
+    """Importer of a JSON list with an entry for each image, and of the images below ``imgs/``.
 
-    An image with all its captions is one record; its id is the image's path as the list gives it. The unit is the person: a
+    An image with all its captions is one record; its id is the image's path in the list. The privacy unit is the person: a
     person has several images, all in one split.
+
+    Attributes:
+        file: Name of the JSON file.
+        image_key: Key of the image's path in an entry.
     """
 
     file: ClassVar[str]
     image_key: ClassVar[str]
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether the list (or its folder) and the images are there."""
+        """Returns whether `path` is the list or its folder, and the images are beside the list."""
         annotations = path / self.file if path.is_dir() else path
         return annotations.name == self.file and annotations.is_file() and (annotations.parent / "imgs").is_dir()
 
@@ -81,7 +85,7 @@ class _CaptionedPeopleImporter(Importer):
 
 
 class CuhkPedesImporter(_CaptionedPeopleImporter):
-    """CUHK-PEDES: 40,206 images of 13,003 people, two captions each, with its own splits."""
+    """Importer of CUHK-PEDES: 40,206 images of 13,003 people, two captions for each image, with its own splits."""
 
     name = "cuhk-pedes"
     layout = "reid_raw.json (or its folder) beside imgs/, entries with id, file_path, captions and split"
@@ -90,7 +94,7 @@ class CuhkPedesImporter(_CaptionedPeopleImporter):
 
 
 class RstpReidImporter(_CaptionedPeopleImporter):
-    """RSTPReid: five images each of 4,101 people, two captions each, with its own splits."""
+    """Importer of RSTPReid: five images of each of 4,101 people, two captions for each image, with its own splits."""
 
     name = "rstpreid"
     layout = "data_captions.json (or its folder) beside imgs/, entries with id, img_path, captions and split"
@@ -99,15 +103,15 @@ class RstpReidImporter(_CaptionedPeopleImporter):
 
 
 def read_json(path: Path, layout: str, access: Access) -> Any:
-    """What a JSON file holds.
+    """Reads a JSON file.
 
     Args:
-        path: the file.
-        layout: what was expected, for the message.
-        access: what may be read.
+        path: Path of the file.
+        layout: Description of the expected file, for messages.
+        access: Access that decides which files may be read.
 
     Raises:
-        UserError: when the file is missing, may not be read, or is not JSON in UTF-8.
+        UserError: If the file is missing, may not be read, or is not JSON in UTF-8.
     """
     try:
         return json.loads(access.file(path).read_text(encoding="utf-8-sig"))
@@ -120,27 +124,33 @@ def read_json(path: Path, layout: str, access: Access) -> Any:
 
 
 _ITEM = re.compile(r"-(id_\d+)-")
-_PEEK = 4096  # bytes of captions.json that tell whose it is
+_PEEK = 4096  # bytes of captions.json that are read to recognise the data set
 
 
 class DeepFashionImporter(Importer):
-    """``captions.json``, an object of file name -> caption, and the images in ``images/``; the file name is the record's id.
+    """Importer of DeepFashion-MultiModal: ``captions.json``, which maps file names to captions, and the images in ``images/``.
 
-    The unit is the item, DeepFashion's word for one piece of clothing that was photographed several times; its id is part
-    of the file name (``MEN-Denim-id_00000080-01_7_additional.jpg``). It is not the person: one model wears several items.
-    The data set has no official splits, so everything is for training unless records are held out.
+    The file name is the record's id. The privacy unit is the item, DeepFashion's word for one piece of clothing that was
+    photographed several times; its id is part of the file name (``MEN-Denim-id_00000080-01_7_additional.jpg``). The unit is not
+    the person: one model wears several items.
+    The data set has no official splits, so all records are for training unless some are held out.
     """
 
     name = "deepfashion-mm"
     layout = "captions.json (or its folder) beside images/, an object of file names such as X-id_00000080-Y.jpg to captions"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether captions.json (or its folder) begins with such a file name, and the images are there."""
+        """Returns whether captions.json begins with file names of DeepFashion, and ``images/`` is beside it.
+
+        Args:
+            path: Path of captions.json, or of its folder.
+            access: Access that decides which files may be read.
+        """
         captions = path / "captions.json" if path.is_dir() else path
         if captions.name != "captions.json" or not captions.is_file() or not (captions.parent / "images").is_dir():
             return False
         if not (access or Access.to(path)).permits(captions):
-            return True  # to be refused in words
+            return True  # `open` then raises an error with a message
         with captions.open("rb") as file:
             return _ITEM.search(file.read(_PEEK).decode(errors="replace")) is not None
 
@@ -163,7 +173,16 @@ class DeepFashionImporter(Importer):
 
 
 def _item(name: str, caption: object, where: str) -> str:
-    """The item that a file shows."""
+    """Returns the id of the item that a file shows.
+
+    Args:
+        name: Name of the file.
+        caption: Caption of the file.
+        where: Place of the entry, for messages.
+
+    Raises:
+        UserError: If the name contains no item id, or the caption is not text.
+    """
     found = _ITEM.search(name)
     if found is None:
         raise UserError(f"{where} is {name!r}, without an id; expected a name such as X-id_00000080-Y.jpg. [paper-item-id]")

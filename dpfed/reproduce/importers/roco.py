@@ -1,4 +1,4 @@
-"""ROCO: radiology figures with the captions of the articles they come from, versions 1 and 2."""
+"""ROCO, versions 1 and 2: radiology figures with their captions in the articles from which they come."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.source import SPLIT_NAMES, FileRecord, Importer, Item, Source, Unreadable, not_utf8
 from dpfed.errors import UserError
 
-_PEEK = 4096  # bytes of a first line
+_PEEK = 4096  # bytes of the first line that are read
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,13 @@ class _Figure:
 
 
 class RocoImporter(Importer):
-    """Both public releases, as they unpack; the record's id is the image's path below the folder of the splits.
+    """Importer of both public releases as they unpack; a record's id is the image's path below the folder of the splits.
 
-    Version 1: ``{train,validation,test}/radiology/captions.txt`` (lines of id, tab, caption) beside ``images/ID.jpg``, directly
-    or under ``data/``; one such folder alone can be given too, which is the way to the non-radiology images.
-    Version 2: ``{train,valid,test}_captions.csv`` with the columns ID and Caption, and the images in ``train/`` or
-    ``train_images/``, and so on. Neither says which figures show the same patient.
+    Version 1 has ``{train,validation,test}/radiology/captions.txt`` (lines of id, tab, caption) beside ``images/ID.jpg``,
+    directly or under ``data/``. One folder with ``captions.txt`` and ``images/`` can also be imported alone; this is the way to
+    import the non-radiology images.
+    Version 2 has ``{train,valid,test}_captions.csv`` with the columns ID and Caption, and the images in ``train/`` or
+    ``train_images/``, and so on. Neither version says which figures show the same patient.
     """
 
     name = "roco"
@@ -38,7 +39,7 @@ class RocoImporter(Importer):
     )
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether there are captions of either version."""
+        """Returns whether the folder contains captions of either version."""
         return path.is_dir() and bool(_first_version(path) or (path / "train_captions.csv").is_file())
 
     def open(self, path: Path, access: Access | None = None) -> Source:
@@ -65,7 +66,7 @@ class RocoImporter(Importer):
 
 
 def _first_version(path: Path) -> list[Path]:
-    """The folders of version 1 that hold captions.txt and images/: the given one, or those of the splits."""
+    """Returns the folders of version 1 that contain captions.txt and images/: `path` itself, or those of the splits."""
     candidates = [path] + [
         root / split / "radiology" for root in (path, path / "data") for split in ("train", "validation", "test")
     ]
@@ -74,14 +75,14 @@ def _first_version(path: Path) -> list[Path]:
 
 
 def _holds_tabs(captions: Path) -> bool:
-    """Whether the first line is an id, a tab and a caption; other data sets call a table captions.txt."""
-    if not captions.is_file():  # a pipe would wait for ever
+    """Returns whether the first line contains a tab, as between id and caption; other data sets name a table captions.txt."""
+    if not captions.is_file():  # reading a pipe would block for ever
         return False
     try:
         with captions.open("rb") as file:
             return b"\t" in file.readline(_PEEK)
     except OSError:
-        return True  # to be refused in words
+        return True  # `open` then raises an error with a message
 
 
 def _text_captions(folder: Path, access: Access) -> Iterator[_Figure | Unreadable]:
@@ -92,7 +93,7 @@ def _text_captions(folder: Path, access: Access) -> Iterator[_Figure | Unreadabl
     try:
         lines = (
             access.file(captions).read_text(encoding="utf-8-sig").split("\n")
-        )  # captions may hold other line breaks of Unicode
+        )  # not splitlines(): captions may contain other line breaks of Unicode
     except UnicodeDecodeError as error:
         raise not_utf8(captions) from error
     except OSError as error:

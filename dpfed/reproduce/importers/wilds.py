@@ -1,4 +1,4 @@
-"""Camelyon17 patches, as the WILDS benchmark packs them."""
+"""Camelyon17 patches, in the layout of the WILDS benchmark."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "slide", "center",
 
 
 class WildsImporter(Importer):
-    """The folder ``camelyon17_v1.0``: ``metadata.csv`` and ``patches/``.
+    """Importer of the folder ``camelyon17_v1.0``: ``metadata.csv`` and ``patches/``.
 
-    WILDS' own splits: hospital 2 is the test split; hospital 1 and the held-out patches of the training hospitals (split 1)
-    are validation, distinguished by the label ``center``; the rest, 302,436 patches of three hospitals, is for training.
+    The splits are those of WILDS: hospital 2 is the test split. Hospital 1 and the held-out patches of the training hospitals
+    (split 1) are the validation split; the label ``center`` distinguishes them. The other 302,436 patches, of three hospitals,
+    are for training.
     """
 
     name = "camelyon17"
     layout = "the WILDS folder camelyon17_v1.0 with metadata.csv and patches/patient_XXX_node_Y/*.png"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether the table and the patches are there."""
+        """Returns whether the folder contains the table and the patches."""
         return (path / "metadata.csv").is_file() and (path / "patches").is_dir()
 
     def open(self, path: Path, access: Access | None = None) -> Source:
