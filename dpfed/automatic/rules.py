@@ -133,9 +133,8 @@ def _size(survey: Survey, device: str) -> Choice:
     where = (
         "this machine has no GPU" if device == "cpu" else "a model without pretrained weights gains little from larger images"
     )
-    return Choice(
-        "images", f"{_LARGER} pixels", f"most are about {survey.side} pixels wide, and {where}", {"data.size": _LARGER}
-    )
+    seen = f"most are about {survey.side} pixels wide, and " if survey.side else ""  # 0: nobody looked at the first images
+    return Choice("images", f"{_LARGER} pixels", f"{seen}{where}", {"data.size": _LARGER})
 
 
 def after_import(situation: Situation) -> Iterator[Choice]:
