@@ -13,7 +13,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress
 from dpfed.runs.build import Parts, build
-from dpfed.runs.public_basis import GENERATED, kind_of
+from dpfed.runs.public_basis import GENERATED, is_generated_basis_made, kind_of
 from dpfed.runs.resolution import changed
 
 _TIMES = 3  # passes; the fastest counts, because other processes slow some down
@@ -51,7 +51,8 @@ def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
     progress.note("measuring the model's speed with random images")
     if not closed_form:
         return plan.steps * plan.sampling.batch * _seconds_of_a_record(parts) * _VIEWS
-    generated = GENERATED if kind_of(config) == "generated" else 0
+    is_made = kind_of(config) != "generated" or is_generated_basis_made(parts.config, parts.model, parts.views)
+    generated = 0 if is_made else GENERATED
     return (_without_features(parts) + generated) * _seconds_of_features(parts)
 
 

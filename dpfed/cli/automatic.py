@@ -156,7 +156,10 @@ def _rows(chosen: Chosen) -> Iterator[tuple[str, str, str]]:
             plan.bounding.method.public_records and chosen.config.public.is_generated
         ):
             why += "; generated images and their initial weights, which dpfed makes once, take some minutes more"
-        yield "time", f"about {duration(chosen.seconds)}", why
+        if chosen.seconds == 0:
+            yield "time", "under a minute", "an earlier run kept the features of these records, and the public basis"
+        else:
+            yield "time", f"about {duration(chosen.seconds)}", why
 
 
 def settled(

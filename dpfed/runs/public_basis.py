@@ -21,12 +21,13 @@ from dpfed.bounding.methods.moments import BASIS_ROWS
 from dpfed.building.method import options_of
 from dpfed.building.model import model_of
 from dpfed.config import AdaptationConfig, Config
-from dpfed.data.generated.things import things_store
+from dpfed.data.generated.things import things_path, things_store
 from dpfed.data.opening import refuse_other_squares
 from dpfed.data.public_store import given_public, refuse_shared
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.record_views import RecordViews
 from dpfed.errors import UserError
+from dpfed.evaluation.features import frozen
 from dpfed.features.cache import Features
 from dpfed.features.extraction import FeatureCache, features_key
 from dpfed.files.atomic import write_atomically
@@ -34,6 +35,7 @@ from dpfed.models.basis import FEWEST_PUBLIC, MOST_PUBLIC, Basis, Side, fingerpr
 from dpfed.models.building import tokenizer_for
 from dpfed.models.images import preprocessing_of
 from dpfed.models.moments import keep_towers
+from dpfed.paths import is_store
 from dpfed.privacy.method import method_named
 from dpfed.progress import Progress, import_progress
 from dpfed.runs.record_views import record_views
@@ -160,10 +162,8 @@ def public_basis(
     if kind == "store":
         refuse_shared(store, private, config.data.stores)
     keep_towers(model, aligned=False, several_layers=options_of(config).layers == "several")
-    rows = store.split("train")
-    rows = rows[np.argsort(store.keys[rows])][:MOST_PUBLIC]
-    most = max(BASIS_ROWS, options_of(config).dimensions)
-    named = hashlib.blake2b(f"{_VERSION} {features_key(model, views, store, rows)} {most}".encode(), digest_size=8).hexdigest()
+    rows, most = _public_rows(store), max(BASIS_ROWS, options_of(config).dimensions)
+    named = _name(model, views, store, most)
     content = _of_this_machine(folder, named)
     if content is None:
         progress.note(f"making the public basis of {len(rows):,} public records: once for these towers")
@@ -179,6 +179,33 @@ def public_basis(
             f"(fingerprint {agreed}): restore {folder / agreed}.safetensors, or start a new run. [basis-changed]"
         )
     return PublicBasis(kind, content)
+
+
+def is_generated_basis_made(config: Config, model: nn.Module, views: RecordViews) -> bool:
+    """Returns whether this machine made the generated basis of some towers before.
+
+    Args:
+        config: Configuration with its defaults resolved.
+        model: Model with the layers of a run (`keep_towers`).
+        views: Views that make the towers' inputs from records.
+    """
+    path = things_path(GENERATED, config.data.stores, config.data.size or 0)
+    if not is_store(path):
+        return False
+    named = _name(model, views, RecordStore.open(path), max(BASIS_ROWS, options_of(config).dimensions))
+    return _of_this_machine(Path(config.data.stores) / _FOLDER, named) is not None
+
+
+def _public_rows(store: RecordStore) -> np.ndarray:
+    rows = store.split("train")
+    return rows[np.argsort(store.keys[rows])][:MOST_PUBLIC]
+
+
+def _name(model: nn.Module, views: RecordViews, store: RecordStore, most: int) -> str:
+    """Returns the name under which a basis is kept; it depends on towers, preprocessing and public records."""
+    with frozen(model):
+        key = features_key(model, views, store, _public_rows(store))
+    return hashlib.blake2b(f"{_VERSION} {key} {most}".encode(), digest_size=8).hexdigest()
 
 
 def _store(config: Config, kind: Kind, progress: Progress) -> RecordStore:

@@ -40,7 +40,6 @@ def things_store(records: int, folder: str | Path, size: int, progress: ImportPr
         UserError: when the store cannot be written or is damaged.
     """
     side, words = min(size, LARGEST), public_words(records)
-    digest = hashlib.blake2b("\n".join(words).encode(), digest_size=4).hexdigest()  # another version of timm has other words
 
     def write(target: Path) -> None:
         with StoreWriter(target, name=NAME, kind="image-text", size=side, public=True) as writer:
@@ -49,7 +48,14 @@ def things_store(records: int, folder: str | Path, size: int, progress: ImportPr
                 if progress is not None and (number + 1) % 100 == 0:
                     progress(number + 1, records)
 
-    return open_or_write(Path(folder) / f"{NAME}-v{VERSION}-{side}px-{records}-{digest}", write)
+    return open_or_write(things_path(records, folder, size), write)
+
+
+def things_path(records: int, folder: str | Path, size: int) -> Path:
+    """Returns the path of the store that `things_store` opens or generates."""
+    words = public_words(records)
+    digest = hashlib.blake2b("\n".join(words).encode(), digest_size=4).hexdigest()  # another version of timm has other words
+    return Path(folder) / f"{NAME}-v{VERSION}-{min(size, LARGEST)}px-{records}-{digest}"
 
 
 def picture(number: int, size: int) -> np.ndarray:
