@@ -110,7 +110,7 @@ OTHER = nn.Linear(2, 2)
         ({"optimizer": lambda parameters: torch.optim.SGD(parameters[:1], 0.1)}, "optimizer-other-parameters"),
         ({"optimizer": lambda parameters: torch.optim.LBFGS(parameters)}, "needs a closure"),
         ({"optimizer": lambda parameters: 3}, "expected a torch.optim.Optimizer"),
-        ({"optimizer": torch.optim.SGD(OTHER.parameters(), 0.1)}, "expected a function that makes the optimizer"),
+        ({"optimizer": torch.optim.SGD(OTHER.parameters(), 0.1)}, "expected a function that makes an optimizer"),
         ({"optimizer": lambda parameters: torch.optim.SGD(parameters, 1e30)}, "lower it"),
         ({"optimizer": {"name": "adamm"}}, "expected one of sgd, adam"),
         ({"schedule": lambda optimizer: None}, "needs an optimizer of your own"),
@@ -170,7 +170,7 @@ def test_a_model_that_was_trained_privately_is_not_trained_again(tmp_path):
     [
         ({"settings": {"privacy": {"epsilon": 30.0}}}, "which an argument of Trainer or Privacy gives"),
         ({"optimizer": {"name": "torch.optim:RAdam", "options": {"lr": 0.1}}}, "what optimizer.learning_rate says"),
-        ({"size": 16}, "leave it out beside views="),
+        ({"size": 16}, "leave it out if you give views="),
         ({"callbacks": [print]}, "expected dpfed.Callback objects"),
         ({"views": dpfed.Views(lambda image: [augment()(image)] * 2, count=3)}, "gives 2 views at once"),
         ({"views": None, "records": [torch.zeros(5, 8, 8, dtype=torch.uint16)] * 40}, "images of 1 or 3 channels"),
