@@ -1,4 +1,4 @@
-"""What may be chosen about the optimizer: a section of a configuration."""
+"""The ``[optimizer]`` section of a configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN = When("optimizer.name", lambda optimizer: optimizer.is_own, "set optimizer
 
 
 class OptimizerConfig(Section):
-    """How the noisy gradient updates the weights (post-processing: costs no privacy)."""
+    """Settings of how the noisy gradient updates the weights. This is post-processing and costs no privacy."""
 
     name: str = Field(
         "adam",
@@ -44,7 +44,7 @@ class OptimizerConfig(Section):
 
     @property
     def is_own(self) -> bool:
-        """Whether the optimizer is one of another library, or the user's own."""
+        """Whether the optimizer is named by an import path: one of another library, or the user's own."""
         return is_name(self.name)
 
     @field_validator("name")
