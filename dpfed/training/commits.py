@@ -61,7 +61,7 @@ class Commit:
 
     @property
     def is_draft(self) -> bool:
-        """Whether the file is a draft, whose steps may not be charged yet."""
+        """Returns whether the file is a draft, whose steps may not be charged yet."""
         return self.path.suffix == ".draft"
 
 

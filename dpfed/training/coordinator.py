@@ -115,12 +115,12 @@ class Coordinator:
 
     @property
     def owes(self) -> bool:
-        """Whether this group has steps that are not charged yet."""
+        """Returns whether this group has steps that are not charged yet."""
         return self._group is not None and (self._committing is not None or bool(self._group.releases))
 
     @property
     def is_full(self) -> bool:
-        """Whether the group of steps must be charged now, even if no callback is due."""
+        """Returns whether the group of steps must be charged now, even if no callback is due."""
         return self._group is not None and self._group.is_full
 
     def commit(self) -> None:

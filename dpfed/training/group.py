@@ -34,7 +34,7 @@ class Group:
 
     @property
     def is_full(self) -> bool:
-        """Whether the group must be charged before another step is added."""
+        """Returns whether the group must be charged before another step is added."""
         done = self.summaries[-1].done if self.summaries else 0
         return len(self.summaries) >= self._every or self._is_end(done)
 

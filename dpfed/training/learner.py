@@ -129,8 +129,8 @@ class Learner:
 
     @property
     def divides_groups(self) -> bool:
-        """Whether workers with the same records divide the groups of a step. Then the groups, and their sum, are the same for
-        any number of workers. Otherwise each worker has records of its own. If every record makes a group, this gives the
+        """Returns whether workers with the same records divide a step's groups. Then the groups, and their sum, are the same
+        for any number of workers. Otherwise each worker has records of its own. If every record makes a group, this gives the
         same sum; if features are computed once and cached, each record's features are computed by one worker."""
         return not self.plan.bounding.method.singleton_groups and not self.views.cached
 

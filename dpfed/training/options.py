@@ -44,7 +44,7 @@ class OptimizerConfig(Section):
 
     @property
     def is_own(self) -> bool:
-        """Whether the optimizer is named by an import path: one of another library, or the user's own."""
+        """Returns whether the optimizer is named by an import path: one of another library, or the user's own."""
         return is_name(self.name)
 
     @field_validator("name")

@@ -115,7 +115,7 @@ class Worker:
 
     @property
     def asks_about_norms(self) -> bool:
-        """Whether `threshold` has an effect: the plan releases statistics."""
+        """Returns whether `threshold` has an effect: the plan releases statistics."""
         return self._plan.statistics is not None
 
     def bounded_sum(self, step: int) -> BoundedSum:
