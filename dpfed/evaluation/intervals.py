@@ -42,7 +42,7 @@ class Outcomes:
 
     def __post_init__(self) -> None:
         if self.values.shape != self.clusters.shape or self.values.ndim != 1 or not len(self.values):
-            raise ValueError(f"one cluster for each of one or more values, got {self.values.shape} and {self.clusters.shape}")
+            raise ValueError(f"expected values and clusters of shape (n,), got {self.values.shape} and {self.clusters.shape}")
 
     def figure(self) -> float:
         """Returns the share of right answers."""
@@ -63,7 +63,7 @@ class Outcomes:
             ValueError: If the queries are not the same.
         """
         if not np.array_equal(self.clusters, before.clusters):
-            raise ValueError("a change is one between figures of the same kind on the same queries")
+            raise ValueError("a change needs two figures on the same queries")
         change = _paired(self.values - before.values, self.clusters)
         return beyond_noise(change, self.figure() - before.figure(), noise) if noise else change
 

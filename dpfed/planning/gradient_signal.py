@@ -28,7 +28,7 @@ _RECORDS, _FEWEST = 128, 16  # records whose embeddings are compared; fewer if i
 _SIDE = 32  # side in pixels up to which an image counts as small
 _DRAWS = 4  # draws of noise
 _STEP = 0.01  # first step of the finite difference, relative to the L2 norm of the trained parameters
-_CHANGES = (0.002, 0.05)  # accepted change of unit-length embeddings: neither rounding nor curvature dominates
+_CHANGES = (0.002, 0.05)  # accepted changes of unit-length embeddings: exact enough, and still a fine difference
 _TRIES = 8  # most attempts to find a step with such a change
 
 

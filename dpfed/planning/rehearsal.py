@@ -207,7 +207,7 @@ def _trained(
     if rate * count < 2 * size:
         least = math.ceil(2 * size / rate)
         raise UserError(
-            f"{stand.title}: {count:,} public records are trained on, of which a step draws {rate * count:.1f} (q = "
+            f"{stand.title}: of the {count:,} public records for training, a step samples {rate * count:.1f} (q = "
             f"{rate:.3g}): fewer than two groups of {size}. Give at least {least:,} (--public, --public-records). "
             "[rehearsal-few-records]"
         )

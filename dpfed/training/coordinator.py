@@ -81,7 +81,7 @@ class Coordinator:
         self._ledger, self._releases = ledger, releases
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
-            raise UserError(f"{ledger.path} is another plan's: noise and accounting must share one. [training-other-plan]")
+            raise UserError(f"{ledger.path} is of another plan: noise and accounting must share one. [training-other-plan]")
         self._vector = TrainableVector(model)
         hashed = UniversalHash(randomness) if ledger.universal else None
         self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block, hashed)
@@ -194,7 +194,7 @@ class Coordinator:
             return self._skipped(step)
         noisy = self._releases.load(step, self.blocks, None if recorded is None else recorded.digest)
         if recorded is None and (latest := self._releases.latest()) is not None and latest > step:
-            raise UserError(f"{self._ledger.path} lacks the line of step {step}, a released one: restore it. [training-line]")
+            raise UserError(f"{self._ledger.path} lacks step {step}, which was released: restore the ledger. [training-line]")
         if noisy is None:
             return None
         if recorded is None:  # a crash came between saving and charging

@@ -162,7 +162,7 @@ def _made(own: OwnOptimizer, parameters: list[nn.Parameter]) -> torch.optim.Opti
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held != {id(parameter) for parameter in parameters}:
         raise UserError(
-            f"the optimizer holds {len(held)} parameters, and the model trains {len(parameters)} others: give a function "
+            f"the {len(held)} parameters of the optimizer are not the {len(parameters)} that the model trains: give a function "
             "of the parameters, such as lambda parameters: AdamW(parameters, 1e-3). [optimizer-other-parameters]"
         )
     return optimizer
@@ -176,7 +176,7 @@ def _scheduled(make: MakeSchedule, optimizer: torch.optim.Optimizer) -> torch.op
     fits = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) and getattr(scheduler, "optimizer", None) is optimizer
     if not fits or isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UserError(
-            f"expected a scheduler of the optimizer whose step() takes no figure, such as lambda optimizer: "
+            f"expected a scheduler of the optimizer whose step() takes no metric, such as lambda optimizer: "
             f"CosineAnnealingLR(optimizer, T_max), got {type(scheduler).__name__}. [optimizer-schedule-kind]"
         )
     return scheduler

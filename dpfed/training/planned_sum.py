@@ -29,11 +29,11 @@ def require_planned(total: BoundedSum, step: int, plan: PrivacyPlan, size: int) 
     bare = plan.private and not total.noise_std
     if bare and (total.values.dtype != torch.int64 or total.unit != plan.grid_of().unit):
         raise UserError(
-            f"step {step}: expected whole numbers of steps {plan.grid_of().unit:g}, got {total.values.dtype} and steps "
-            f"{total.unit:g}. [training-other-grid]"
+            f"step {step}: expected int64 numbers of grid steps of {plan.grid_of().unit:g}, got {total.values.dtype} and grid "
+            f"steps of {total.unit:g}. [training-other-grid]"
         )
     if not bare and not total.values.is_floating_point():
-        raise UserError(f"step {step}: a sum that has its noise came as whole numbers; it was not used. [training-no-floats]")
+        raise UserError(f"step {step}: expected floats in a noisy sum, got integers; it was not used. [training-no-floats]")
     if not total.sensitivity <= most or total.groups != plan.groups or total.values.numel() != size:
         raise UserError(
             f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "

@@ -176,8 +176,9 @@ class Steps:
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(
-                f"the plan of {path} is not that of the configuration and the records (N was {ledger.plan.sampling.records:,}, "
-                f"is {plan.sampling.records:,}): restore both, or start a new run. [resume-plan-changed]"
+                f"the plan of {path} differs from that of the configuration and the records (N was "
+                f"{ledger.plan.sampling.records:,}, is {plan.sampling.records:,}): restore both, or start a new run. "
+                "[resume-plan-changed]"
             )
         if ledger.marks != marks:
             raise UserError(
@@ -217,7 +218,7 @@ class Steps:
             return commit  # the ledger lost lines: `_load_or_save_first` raises an error
         there = [release for release in commit.releases if self.ledger.release_of(release.step) is not None]
         if any(self.ledger.release_of(release.step) != release for release in there):
-            self._commits.forget(commit)  # another process, on storage without locks, charged other releases of these steps
+            self._commits.forget(commit)  # another process, on storage with broken locks, charged other releases of its steps
             return self._last_commit()
         if rest := commit.releases[len(there) :]:
             self.ledger.charge(*rest)

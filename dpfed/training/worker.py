@@ -90,7 +90,7 @@ class Worker:
             raise ValueError(f"the plan protects each {plan.promise.protected}, and units were {given}")
         public = 0 if public_negatives is None else public_negatives.count
         if bounding.options.get("public_records", 0) != public:
-            raise ValueError(f"{public} public records join every group, against the plan's method '{bounding.method_name}'")
+            raise ValueError(f"{public} public records join every group, unlike in the plan's method '{bounding.method_name}'")
         partition = indices if isinstance(indices, PartitionRows) else None
         self._plan = plan
         self._bounding = bounding
