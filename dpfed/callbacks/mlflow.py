@@ -118,7 +118,10 @@ class MLflow(Tracker):
 
 @contextlib.contextmanager
 def _asked_once() -> Iterator[None]:
-    """Limits MLflow to one retry: before a run, an unreachable server fails fast. Within a run, it may retry for minutes."""
+    """Limits MLflow to one retry, unless the user set a number: before a run, an unreachable server shall fail fast.
+
+    Within a run, MLflow may retry for minutes.
+    """
     given = os.environ.get(_RETRIES)
     os.environ[_RETRIES] = given or "1"
     try:

@@ -47,7 +47,7 @@ class Steps:
     """The remaining private steps of a training. No other process may have the same files open.
 
     Args:
-        learner: Model, records, loss and plan; the model gets the weights of the last checkpoint, if there is one.
+        learner: Model, records, loss and plan; the model gets the weights of the last checkpoint or commit, if there is one.
         files: Paths of this training's files; missing files are created.
         randomness: The coordinator's secret randomness, on resume the same as before. With another one, steps that are not
             charged yet get other noise, and the run is not the same bit for bit.
