@@ -116,7 +116,7 @@ OTHER = nn.Linear(2, 2)
         ({"schedule": lambda optimizer: None}, "needs an optimizer of your own"),
         (
             {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "schedule": torch.optim.lr_scheduler.ReduceLROnPlateau},
-            "step\\(\\) takes no figure",
+            "step\\(\\) takes no metric",
         ),
         (
             {

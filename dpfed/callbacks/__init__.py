@@ -1,6 +1,6 @@
-"""What may look on while a model trains: `Callback`, the summary of a step that it sees, and trackers of other packages.
+"""Observers of a training: `Callback`, the summary of a step that it receives, and trackers of other packages.
 
-Nothing here imports a tracker's package before a tracker is made.
+A tracker's package is imported only when the tracker is made.
 """
 
 from dpfed.callbacks.callback import Callback, RunInfo, StepSummary
@@ -19,13 +19,13 @@ _TRACKERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow]] = {
 
 
 def trackers(names: str) -> list[Callback]:
-    """Trackers by their names.
+    """Makes trackers from their names.
 
     Args:
-        names: of one or more, with commas between them, such as ``tensorboard,wandb``.
+        names: One or more names, separated by commas, such as ``tensorboard,wandb``.
 
     Raises:
-        UserError: for an unknown name, a package that is missing, or a tracker that nobody has logged in to.
+        UserError: If a name is unknown, a package is missing, or a tracker needs a login.
     """
     given = dict.fromkeys(name.strip() for name in names.split(","))
     for name in given:

@@ -1,6 +1,6 @@
-"""A callback looks on while a model trains.
+"""Callbacks, which observe a training.
 
-Of a step it sees what is released and charged, and nothing else: the summary follows from the noisy sum and from the plan. The
+Of a step, a callback receives only a summary, which follows from the noisy sum and the plan, and is released and charged. The
 figures of an evaluation are exact, and no epsilon covers them.
 """
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from dpfed.evaluation.measured import Evaluation
     from dpfed.privacy.metrics_window import MetricsWindow
 
-_REPORTS = 50  # of a run, about: so often epsilon is computed, and metrics.jsonl gets a line
+_REPORTS = 50  # approximate number of reports in a run: epsilon is computed, and metrics.jsonl gets a line
 
 
 @dataclass(frozen=True)
 class StepSummary:
-    """What a step may tell: all of it follows from the noisy sum or from the plan.
+    """The public summary of a step. All of it follows from the noisy sum or from the plan.
 
     Attributes:
-        step: 0 .. T - 1.
-        steps: T.
-        learning_rate: of this step.
-        noisy_gradient_norm: L2; ``None``: the step was discarded, and the model stayed as it was.
-        window: the private metrics of the window that ends with this step, where the plan releases any.
-        spent: computes `epsilon`.
+        step: Number of the step, 0 .. T - 1.
+        steps: Number T of steps of the run.
+        learning_rate: Learning rate of this step.
+        noisy_gradient_norm: L2 norm of the noisy gradient; ``None``: the step was discarded, and the model is unchanged.
+        window: Private metrics of the window that ends with this step; ``None``: no window ends here.
+        spent: Function that computes `epsilon` from the number of finished steps.
     """
 
     step: int
@@ -41,27 +41,27 @@ class StepSummary:
 
     @property
     def done(self) -> int:
-        """Steps finished."""
+        """Number of finished steps."""
         return self.step + 1
 
     @functools.cached_property
     def epsilon(self) -> float | None:
-        """What all steps so far have spent together; ``None`` where no guarantee holds. It is computed when it is asked for."""
+        """Epsilon of all steps so far together; ``None`` if no guarantee holds. It is computed on first access."""
         return self.spent(self.done)
 
     @property
     def is_reported(self) -> bool:
-        """Whether metrics.jsonl gets a line for this step: about 50 of a run, the last one, and each end of a window do."""
+        """Returns whether metrics.jsonl gets a line for this step: about 50 in a run, the last one, and each window's end."""
         often = self.done % max(1, self.steps // _REPORTS) == 0
         return often or self.done == self.steps or self.window is not None
 
     def metrics(self) -> dict[str, Any]:
-        """What metrics.jsonl keeps beside step and epsilon."""
+        """Returns the fields of the step's line in metrics.jsonl, except step and epsilon."""
         metrics: dict[str, Any] = {"learning_rate": self.learning_rate, "noisy_gradient_norm": self.noisy_gradient_norm}
         return metrics if self.window is None else {**metrics, "phase": self.window.figures()}
 
     def scalars(self) -> dict[str, float]:
-        """All numbers of this step, by names that boards take, such as ``training/epsilon``."""
+        """Returns all numbers of this step by names for trackers, such as ``training/epsilon``."""
         found = {"epsilon": self.epsilon, "learning_rate": self.learning_rate, "noisy_gradient_norm": self.noisy_gradient_norm}
         scalars = {f"training/{name}": value for name, value in found.items() if value is not None}
         for name in ("loss", "clip_rate", "norm"):
@@ -70,7 +70,7 @@ class StepSummary:
         return scalars
 
     def sendable(self) -> StepSummary:
-        """The same with epsilon computed, so that another process can have it."""
+        """Returns a copy with epsilon already computed, which can be pickled for another process."""
         epsilon = self.epsilon
         return replace(self, spent=functools.partial(_given, epsilon))
 
@@ -81,14 +81,14 @@ def _given(epsilon: float | None, done: int) -> float | None:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Which run a callback looks at. It never leaves the machine by itself.
+    """The run that a callback observes. dpfed itself never sends it to another machine.
 
     Attributes:
-        name: of the run.
-        done: steps that are over; 0 for a new run.
-        folder: of the run; ``None``: the training has none.
-        identity: tells the run from any other, and stays the same when it is resumed; empty: not known.
-        config: every key that has an effect, such as ``privacy.epsilon``, with its value. Some say where private records lie.
+        name: Name of the run.
+        done: Number of finished steps; 0 for a new run.
+        folder: Folder of the run; ``None``: the training has none.
+        identity: Unique identifier of the run, which stays the same when the run is resumed; empty: not known.
+        config: Values of all keys that have an effect, such as ``privacy.epsilon``. Some of them are paths of private records.
     """
 
     name: str
@@ -99,45 +99,46 @@ class RunInfo:
 
 
 class Callback:
-    """Looks on while a model trains. Subclass it, and override what you need.
+    """An observer of a training. Subclass it, and override the methods that you need.
 
-    What `on_step` gets is on disk and charged by then. A method that raises ends the run, which can be resumed. A resumed run
-    shows the steps of its last commit again, with the same numbers: callbacks may not have seen all of them.
+    A step is on disk and charged before `on_step` receives it. A method that raises ends the run, which can be resumed. A
+    resumed run shows the steps of its last commit again, with the same numbers: callbacks may not have seen all of them.
 
     Attributes:
-        every: `on_step` is called after so many steps, and after the last one; ``None``: as often as metrics.jsonl gets a line
-            (`StepSummary.is_reported`).
-        waits: whether `on_step` may be called some steps later, with the same summaries in the same order. Then the model has
-            moved on. True for those that look at the summary alone: they do not make a run write its state to the disk.
+        every: Number of steps between calls of `on_step`, which is also called after the last step; ``None``: whenever
+            metrics.jsonl gets a line (`StepSummary.is_reported`).
+        waits: Whether `on_step` may be called some steps later, with the same summaries in the same order, when the model has
+            already changed. Set it if the callback reads only the summary: then it does not make the run write its state to
+            disk.
     """
 
     every: int | None = None
     waits: bool = False
 
     def is_due(self, step: StepSummary) -> bool:
-        """Whether `on_step` is to be called after a step."""
+        """Returns whether `on_step` is called after a step."""
         if self.every is None:
             return step.is_reported
         return step.done % self.every == 0 or step.done == step.steps
 
     def on_run(self, run: RunInfo) -> None:
-        """A run begins or resumes: nothing is measured or spent yet. `dpfed.training.steps.Steps` does not call this."""
+        """Called when a run begins or resumes, before it measures or spends. Not called by `dpfed.training.steps.Steps`."""
 
     def on_begin(self, done: int) -> None:
-        """Steps begin, or go on after an interruption.
+        """Called when the steps begin, or continue after an interruption.
 
         Args:
-            done: steps that are over. What a callback kept of later ones comes again.
+            done: Number of finished steps. Later steps that a callback already recorded are shown again.
         """
 
     def on_step(self, step: StepSummary) -> None:
-        """A step was released and charged, and the model has been updated."""
+        """Called after a step was released and charged, and the model was updated."""
 
     def on_evaluation(self, figures: list[Evaluation]) -> None:
-        """The model was measured. Figures are exact: no epsilon covers them."""
+        """Called after the model was measured. The figures are exact: no epsilon covers them."""
 
     def on_end(self) -> None:
-        """A run is over, and all of its files are written. `dpfed.training.steps.Steps` by itself does not call this."""
+        """Called when a run is over and all its files are written. Not called by `dpfed.training.steps.Steps` alone."""
 
     def on_stop(self) -> None:
-        """A run was interrupted or failed; it may be resumed. `dpfed.training.steps.Steps` by itself does not call this."""
+        """Called when a run was interrupted or failed; it may be resumed. Not called by `dpfed.training.steps.Steps` alone."""

@@ -1,4 +1,4 @@
-"""MLflow: a tracking server, or files beside the run's folder."""
+"""Tracker for MLflow: a tracking server, or files next to the run's folder."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from dpfed.callbacks.callback import RunInfo
 from dpfed.callbacks.tracker import Picture, Rows, Tracker, sendable
 from dpfed.errors import UserError
 
-_TAG = "dpfed.run"  # by which a resumed run finds its own
-_ALWAYS = "training/learning_rate"  # every row of a step has it
+_TAG = "dpfed.run"  # tag by which a resumed run finds its MLflow run
+_ALWAYS = "training/learning_rate"  # metric that every row of a step has
 _RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
-_AT_ONCE = 100  # parameters of one request
-_LONGEST = 500  # characters of a parameter
+_AT_ONCE = 100  # most parameters in one request
+_LONGEST = 500  # most characters of a parameter's value
 
 
 class MLflow(Tracker):
-    """Sends figures to MLflow.
+    """A tracker that sends figures to MLflow.
 
-    A resumed run continues its own one there. Neither the user's name nor the program is sent; times of figures are numbers of
-    steps.
+    A resumed run continues its MLflow run. Neither the user's name nor the program's is sent. The timestamps of figures are
+    derived from step numbers.
 
     Args:
-        uri: of the tracking server or store; ``None``: as MLFLOW_TRACKING_URI says, or the folder ``mlruns`` beside the run's.
-        experiment: ``None``: as MLFLOW_EXPERIMENT_NAME says, or ``dpfed``.
-        run_id: of the run at MLflow; ``None``: a resumed run finds its own.
-        every: steps between two rows; ``None``: as often as metrics.jsonl gets a line.
+        uri: URI of the tracking server or store; ``None``: that of MLFLOW_TRACKING_URI, or the folder ``mlruns`` next to the
+            run's folder.
+        experiment: Name of the experiment; ``None``: that of MLFLOW_EXPERIMENT_NAME, or ``dpfed``.
+        run_id: Id of the MLflow run to continue; ``None``: a resumed run finds its own.
+        every: Number of steps between two rows; ``None``: a row whenever metrics.jsonl gets a line.
 
     Raises:
-        UserError: if the package mlflow is missing, or cannot reach such a store.
+        UserError: If the package mlflow is missing, or cannot reach the server or store.
     """
 
     title = "MLflow"
@@ -44,7 +45,7 @@ class MLflow(Tracker):
         self, uri: str | None = None, experiment: str | None = None, run_id: str | None = None, every: int | None = None
     ) -> None:
         super().__init__(every)
-        # Chosen here: on a cluster, another process with another environment sends.
+        # Read here: on a cluster, another process with another environment sends the figures.
         self._uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "dpfed"
         self._given, self._id, self._seen = run_id, "", -1
@@ -54,7 +55,7 @@ class MLflow(Tracker):
                 self._connect(self._uri).get_experiment_by_name(self._experiment)
 
     def _import(self) -> Any:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # its makers would learn what is called
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # MLflow would report the functions that are called
         return super()._import()
 
     def _connect(self, uri: str) -> Any:
@@ -82,7 +83,7 @@ class MLflow(Tracker):
             client.log_batch(self._id, params=self._parameters(config[first : first + _AT_ONCE]))
 
     def _own(self, experiment: str, identity: str) -> str:
-        """The run at MLflow that belongs to a run; "" for none."""
+        """Returns the id of the MLflow run that belongs to a dpfed run; "" if there is none."""
         if not identity:
             return ""
         found = self._client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{identity}'", max_results=1)
@@ -95,7 +96,7 @@ class MLflow(Tracker):
     def _write(self, rows: Rows) -> None:
         metric = self._import().entities.Metric
         points = [
-            metric(_named(name), value, step + 1, step)  # a time of 0 would be replaced by that of the clock
+            metric(_named(name), value, step + 1, step)  # MLflow would replace a timestamp of 0 by the clock's time
             for step, figures in rows.items()
             if step > self._seen
             for name, value in figures.items()
@@ -117,7 +118,10 @@ class MLflow(Tracker):
 
 @contextlib.contextmanager
 def _asked_once() -> Iterator[None]:
-    """A server that is not there is said at once, where nothing has begun; in a run it may take minutes to come back."""
+    """Limits MLflow to one retry, unless the user set a number: before a run, an unreachable server shall fail fast.
+
+    Within a run, MLflow may retry for minutes.
+    """
     given = os.environ.get(_RETRIES)
     os.environ[_RETRIES] = given or "1"
     try:
@@ -128,5 +132,5 @@ def _asked_once() -> Iterator[None]:
 
 
 def _named(name: str) -> str:
-    """A name as MLflow takes it: ``knn_accuracy[shape]`` is ``knn_accuracy.shape``, ``R@10`` is ``R_at_10``."""
+    """Returns a name that MLflow accepts: ``knn_accuracy[shape]`` becomes ``knn_accuracy.shape``, ``R@10`` ``R_at_10``."""
     return re.sub(r"[^\w\-. :/]", "_", name.replace("[", ".").replace("]", "").replace("@", "_at_"))

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's folder."""
+"""Tracker for TensorBoard: event files in the run's folder."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(Tracker):
-    """Writes event files for TensorBoard.
+    """A tracker that writes event files for TensorBoard.
 
-    A resumed run adds a file that takes the place of all that came after its last checkpoint. Times in these files are numbers
-    of steps: how long a step takes depends on what it drew.
+    A resumed run adds a file that replaces all entries after the step from which it resumes. The timestamps in these files are
+    step numbers, because the duration of a step depends on the records that it sampled.
 
     Args:
-        folder: for the files of this run alone; ``None``: ``tensorboard/`` in the run's folder.
-        every: steps between two rows; ``None``: as often as metrics.jsonl gets a line.
+        folder: Folder for the files of this run only; ``None``: ``tensorboard/`` in the run's folder.
+        every: Number of steps between two rows; ``None``: a row whenever metrics.jsonl gets a line.
 
     Raises:
-        UserError: if the package tensorboard is missing.
+        UserError: If the package tensorboard is missing.
     """
 
     title = "TensorBoard"

@@ -1,7 +1,7 @@
-"""What all trackers do alike: rows of figures by step, the card and public pictures at the end, and nothing private.
+"""The common part of all trackers: rows of figures by step, the card and public pictures at the end, and nothing private.
 
-A tracker gets what a step released, the figures of evaluation, the configuration without paths, the privacy card, and the
-gallery, which exists for public records only. It opens no other file of a run.
+A tracker receives the released figures of steps, the figures of evaluations, the configuration without paths, the privacy card,
+and the gallery, which exists for public records only. It opens no other file of a run.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from dpfed.errors import UserError
 if TYPE_CHECKING:
     from dpfed.evaluation.measured import Evaluation
 
-Rows = dict[int, dict[str, float]]  # figures by their names, by how many steps were done
-_CARDS = ("no_privacy_card.md", "privacy_card.md")  # the first is there where no claim holds
+Rows = dict[int, dict[str, float]]  # figures by name, by number of finished steps
+_CARDS = ("no_privacy_card.md", "privacy_card.md")  # the first exists if no privacy claim holds
 _GALLERY, _INDEX = "gallery", "gallery.json"
-# Where records lie, what the noise follows from, and a free text. Other values that are paths stay here, too.
-_OPTIONS_OF_RECORDS = "data.options."  # arguments of a function of the user's own that opens the records
+# Keys that are not sent: locations of records, the seed of the noise, and a free text. Other values that are paths are
+# not sent either (`sendable`).
+_OPTIONS_OF_RECORDS = "data.options."  # arguments of the user's own function that opens the records
 _KEPT_BACK = frozenset({"data.path", "data.stores", "public.path", "privacy.seed", "privacy.not_covered"})
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of public records, as the report shows it.
+    """A picture of public records from the report.
 
     Attributes:
-        path: of the PNG file.
-        title: of the section of the report that it is in.
-        text: under it.
+        path: Path of the PNG file.
+        title: Title of the report's section with the picture.
+        text: Caption of the picture.
     """
 
     path: Path
@@ -46,18 +47,18 @@ class Picture:
 
 
 class Tracker(Callback):
-    """Sends what a run releases to a tracker. A subclass says how.
+    """Base class of callbacks that send a run's released figures to a tracker; a subclass implements the sending.
 
-    Evaluation figures wait for the next step, or for the end of the run: each row is then written once and whole, also of a run
-    that is resumed.
+    Evaluation figures are held back until the next step, or the end of the run. Each row is then written once and complete,
+    also in a resumed run.
 
     Args:
-        every: steps between two rows; ``None``: as often as metrics.jsonl gets a line.
+        every: Number of steps between two rows; ``None``: a row whenever metrics.jsonl gets a line.
 
     Attributes:
-        title: of the tracker, for messages.
-        package: that it needs, as pip calls it.
-        module: that is imported.
+        title: Name of the tracker, for messages.
+        package: Name of the needed package for pip.
+        module: Name of the module to import.
     """
 
     waits = True
@@ -83,7 +84,7 @@ class Tracker(Callback):
             self._open(run)
 
     def on_begin(self, done: int) -> None:
-        """See `Callback`: a training that belongs to no run begins here."""
+        """See `Callback`. For a training without a run, the tracker's run begins here."""
         if self._run is None:
             self.on_run(RunInfo("run", done))
 
@@ -117,26 +118,26 @@ class Tracker(Callback):
             self._close(finished=False)
 
     def _open(self, run: RunInfo) -> None:
-        """Begins the tracker's own run, or takes it up."""
+        """Begins the tracker's own run, or continues it."""
         raise NotImplementedError
 
     def _write(self, rows: Rows) -> None:
-        """Writes rows in order. Those that an interrupted run wrote before must not appear twice."""
+        """Writes rows in order. Rows that an interrupted run wrote before must not appear twice."""
         raise NotImplementedError
 
     def _add(self, card: Path | None, shown: list[Picture]) -> None:
-        """Adds card and pictures, after the last row."""
+        """Adds the card, if there is one, and pictures, after the last row."""
         raise NotImplementedError
 
     def _close(self, finished: bool) -> None:
-        """Ends the tracker's own run, or leaves it to be resumed."""
+        """Ends the tracker's own run, as finished or as interrupted."""
         raise NotImplementedError
 
     def _import(self) -> Any:
-        """The tracker's package.
+        """Imports and returns the tracker's module.
 
         Raises:
-            UserError: if it is missing.
+            UserError: If the package is missing.
         """
         try:
             return importlib.import_module(self.module)
@@ -155,7 +156,7 @@ class Tracker(Callback):
 
     @contextlib.contextmanager
     def _accepting(self) -> Iterator[None]:
-        """Says in one sentence what a tracker raises, whatever that is."""
+        """Turns any exception of a tracker into a `UserError` of one sentence."""
         try:
             yield
         except UserError:
@@ -169,15 +170,15 @@ class Tracker(Callback):
 
 
 def finite(figures: Mapping[str, float]) -> dict[str, float]:
-    """The figures that a curve can have."""
+    """Returns the finite figures, which a curve can show."""
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def sendable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a configuration that a tracker may have: no path, no seed, no free text.
+    """Returns the keys of a configuration that may be sent to a tracker: no path, no seed, no free text.
 
     Args:
-        config: every key by its dotted name.
+        config: Values of all keys by their dotted names.
     """
     return {
         key: value
@@ -197,10 +198,10 @@ def _is_path(value: Any) -> bool:
 
 
 def pictures(folder: Path) -> list[Picture]:
-    """The pictures of a run's report; there are none unless its records are public.
+    """Returns the pictures of a run's report; there are none unless its records are public.
 
     Args:
-        folder: of the run.
+        folder: Folder of the run.
     """
     index = folder / _GALLERY / _INDEX
     if not index.is_file():

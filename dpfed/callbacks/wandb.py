@@ -1,4 +1,4 @@
-"""Weights & Biases: online, or offline in the run's folder."""
+"""Tracker for Weights & Biases: online, or offline in the run's folder."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 
 _OFFLINE = ("offline", "dryrun")
-_WRITTEN = "written-{}"  # beside offline files: up to which step they go
+_WRITTEN = "written-{}"  # file with the last step written offline
 
 
 class WandB(Tracker):
-    """Sends figures to Weights & Biases.
+    """A tracker that sends figures to Weights & Biases.
 
-    A resumed run continues its own one there. The machine's name and load, the program, its arguments, its output, its packages
-    and its git repository are not sent.
+    A resumed run continues its W&B run. The machine's name and load, the program, its arguments, its output, its packages and
+    its git repository are not sent.
 
     Args:
-        project: at W&B; ``None``: as WANDB_PROJECT says, or ``dpfed``.
-        entity: user or team; ``None``: as WANDB_ENTITY says, or the user's own.
-        mode: ``online``, ``offline`` or ``disabled``; ``None``: as WANDB_MODE or `wandb offline` says.
-        id: of the run at W&B; ``None``: follows from the run, so that a resumed one finds it.
-        every: steps between two rows; ``None``: as often as metrics.jsonl gets a line.
+        project: Project at W&B; ``None``: that of WANDB_PROJECT, or ``dpfed``.
+        entity: User or team at W&B; ``None``: that of WANDB_ENTITY, or the user's default.
+        mode: Mode, ``online``, ``offline`` or ``disabled``; ``None``: that of WANDB_MODE or W&B's settings (`wandb offline`).
+        id: Id of the W&B run; ``None``: derived from the dpfed run, so that a resumed run finds it.
+        every: Number of steps between two rows; ``None``: a row whenever metrics.jsonl gets a line.
 
     Raises:
-        UserError: if the package wandb is missing, or nobody has logged in.
+        UserError: If the package wandb is missing, or nobody has logged in.
     """
 
     title = "Weights & Biases"
@@ -47,7 +47,7 @@ class WandB(Tracker):
         super().__init__(every)
         self._project = project or os.environ.get("WANDB_PROJECT") or "dpfed"
         self._entity, self._id = entity or os.environ.get("WANDB_ENTITY"), id
-        # Chosen here: on a cluster, another process with another environment sends.
+        # Read here: on a cluster, another process with another environment sends the figures.
         self._mode = mode or os.environ.get("WANDB_MODE") or self._import().setup().settings.mode
         self._board: Any = None
         self._next = 0
@@ -55,11 +55,11 @@ class WandB(Tracker):
         self._require_login()
 
     def _import(self) -> Any:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # crash reports hold whatever was on the stack
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # crash reports contain values from the stack
         return super()._import()
 
     def _require_login(self) -> None:
-        """W&B would ask in the middle of a run, or end it."""
+        """Raises an error if W&B needs a login and has none: otherwise W&B would ask in the middle of a run, or end it."""
         if self._mode in (*_OFFLINE, "disabled"):
             return
         with self._accepting():
@@ -96,11 +96,11 @@ class WandB(Tracker):
             dir=os.environ.get("WANDB_DIR") or (run.folder and str(run.folder)),
             mode=self._mode,
             resume=None if offline else "allow",
-            reinit="create_new",  # a run that the program has open stays as it is
+            reinit="create_new",  # leaves any other open W&B run of the program unchanged
             settings=quiet,
         )
         self._next, self._written = self._board.step, None
-        if offline and run.folder is not None:  # W&B itself remembers nothing then
+        if offline and run.folder is not None:  # offline, W&B does not know which steps were written
             self._written = run.folder / "wandb" / _WRITTEN.format(self._board.id)
             if self._written.is_file():
                 self._next = int(self._written.read_text()) + 1
@@ -108,7 +108,7 @@ class WandB(Tracker):
     def _write(self, rows: Rows) -> None:
         for step, figures in rows.items():
             if step >= self._next:
-                self._board.log({**figures, "_timestamp": float(step)}, step=step)  # no time of a step is sent
+                self._board.log({**figures, "_timestamp": float(step)}, step=step)  # hides the real time of a step
         if self._written is not None:
             write_atomically(self._written, str(max(self._next - 1, *rows)))
 

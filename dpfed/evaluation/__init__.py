@@ -1,5 +1,5 @@
-"""What a model is worth, measured on held-out records: k-NN, linear probe, retrieval, zero-shot.
+"""Evaluation of a model on held-out records: k-NN, linear probe, retrieval, zero-shot.
 
-Everything here is exact, without noise. It must therefore only ever see held-out records and public or consented labels;
-the privacy card says so.
+All figures are exact, without noise. Evaluation must therefore read only held-out records and public or consented labels;
+the privacy card states this.
 """

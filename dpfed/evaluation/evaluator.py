@@ -15,13 +15,13 @@ from dpfed.evaluation.suite import evaluate
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Measures models on the same records, by the same tasks.
+    """A fixed set of records and tasks on which models are measured.
 
     Attributes:
-        store: the records; labels of the training split are read for k-NN and the linear probe.
-        embedder: Makes the embedder of a model.
-        options: choose split and sizes.
-        tasks: that are measured (`dpfed.evaluation.tasks.tasks_of`); none: nothing is.
+        store: Records; labels of the training split are read for k-NN and the linear probe.
+        embedder: Function that returns the embedder of a model.
+        options: Options that choose split and sizes.
+        tasks: Tasks to measure (`dpfed.evaluation.tasks.tasks_of`); empty: nothing is measured.
     """
 
     store: RecordSet
@@ -30,14 +30,14 @@ class Evaluator:
     tasks: tuple[str, ...]
 
     def __call__(self, model: nn.Module, which: Which, step: int) -> list[Evaluation]:
-        """Measures a model as it is now.
+        """Measures a model in its current state.
 
         Args:
-            model: with ``features``, and for retrieval and zero-shot ``embed_images`` and ``embed_text``.
-            which: is this the trained or the untrained model.
-            step: training steps that the model has seen.
+            model: Model with ``features``, and for retrieval and zero-shot ``embed_images`` and ``embed_text``.
+            which: Whether this is the trained or the untrained model.
+            step: Number of training steps that the model has seen.
 
         Raises:
-            UserError: if no record that is chosen has a caption or a label.
+            UserError: If none of the chosen records has a caption or a label.
         """
         return evaluate(self.embedder(model), self.store, self.options, self.tasks, which, step)

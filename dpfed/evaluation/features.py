@@ -19,12 +19,12 @@ _Items = TypeVar("_Items", np.ndarray, list[str])
 ReadImages = Callable[[np.ndarray], Tensor]
 ImagesFn = Callable[[Tensor], Tensor]
 Tokenizer = Callable[[list[str]], Tensor]
-_TEXTS = 512  # captions of a pass
+_TEXTS = 512  # captions in one forward pass
 
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Puts a model in evaluation mode without gradients, and back into the mode in which it was."""
+    """Puts a model in evaluation mode without gradients, and afterwards restores its mode."""
     was_training = model.training
     model.eval()
     try:
@@ -36,7 +36,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class Embedder:
-    """Features and embeddings of records and captions, as one model gives them.
+    """Features and embeddings of records and captions by one model.
 
     Attributes:
         model: Model with ``features``, and for captions ``embed_images`` and ``embed_text``.
@@ -53,7 +53,7 @@ class Embedder:
     device: torch.device | str
 
     def features(self, indices: np.ndarray) -> Tensor:
-        """Features of records: the backbone's output, without the projection head, or the output of released moments' heads.
+        """Returns the features of records: the backbone's output without the projection head, or the moment heads' output.
 
         Args:
             indices: Indices of the records in the store, int64 ``(n,)``.
@@ -67,18 +67,18 @@ class Embedder:
         return self._of_images(indices, method_of(self.model, features_of(self.model)))
 
     def images(self, indices: np.ndarray) -> Tensor:
-        """Image embeddings of a two-tower model, in the space that it shares with text: float32 ``(n, D)`` on the CPU."""
+        """Returns a two-tower model's image embeddings, in the space shared with text: float32 ``(n, D)`` on the CPU."""
         return self._of_images(indices, method_of(self.model, "embed_images"))
 
     def texts(self, captions: list[str]) -> Tensor:
-        """Text embeddings of a two-tower model: float32 ``(len(captions), D)`` on the CPU."""
+        """Returns a two-tower model's text embeddings: float32 ``(len(captions), D)`` on the CPU."""
         assert self.tokenizer is not None
         embed, tokens = method_of(self.model, "embed_text"), self.tokenizer
         return _in_batches(captions, _TEXTS, self.model, lambda part: embed(tokens(part).to(self.device)))
 
     def _reader(self, indices: np.ndarray) -> Callable[[np.ndarray], Tensor]:
         """Returns a function that maps some of these indices to the input of the model, on its device."""
-        # Bytes travel to the device, floats are made there: a quarter of the traffic.
+        # Bytes are sent to the device and converted to floats there: a quarter of the traffic.
         return lambda part: self.images_fn(self.read(part).to(self.device)).to(self.device)
 
     def _of_images(self, indices: np.ndarray, embed: Callable[[Tensor], Tensor]) -> Tensor:
@@ -96,5 +96,5 @@ def _in_batches(items: _Items, batch: int, model: nn.Module, embed: Callable[[_I
         raise ValueError("nothing to embed: expected at least one record or caption")
     with frozen(model):
         parts = [embed(items[start : start + batch]).float().cpu() for start in range(0, len(items), batch)]
-    # Cloned outside inference mode, so that a linear probe may differentiate through what it is given.
+    # Cloned outside inference mode, so that a linear probe may differentiate through its inputs.
     return torch.cat(parts).clone()

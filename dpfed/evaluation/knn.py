@@ -1,4 +1,4 @@
-"""k-nearest-neighbour accuracy: what the geometry of frozen features knows about labels, without any training."""
+"""k-nearest-neighbour accuracy: a measure of frozen features that needs no training."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ def knn_correct(
     temperature: float | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """For which test records the k nearest training records predict the label.
+    """Returns whether the k nearest training records predict the right label, for each test record.
 
-    Nearness is cosine similarity. The label with the most votes wins; among labels with equally many, the one that has the
-    nearest record. Two conventions are usual: ``k=3`` with one vote each (the DP-GCL paper), and ``k=200`` with votes
+    Nearness is cosine similarity. The label with the most votes wins; among labels with equally many votes, the label of the
+    nearest record wins. Two conventions are usual: ``k=3`` with one vote each (the DP-GCL paper), and ``k=200`` with votes
     weighted by ``exp(similarity / 0.1)`` (Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instance
     Discrimination"; the default of the lightly library).
 
     Args:
-        train_x: ``(n, F)`` features of labelled records.
-        train_y: ``(n,)`` int64 labels, 0 and above.
-        test_x: ``(m, F)`` features.
-        test_y: ``(m,)`` int64 labels.
-        k: neighbours that vote; all n where there are fewer.
-        temperature: None gives every neighbour one vote; otherwise votes weigh ``exp(similarity / temperature)``.
-        chunk: test records compared at a time; by default as many as keep the similarities within 256 MiB.
+        train_x: Features of labelled records, shape ``(n, F)``.
+        train_y: Their labels, int64 ``(n,)``, 0 and above.
+        test_x: Features of test records, shape ``(m, F)``.
+        test_y: Their labels, int64 ``(m,)``.
+        k: Number of neighbours that vote; all n if there are fewer.
+        temperature: Temperature of the vote weights ``exp(similarity / temperature)``; ``None``: each neighbour has one vote.
+        chunk: Number of test records compared at a time; default: as many as keep the similarities within 256 MiB.
 
     Returns:
-        ``(m,)`` bool, on the CPU.
+        Whether each test record is right, bool ``(m,)`` on the CPU.
 
     Raises:
-        ValueError: for empty or mismatched inputs, or negative labels.
+        ValueError: If inputs are empty or mismatched, or a training label is negative.
     """
     _check(train_x, train_y, test_x, test_y)
     k = min(k, len(train_x))

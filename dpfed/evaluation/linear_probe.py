@@ -1,4 +1,4 @@
-"""Linear probe: what a linear classifier can read from frozen features."""
+"""Linear probe: the accuracy of a linear classifier on frozen features."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from torch import Tensor
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
-_TOLERANCE = 1e-6  # largest element of the gradient at which the fit has ended; with many classes all are small
+_TOLERANCE = 1e-6  # the fit ends when no element of the gradient exceeds this; with many classes all elements are small
 _SCIPY_SWITCH = "SCIPY_ARRAY_API"
 
 
 def linear_probe_right(
     train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, l2: float = 1e-4, iterations: int = 100
 ) -> Tensor:
-    """Which test records are told by multinomial logistic regression on standardised frozen features. Deterministic.
+    """Returns the per-record correctness of multinomial logistic regression on standardised frozen features. Deterministic.
 
     Args:
-        train_x: ``(n, F)`` features of labelled records; their mean and deviation standardise both sets. What is not finite
-            counts as 0.
-        train_y: ``(n,)`` int64 labels.
-        test_x: ``(m, F)`` features, on the same device.
-        test_y: ``(m,)`` int64 labels; one that no training record has counts as wrong.
-        l2: see `fit`.
-        iterations: see `fit`.
+        train_x: Features of labelled records, shape ``(n, F)``; their mean and standard deviation standardise both sets.
+            Values that are not finite count as 0.
+        train_y: Their labels, int64 ``(n,)``.
+        test_x: Features of test records, shape ``(m, F)``, on the same device.
+        test_y: Their labels, int64 ``(m,)``; a label that no training record has counts as wrong.
+        l2: Strength of the penalty; see `fit`.
+        iterations: Largest number of iterations; see `fit`.
 
     Returns:
-        ``(m,)`` bool, on the CPU.
+        Whether each test record is right, bool ``(m,)`` on the CPU.
 
     Raises:
-        ValueError: for empty or mismatched inputs.
+        ValueError: If inputs are empty or mismatched.
     """
     if not len(train_x) or not len(test_x) or len(train_x) != len(train_y) or len(test_x) != len(test_y):
         raise ValueError(
             f"a linear probe needs records with one label each, got {len(train_x)} and {len(train_y)} for training, "
             f"{len(test_x)} and {len(test_y)} for the test"
         )
-    if bool((train_y == train_y[0]).all()):  # nothing can be fitted to a single class, and nothing need be
+    if bool((train_y == train_y[0]).all()):  # a single class can and need not be fitted
         return (test_y == train_y[0]).cpu()
     probe = fit(_finite(train_x), train_y, l2, iterations)
     with _tensors_in_sklearn():
@@ -51,19 +51,19 @@ def linear_probe_right(
 
 
 def fit(x: Tensor, y: Tensor, l2: float, iterations: int) -> Pipeline:
-    """Multinomial logistic regression on standardised features, by L-BFGS from zero.
+    """Fits multinomial logistic regression to standardised features, by L-BFGS from zero.
 
-    Minimises ``mean cross-entropy + l2/2 * ||weight||^2``; the bias is free. Two classes share one weight vector, which tells
-    the second from the first.
+    The fit minimises ``mean cross-entropy + l2/2 * ||weight||^2``; the bias is not penalised. Two classes share one weight
+    vector, which separates the second from the first.
 
     Args:
-        x: ``(n, F)`` float32, on any device.
-        y: ``(n,)`` int64, on the same; two different values at least.
-        l2: strength of the penalty.
-        iterations: most L-BFGS iterations; where they are not enough, the last one counts.
+        x: Features, float32 ``(n, F)``, on any device.
+        y: Labels, int64 ``(n,)``, on the same device, with at least two different values.
+        l2: Strength of the penalty.
+        iterations: Largest number of L-BFGS iterations; if the fit has not converged then, the last iterate counts.
 
     Returns:
-        scikit-learn's, to be used on tensors of that device.
+        The fitted scikit-learn pipeline, for tensors on the same device.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -78,9 +78,10 @@ def fit(x: Tensor, y: Tensor, l2: float, iterations: int) -> Pipeline:
 
 @contextlib.contextmanager
 def _tensors_in_sklearn() -> Iterator[None]:
-    """Lets scikit-learn compute on tensors where they are, on a CPU or a GPU.
+    """Lets scikit-learn compute on tensors on their own device, a CPU or a GPU.
 
-    It asks that SciPy be switched over, too. What is used here hands no tensor to SciPy, so the switch is put back at once.
+    scikit-learn requires SciPy's array API switch, too. The functions used here pass no tensor to SciPy, so the switch is reset
+    at the end of the block.
     """
     import sklearn
 

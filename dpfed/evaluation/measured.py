@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:  # it imports torch, and runs are read without
+if TYPE_CHECKING:  # `intervals` would load scipy, which reading a run does not need
     from dpfed.evaluation.intervals import Outcomes
 
 Which = Literal["trained", "untrained"]
@@ -23,7 +23,7 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
 
 
 def wrong_fact(facts: object) -> str | None:
-    """What is wrong with something that should be `Evaluation.facts` as JSON gives them back; ``None``: nothing."""
+    """Returns the first wrong key of an object that should be `Evaluation.facts`, read from JSON; ``None``: all are right."""
     if not isinstance(facts, dict):
         return "name"
     for key, kind in _FACTS.items():
@@ -44,17 +44,18 @@ class Evaluation:
     """One measured figure.
 
     Attributes:
-        name: metric, such as ``text_to_image_R@10`` or ``knn3_accuracy[shape]``.
-        value: a fraction in [0, 1].
-        model: ``trained`` or ``untrained``.
-        split: of the records that were measured.
-        protocol: how it was measured, for people.
-        step: training steps that the model had seen.
-        queries: how many held-out images, or captions, it is a figure of.
-        interval: 95%, over the draw of held-out records (`dpfed.evaluation.intervals`); ``None``: not known.
-        change: the same of this figure minus the untrained model's, and over what noise alone does; ``None``: not compared.
-        chance: the same of a model that guesses; ``None``: not known.
-        outcomes: what came of each query. They are never written: a figure is exact, and these say more than it does.
+        name: Metric, such as ``text_to_image_R@10`` or ``knn3_accuracy[shape]``.
+        value: Fraction in [0, 1].
+        model: Measured model, ``trained`` or ``untrained``.
+        split: Split of the measured records.
+        protocol: Protocol of the measurement, for people.
+        step: Number of training steps that the model had seen.
+        queries: Number of held-out images, or captions, that the figure counts.
+        interval: 95% interval over the draw of held-out records (`dpfed.evaluation.intervals`); ``None``: not known.
+        change: 95% interval of this figure minus the untrained model's, over the draw of held-out records and, where measured,
+            the effect of noise alone; ``None``: not compared.
+        chance: Expected value of the figure for a model that guesses; ``None``: not known.
+        outcomes: Outcome of each query. Outcomes are never written: they are exact, and reveal more than the figure does.
     """
 
     name: str
@@ -70,16 +71,16 @@ class Evaluation:
     outcomes: Outcomes | None = field(default=None, compare=False, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """What is written of it, for JSON."""
+        """Returns the known fields, without the outcomes, for JSON."""
         fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "outcomes"}
         return {name: value for name, value in fields.items() if value is not None}
 
     def compared(self, before: list[Evaluation], noise: Sequence[list[Evaluation]] = ()) -> Evaluation:
-        """The same with its change from the untrained model's figure, where that was measured on the same queries.
+        """Returns this figure with its change from the untrained model's figure, if that was measured on the same queries.
 
         Args:
-            before: figures of the untrained model.
-            noise: figures of models that noise alone may have made, each list of another.
+            before: Figures of the untrained model.
+            noise: Figures of models that noise alone may have made, one list for each model.
         """
         for other in filter(self._alike, before):
             if self.outcomes is not None and other.outcomes is not None:

@@ -1,4 +1,4 @@
-"""What may be chosen about measurements: a section of a configuration."""
+"""The ``[evaluation]`` section of a configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEASURED = only("evaluation.split", "validation", "test")
 
 
 def _with(*tasks: Task) -> When:
-    """Has an effect where one of some tasks may be measured."""
+    """Returns the condition that one of some tasks may be measured."""
 
     def holds(own: EvaluationConfig) -> bool:
         return not own.tasks or not set(tasks).isdisjoint(own.tasks)

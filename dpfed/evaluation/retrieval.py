@@ -1,6 +1,6 @@
-"""Cross-modal retrieval: where a query's right answers stand among all candidates.
+"""Cross-modal retrieval: the rank of a query's best right answer among all candidates.
 
-What is right is a list of (image, text) pairs: an image may have several captions, and several images the same caption.
+The right answers are a list of (image, text) pairs: an image may have several captions, and several images the same caption.
 Metric names and the 1-based ranks follow open_clip.
 """
 
@@ -18,18 +18,19 @@ from dpfed.evaluation.intervals import Outcomes
 RECALL_AT = (1, 5, 10)
 CELLS = 2**26  # similarities in memory at a time when no chunk is given: 256 MiB of float32
 PAIRS = 2**16  # right pairs whose embeddings are gathered at a time
-TIE = 1e-6  # cosines nearer than float32 can tell apart are ties
+TIE = 1e-6  # cosines that differ by less than float32 can resolve are ties
 
 
 def right_pairs(captions: list[list[str]], units: np.ndarray | None = None) -> tuple[list[str], Tensor, Tensor]:
-    """Which text is right for which image.
+    """Returns the different captions, and the right (image, text) pairs.
 
-    Equal captions are one text, which is right for every image that has it: to count one of two identical candidates as
-    wrong would measure nothing but chance.
+    Equal captions are one text, which is right for every image that has it: counting one of two identical candidates as wrong
+    would measure only chance.
 
     Args:
-        captions: the captions of n images, at least one each.
-        units: ``(n,)``, what the images show; images of one unit then share all their captions. ``None``: each for itself.
+        captions: Captions of n images, at least one each.
+        units: Units of the images, shape ``(n,)``; images of one unit share all their captions. ``None``: each image has only
+            its own.
 
     Returns:
         The m different captions, and the right pairs as indices of images ``(P,)`` and of texts ``(P,)``, int64.
@@ -49,10 +50,10 @@ def right_pairs(captions: list[list[str]], units: np.ndarray | None = None) -> t
 def retrieval_metrics(
     image_z: Tensor, text_z: Tensor, pairs_image: Tensor, pairs_text: Tensor, chunk: int | None = None
 ) -> dict[str, float]:
-    """Recall in both directions; see `retrieval_ranks`.
+    """Computes recall in both directions. See `retrieval_ranks` for the arguments and errors.
 
     Returns:
-        ``{image_to_text,text_to_image}_R@{1,5,10}`` in [0, 1].
+        The recalls in [0, 1], by the names ``{image_to_text,text_to_image}_R@{1,5,10}``.
     """
     found = retrieval_ranks(image_z, text_z, pairs_image, pairs_text, chunk)
     metrics: dict[str, Outcomes] = {}
@@ -65,20 +66,20 @@ def retrieval_metrics(
 def retrieval_ranks(
     image_z: Tensor, text_z: Tensor, pairs_image: Tensor, pairs_text: Tensor, chunk: int | None = None
 ) -> dict[str, Tensor]:
-    """Ranks of the best right answers in both directions.
+    """Computes the ranks of the best right answers in both directions.
 
     Args:
-        image_z: ``(n, D)`` image embeddings; normalised here.
-        text_z: ``(m, D)`` text embeddings; normalised here.
-        pairs_image: ``(P,)`` int64, the image of each right pair.
-        pairs_text: ``(P,)`` int64, its text; every image and every text is in a pair.
-        chunk: queries compared at a time; by default as many as keep the similarities within 256 MiB.
+        image_z: Image embeddings, shape ``(n, D)``; normalised here.
+        text_z: Text embeddings, shape ``(m, D)``; normalised here.
+        pairs_image: Index of the image of each right pair, int64 ``(P,)``.
+        pairs_text: Index of the text of each right pair, int64 ``(P,)``; every image and every text is in a pair.
+        chunk: Number of queries compared at a time; default: as many as keep the similarities within 256 MiB.
 
     Returns:
-        ``image_to_text`` ``(n,)`` and ``text_to_image`` ``(m,)``, see `ranks`.
+        The ranks by direction: ``image_to_text``, int64 ``(n,)``, and ``text_to_image``, int64 ``(m,)``; see `ranks`.
 
     Raises:
-        ValueError: for mismatched shapes, an index out of range, or an image or text without a partner.
+        ValueError: If shapes are mismatched, an index is out of range, or an image or text is in no pair.
     """
     _check(image_z, text_z, pairs_image, pairs_text)
     return {
@@ -89,17 +90,17 @@ def retrieval_ranks(
 
 @torch.no_grad()
 def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: Tensor, chunk: int | None = None) -> Tensor:
-    """Ranks ``(n,)`` of the best right candidate of each query.
+    """Returns the rank of the best right candidate of each query, int64 ``(n,)``.
 
-    A rank is 1 + the number of wrong candidates that are at least as similar: the query's other right candidates do not
-    compete, and a tie never counts in the model's favour, so an embedding that says the same of everything ranks last.
+    A rank is 1 + the number of wrong candidates that are at least as similar. The query's other right candidates do not
+    compete, and a tie never counts in the model's favour, so a model that embeds all inputs alike ranks last.
 
     Args:
-        query: ``(n, D)``; normalised here, like the candidates.
-        candidate: ``(m, D)``.
-        pair_query: ``(P,)`` int64, the query of each right pair.
-        pair_candidate: ``(P,)`` int64, its candidate.
-        chunk: see `retrieval_metrics`.
+        query: Query embeddings, shape ``(n, D)``; normalised here.
+        candidate: Candidate embeddings, shape ``(m, D)``; normalised here.
+        pair_query: Index of the query of each right pair, int64 ``(P,)``.
+        pair_candidate: Index of the candidate of each right pair, int64 ``(P,)``.
+        chunk: Number of queries compared at a time; see `retrieval_ranks`.
     """
     query, candidate = normalize(query.float(), dim=1), normalize(candidate.float(), dim=1)
     pair_query, order = pair_query.sort()
@@ -113,7 +114,7 @@ def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: 
     )
     best = torch.full((len(query),), -torch.inf, device=query.device).scatter_reduce_(0, pair_query, right, "amax")
     found = torch.empty(len(query), dtype=torch.int64, device=query.device)
-    # One workspace for all chunks: freeing and taking it again would cost more time than the products.
+    # One workspace for all chunks: freeing and allocating it again would take more time than the products.
     workspace = query.new_empty(min(chunk, len(query)), len(candidate))
     for start in range(0, len(query), chunk):
         part = query[start : start + chunk]
@@ -121,32 +122,32 @@ def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: 
         similarity = torch.mm(part, candidate.T, out=workspace[: len(part)])
         low, high = torch.searchsorted(pair_query, torch.tensor([start, stop], device=query.device)).tolist()
         similarity[pair_query[low:high] - start, pair_candidate[low:high]] = -torch.inf
-        # Counted in place; float32 adds zeros and ones exactly up to 2^24. What is not a number is not less, and so counts
-        # against the model.
+        # Counted in place; float32 adds zeros and ones exactly up to 2^24. A NaN is not less, and so counts against the
+        # model.
         less = similarity.lt_(best[start:stop, None] - TIE).sum(dim=1)
         found[start:stop] = 1 + len(candidate) - less.long()
     return found
 
 
 def summary(direction: str, found: Tensor, clusters: np.ndarray) -> dict[str, Outcomes]:
-    """What the ranks of one direction are summed up to, by the names of the metrics.
+    """Returns the outcomes of recall in one direction, by the names of the metrics.
 
     Args:
-        direction: ``image_to_text`` or ``text_to_image``.
-        found: ``(n,)`` ranks.
-        clusters: ``(n,)`` int64, equal for queries that belong together.
+        direction: Direction, ``image_to_text`` or ``text_to_image``.
+        found: Ranks, shape ``(n,)``.
+        clusters: Cluster numbers, int64 ``(n,)``, equal for queries that belong together.
     """
     ranked = found.double().cpu().numpy()
     return {f"{direction}_R@{k}": Outcomes((ranked <= k).astype(float), clusters) for k in RECALL_AT}
 
 
 def chance_of_recall(name: str, right: Tensor, among: int) -> float:
-    """What a random order of the candidates gives: 1 - C(m - r, k)/C(m, k), as a mean over the queries.
+    """Returns the recall of a random order of the candidates: the mean over the queries of 1 - C(m - r, k)/C(m, k).
 
     Args:
-        name: of `summary`.
-        right: ``(n,)`` r, how many candidates are right for each query.
-        among: m, candidates.
+        name: Name of the metric, from `summary`; it ends in ``@k``.
+        right: Number r of right candidates of each query, shape ``(n,)``.
+        among: Number m of candidates.
     """
     missed = torch.ones(len(right), dtype=torch.float64)
     for drawn in range(min(int(name.rpartition("@")[2]), among)):

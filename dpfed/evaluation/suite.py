@@ -1,4 +1,4 @@
-"""The evaluations of a run: their results as plain facts."""
+"""Runs the evaluation tasks on one model, and returns their figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dpfed.evaluation.zero_shot import class_embeddings, zero_shot_right
 if TYPE_CHECKING:
     from dpfed.data.record_set import RecordSet
 
-Figure = tuple[str, Outcomes, str, float | None]  # name, what came of each query, protocol, chance
+Figure = tuple[str, Outcomes, str, float | None]  # name, outcome of each query, protocol, chance
 EmbedRows = Callable[[np.ndarray], Tensor]
 EmbedTexts = Callable[[list[str]], Tensor]
 
@@ -42,7 +42,7 @@ def evaluate(
         step: Number of training steps that the model has seen.
 
     Raises:
-        UserError: If no record that is chosen has a caption or a label.
+        UserError: If none of the chosen records has a caption or a label.
     """
     if embedder.tokenizer is None and {"retrieval", "zero_shot"} & set(tasks):
         raise ValueError("retrieval and zero-shot need the tokenizer of the text tower")
@@ -82,7 +82,7 @@ def evaluate(
 
 
 def subset(store: RecordSet, indices: np.ndarray, limit: int) -> np.ndarray:
-    """The ``limit`` indices with the smallest keys (all for 0): always the same records, whatever their order in the store."""
+    """Returns the `limit` indices with the smallest keys (0: all), the same records for any order in the store."""
     if not limit or limit >= len(indices):
         return indices
     return np.sort(indices[np.argsort(store.keys[indices], kind="stable")[:limit]])
@@ -105,7 +105,7 @@ def _retrieval(store: RecordSet, options: EvaluationConfig, images: EmbedRows, t
     )
     found = retrieval_ranks(image_z, text_z, of_images.to(image_z.device), of_captions.to(image_z.device))
     own = _clusters(store, indices)
-    # A caption belongs to the first of its images: it stands or falls with whoever is on it.
+    # A caption belongs to the cluster of the first of its images.
     of_text = np.full(len(candidates), len(indices))
     np.minimum.at(of_text, of_captions.numpy(), of_images.numpy())
     clusters = {"image_to_text": own, "text_to_image": own[of_text]}
@@ -184,7 +184,7 @@ def _classification(store: RecordSet, options: EvaluationConfig, features: Embed
 
 
 def _labelled(store: RecordSet, columns: list[str], split: str) -> Callable[[int, int], np.ndarray]:
-    """Which of the rows between two are of a split and have one of some labels."""
+    """Returns a function that maps a range of rows to a mask: rows of a split that have at least one of some labels."""
     of_split = store.within(split)
 
     def rows(first: int, end: int) -> np.ndarray:
@@ -194,7 +194,7 @@ def _labelled(store: RecordSet, columns: list[str], split: str) -> Callable[[int
 
 
 def _clusters(store: RecordSet, indices: np.ndarray) -> np.ndarray:
-    """What records belong to: their unit, or themselves."""
+    """Returns the cluster of each record: its unit, or the record itself if the store has no units."""
     if store.units is None:
         return np.arange(len(indices))
     return np.unique(store.units[indices], return_inverse=True)[1]

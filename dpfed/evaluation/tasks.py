@@ -1,4 +1,4 @@
-"""Which tasks the held-out records of a run allow, without torch: what is impossible is answered at once."""
+"""Choice of the tasks that a run's held-out records allow. It works without torch, so impossible tasks are rejected at once."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from dpfed.data.record_set import RecordSet
 
 HELD_OUT = ("validation", "test")
-CLASS = "{}"  # stands for the class in a template
+CLASS = "{}"  # placeholder of the class name in a template
 
 
 def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) -> tuple[str, ...]:
-    """The tasks that `evaluate` is to run: those the options name or, if they name none, all that the records allow.
+    """Returns the tasks for `evaluate`: those that the options name or, if they name none, all that the records allow.
 
-    ``evaluation.split = "none"`` measures nothing.
+    With ``evaluation.split = "none"`` there are none.
 
     Call it before training, so that an impossible task is known before any budget is spent.
 
     Args:
-        store: the records.
-        options: names tasks and split.
-        model: that is measured; whether it reads text.
+        store: Records of the run.
+        options: Options that name tasks and split.
+        model: Configuration of the measured model, which tells whether it reads text.
 
     Raises:
-        UserError: for an empty split, a task that the options name and this store or model cannot do, ``match = "unit"``
-            without units, or a zero-shot template without a place for the class.
+        UserError: If the split is empty, the store or model does not allow a named task, ``match = "unit"`` is set without
+            units, or a zero-shot template has no placeholder for the class.
     """
     if options.split == "none":
         return ()
@@ -62,15 +62,15 @@ def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) ->
 
 
 def refuse_empty_split(counts: Mapping[str, int], name: str, options: EvaluationConfig) -> None:
-    """Refuses to measure on records that are not there: a store's header tells.
+    """Rejects a held-out split that is empty according to the store's header.
 
     Args:
-        counts: records of the held-out splits.
-        name: of the data set.
-        options: names the split.
+        counts: Number of records of each held-out split.
+        name: Name of the data set.
+        options: Options that name the split.
 
     Raises:
-        UserError: naming the split that has records.
+        UserError: If the split is empty; the message names a split that has records.
     """
     split = options.split
     if split == "none" or counts[split]:
@@ -89,10 +89,10 @@ def refuse_empty_split(counts: Mapping[str, int], name: str, options: Evaluation
 
 
 def check_templates(templates: Sequence[str]) -> None:
-    """Refuses a template that would describe all classes alike.
+    """Rejects a template without a placeholder, which would describe all classes alike.
 
     Raises:
-        UserError: naming the template.
+        UserError: If a template has no placeholder; the message names it.
     """
     for template in templates:
         if CLASS not in template:
@@ -122,13 +122,13 @@ def _no_labels(store: RecordSet, options: EvaluationConfig) -> str | None:
 
 
 def label_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
-    """Labels that are in both the training and the held-out split: those that k-NN and the linear probe predict."""
+    """Returns the labels present in both the training and the held-out split, which k-NN and the linear probe predict."""
     splits = ("train", options.split)
     return [name for name in store.labels if all(_any_labelled(store, name, split) for split in splits)]
 
 
 def class_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
-    """Labels that zero-shot predicts; those whose classes are called by numbers only when the options ask for the task."""
+    """Returns the labels that zero-shot predicts; labels whose class names are numbers only if the options name the task."""
     asked = "zero_shot" in options.tasks
     return [
         name
@@ -139,6 +139,6 @@ def class_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
 
 
 def _any_labelled(store: RecordSet, name: str, split: str) -> bool:
-    """Whether a record of a split has a label; it looks until it finds one."""
+    """Returns whether any record of a split has a label; the search ends at the first one."""
     of_split, values = store.within(split), store.labels[name]
     return any((of_split(first, end) & (values[first:end] >= 0)).any() for first, end in blocks(len(store)))

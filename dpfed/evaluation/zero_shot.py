@@ -11,23 +11,23 @@ from torch.nn.functional import normalize
 from dpfed.evaluation.retrieval import TIE
 from dpfed.evaluation.tasks import CLASS, check_templates
 
-TOP5_ABOVE = 10  # classes: with no more than these, one of five guesses is right too easily
+TOP5_ABOVE = 10  # classes: with this many or fewer, top-5 accuracy is too easy to be informative
 
 
 @torch.no_grad()
 def class_embeddings(names: Sequence[str], templates: Sequence[str], embed: Callable[[list[str]], Tensor]) -> Tensor:
-    """One embedding for each class: the normalised mean of its prompts' normalised embeddings (Radford et al. 2021).
+    """Returns one embedding for each class: the normalised mean of its prompts' normalised embeddings (Radford et al. 2021).
 
     Args:
-        names: of C classes; an underscore is read as a space.
-        templates: T prompts in which ``{}`` is the class.
-        embed: texts -> ``(n, D)``.
+        names: Names of C classes; underscores are replaced by spaces.
+        templates: Prompts in which ``{}`` stands for the class.
+        embed: Function that maps n texts to their embeddings ``(n, D)``.
 
     Returns:
-        ``(C, D)`` of unit length.
+        The class embeddings of unit length, shape ``(C, D)``.
 
     Raises:
-        UserError: for a template without ``{}``.
+        UserError: If a template lacks ``{}``.
     """
     check_templates(templates)
     prompts = [template.replace(CLASS, name.replace("_", " ")) for name in names for template in templates]
@@ -37,20 +37,21 @@ def class_embeddings(names: Sequence[str], templates: Sequence[str], embed: Call
 
 @torch.no_grad()
 def zero_shot_right(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """For which images the own class is the most similar, or among the five most similar.
+    """Returns whether each image's own class is the most similar one, or among the five most similar.
 
-    A tie never counts in the model's favour: a class as similar as the right one stands before it.
+    A tie never counts in the model's favour: a class as similar as the right one ranks before it.
 
     Args:
-        image_z: ``(n, D)`` image embeddings; normalised here.
-        class_z: ``(C, D)`` of unit length.
-        labels: ``(n,)`` int64 in [0, C).
+        image_z: Image embeddings, shape ``(n, D)``; normalised here.
+        class_z: Class embeddings of unit length, shape ``(C, D)``.
+        labels: True classes, int64 ``(n,)`` in [0, C).
 
     Returns:
-        ``zero_shot_accuracy`` and, with more than 10 classes, ``zero_shot_top5_accuracy``, ``(n,)`` bool on the CPU.
+        The outcomes, bool ``(n,)`` on the CPU, by metric: ``zero_shot_accuracy`` and, with more than 10 classes,
+        ``zero_shot_top5_accuracy``.
 
     Raises:
-        ValueError: for mismatched shapes, no images, or a label out of range.
+        ValueError: If shapes are mismatched, there are no images, or a label is out of range.
     """
     if not len(image_z) or image_z.shape[1:] != class_z.shape[1:] or labels.shape != image_z.shape[:1]:
         raise ValueError(
@@ -61,7 +62,7 @@ def zero_shot_right(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[st
         raise ValueError(f"labels must be in [0, {len(class_z)}), got {int(labels.min())} to {int(labels.max())}")
     similarity = normalize(image_z.float(), dim=1) @ class_z.T
     right = similarity.gather(1, labels[:, None])
-    # "Not less" rather than "at least": a similarity that is not a number counts against the model, too.
+    # "Not less" rather than "at least": a similarity that is NaN counts against the model, too.
     rank = (similarity < right - TIE).logical_not().sum(dim=1)  # the right class counts itself: 1 is the best
     right_ones = {"zero_shot_accuracy": (rank <= 1).cpu()}
     if len(class_z) > TOP5_ABOVE:
@@ -71,20 +72,20 @@ def zero_shot_right(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[st
 
 @torch.no_grad()
 def confusions(image_z: Tensor, class_z: Tensor, labels: Tensor) -> Tensor:
-    """How many images of each class were given to each class; the diagonal counts those of `zero_shot_right`.
+    """Returns the confusion matrix; its diagonal counts the images that `zero_shot_right` counts as right.
 
-    A class that is as similar as the right one stands before it.
+    A class as similar as the right one ranks before it.
 
     Args:
-        image_z: ``(n, D)`` image embeddings; normalised here.
-        class_z: ``(C, D)`` of unit length.
-        labels: ``(n,)`` int64 in [0, C).
+        image_z: Image embeddings, shape ``(n, D)``; normalised here.
+        class_z: Class embeddings of unit length, shape ``(C, D)``.
+        labels: True classes, int64 ``(n,)`` in [0, C).
 
     Returns:
-        ``(C, C)`` int64 on the CPU: a row for each true class, a column for each class that was given.
+        The counts, int64 ``(C, C)`` on the CPU: one row for each true class, one column for each predicted class.
 
     Raises:
-        ValueError: see `zero_shot_right`.
+        ValueError: For the reasons given at `zero_shot_right`.
     """
     right = zero_shot_right(image_z, class_z, labels)["zero_shot_accuracy"]
     similarity = normalize(image_z.float(), dim=1) @ class_z.T

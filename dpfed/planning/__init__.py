@@ -1,1 +1,1 @@
-"""What a plan would give, asked of public records before any budget is spent."""
+"""Predictions of a private run from public records, before any budget is spent: forecast and rehearsal."""

@@ -1,4 +1,4 @@
-"""Predicts a private run, from its plan and from gradients that are measured on public records."""
+"""Predicts a private run from its plan and from gradients measured on public records."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from dpfed.runs.memory import needs_of
 from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.starts import starting_weights
 
-ENOUGH, SOME = 20.0, 8.0  # of a reach, see docs/recipes.md
-_RECORDS = 1_000  # public ones that are looked at
-_BUDGET = 24.0  # seconds for all gradients, as a rule
+ENOUGH, SOME = 20.0, 8.0  # reach at which a run can work, and at which it learns a little; see docs/recipes.md
+_RECORDS = 1_000  # most public records that are measured
+_BUDGET = 24.0  # approximate time for all gradients, in seconds
 
 Verdict = Literal["can work", "will learn little", "will not work"]
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is to be expected of a private run.
+    """The prediction for a private run.
 
     Attributes:
-        name: of the configuration.
-        rows: the configured plan, then changes of one number each, then the best of all of them together.
-        signal: of the configured plan.
-        epsilon: of the configured plan.
-        trained: what of the model is trained, in words.
-        measured_on: the public records.
-        records_needed: so many would be enough, at the same sampling rate; ``None``: no number would.
-        memory: bytes that training takes at least; ``None``: not known.
-        memory_there: bytes that this machine has.
-        remarks: what to know about the measurement.
+        name: Name of the configuration.
+        rows: The configured plan, then plans with one number changed, then the best combination of changes.
+        signal: Gradient signal of the configured plan.
+        epsilon: Epsilon of the configured plan.
+        trained: Description of the trained parts of the model.
+        measured_on: Description of the public records.
+        records_needed: Number of private records that would be enough at the same sampling rate; ``None``: no number would.
+        memory: Least memory that training needs, in bytes; ``None``: not known.
+        memory_there: Memory of this machine, in bytes.
+        remarks: Remarks about the measurement.
     """
 
     name: str
@@ -61,17 +61,17 @@ class Forecast:
 
     @property
     def configured(self) -> Row:
-        """The plan as it is configured."""
+        """The row of the configured plan."""
         return self.rows[0]
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the configured plan can work."""
+        """Judgement of the configured plan, from its reach."""
         reach = self.configured.reach
         return "can work" if reach >= ENOUGH else "will learn little" if reach >= SOME else "will not work"
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the forecast as values for JSON."""
         plan = self.configured.plan
         return {
             "name": self.name,
@@ -97,13 +97,13 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress
     """Measures gradients on public records, and predicts the private run.
 
     Args:
-        config: of the private run.
-        plan: of the private run (`dpfed.planning.proxy.declared_plan`).
-        stand: the public records (`dpfed.planning.proxy.chosen`).
-        progress: learns what is done.
+        config: Configuration of the private run.
+        plan: Plan of the private run (`dpfed.planning.proxy.declared_plan`).
+        stand: The public records (`dpfed.planning.proxy.chosen`).
+        progress: Receiver of progress notes.
 
     Raises:
-        UserError: whatever `assemble` refuses.
+        UserError: If the run cannot be built over the public records; see `dpfed.runs.build.build`.
     """
     progress = progress or Silent()
     config, remarks = _with_a_start(config)
@@ -140,7 +140,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress
 
 
 def _with_a_start(config: Config) -> tuple[Config, list[str]]:
-    """The configuration to be measured; a procedural initialisation that is not made yet is left out."""
+    """Returns the configuration to measure, and remarks; a procedural initialisation that does not exist yet is left out."""
     if config.model.start != PROCEDURAL:
         return config, []
     try:
@@ -156,7 +156,7 @@ def _with_a_start(config: Config) -> tuple[Config, list[str]]:
 
 
 def _records_needed(row: Row) -> int | None:
-    """N with which the run would reach far enough, at the same q and sigma: signal over noise grows as the groups do."""
+    """Returns the N that gives enough reach at the same q and sigma: signal over noise grows with the number of groups."""
     steps = row.plan.steps
     if row.reach <= 0 or ENOUGH >= steps:
         return None
@@ -168,5 +168,5 @@ def _records_needed(row: Row) -> int | None:
 def _memory(config: Config) -> int | None:
     try:
         return needs_of(config).together
-    except (UserError, RuntimeError):  # there are models that cannot be counted
+    except (UserError, RuntimeError):  # the memory of some models cannot be computed
         return None

@@ -1,9 +1,9 @@
-"""How long the clipped mean gradient is, and how far it moves the embeddings, beside noise of the same engine's sum.
+"""The signal of the clipped mean gradient: its length, and how far it moves the embeddings compared with noise.
 
-Lengths alone mislead: noise has a part on every trained number, and most of these parts hardly change what the model says. So
-the signal is weighed where it counts. With J, the derivative of some records' embeddings by the trained numbers, a gradient g
-moves the embeddings by |J g|, and noise of standard deviation 1 moves them by sqrt(tr J J^T) on average. Their ratio is the
-response. It has no units, so that models, adapters and group sizes can be compared.
+Lengths alone mislead: noise has a component on every trained parameter, and most components hardly change the model's output.
+So the signal is measured in the embeddings. Let J be the derivative of some records' embeddings by the trained parameters. A
+gradient g moves the embeddings by |J g|, and noise of standard deviation 1 moves them by sqrt(tr J J^T) on average. Their ratio
+is the response. It has no unit, so models, adapters and group sizes can be compared.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
-_SUMS = 8  # that are measured apart from each other: what they agree on is the gradient
-_MOST_GROUPS, _LEAST_GROUPS = 16, 2  # of a sum
-_RECORDS, _FEWEST = 128, 16  # whose embeddings are looked at; fewer where images are large
-_SIDE = 32  # pixels, up to which an image is small
-_DRAWS = 4  # of noise
-_STEP = 0.01  # of the trained numbers' length: as far as the first difference goes
-_CHANGES = (0.002, 0.05)  # of an embedding of length 1, by a difference that is fine enough, and still exact
-_TRIES = 8
+_SUMS = 8  # sums that are measured independently; their common part is the gradient
+_MOST_GROUPS, _LEAST_GROUPS = 16, 2  # groups in a sum
+_RECORDS, _FEWEST = 128, 16  # records whose embeddings are compared; fewer if images are large
+_SIDE = 32  # side in pixels up to which an image counts as small
+_DRAWS = 4  # draws of noise
+_STEP = 0.01  # first step of the finite difference, relative to the L2 norm of the trained parameters
+_CHANGES = (0.002, 0.05)  # accepted changes of unit-length embeddings: exact enough, and still a fine difference
+_TRIES = 8  # most attempts to find a step with such a change
 
 
 @dataclass(frozen=True)
 class Signal:
-    """The gradient of a group, as the run's engine clips it, at one place of the parameters.
+    """The signal of groups' gradients, clipped by the run's engine, at the current parameters.
 
     Attributes:
-        group_size: S.
-        groups: on how many it was measured.
-        numbers: P, how many are trained.
+        group_size: Number S of records in a group.
+        groups: Number of groups that were measured.
+        numbers: Number P of trained parameters.
         length: L2 norm of the mean clipped gradient of a group.
-        error: standard error of `length`, relative.
-        response: how far that mean moves the embeddings, over how far noise of standard deviation 1 does.
-        seconds: that a step takes for each record that is drawn.
+        error: Relative standard error of `length`.
+        response: Change of the embeddings by that mean, divided by their change by noise of standard deviation 1.
+        seconds: Time of a step in seconds for each sampled record.
     """
 
     group_size: int
@@ -59,22 +59,22 @@ def measured(simulated: SimulatedRun, plan: PrivacyPlan, budget: float) -> Signa
     """Measures the gradient on public records.
 
     Args:
-        simulated: the run's own parts over public records; their parameters stay as they are.
-        plan: of the private run; its group size counts, and what it clips.
-        budget: seconds that the gradients may take, or longer where the machine is slow.
+        simulated: The run's own parts over public records; the parameters are not changed.
+        plan: Plan of the private run, which gives the group size and the clipping rule.
+        budget: Time for the gradients in seconds; a slow machine may exceed it.
     """
     size, seconds = plan.bounding.group_size, _seconds_of_a_group(simulated, plan)
     groups = int(min(_MOST_GROUPS, max(_LEAST_GROUPS, budget / (_SUMS * seconds))))
     groups = max(1, min(groups, simulated.protected // size))
     worker = simulated.worker(_of_groups(simulated, plan, groups), Randomness.from_seed(2), groups)
-    numbers = TrainableVector(simulated.parts.model).numel  # figures of the groups may stand behind them
+    numbers = TrainableVector(simulated.parts.model).numel  # the groups' statistics may follow them in a sum
     sums, times = [], []
     for number in range(_SUMS):
         started = time.perf_counter()
         sums.append(worker.bounded_sum(number).numbers()[:numbers].float() / groups)
         times.append(time.perf_counter() - started)
     means = torch.stack(sums)
-    seconds = min(times) / (groups * size)  # the least disturbed by whatever else this machine does
+    seconds = min(times) / (groups * size)  # the minimum is least affected by other load on the machine
     square, error = _square_of_mean(means)
     halves = means[0::2].mean(0), means[1::2].mean(0)
     length = math.sqrt(max(square, 0.0))
@@ -84,26 +84,26 @@ def measured(simulated: SimulatedRun, plan: PrivacyPlan, budget: float) -> Signa
 
 
 def _of_groups(simulated: SimulatedRun, plan: PrivacyPlan, groups: int) -> PrivacyPlan:
-    """The same plan for a step of so few groups; nothing is released by it."""
+    """Returns the same plan for a step of a few groups; nothing is released under it."""
     records = max(2, simulated.protected)
     return plan.replace(records=records, batch=min(records, groups * plan.bounding.group_size), target_epsilon=None)
 
 
 def _seconds_of_a_group(simulated: SimulatedRun, plan: PrivacyPlan) -> float:
     worker = simulated.worker(_of_groups(simulated, plan, _LEAST_GROUPS), Randomness.from_seed(1), _LEAST_GROUPS)
-    worker.bounded_sum(0)  # the first one is slow
+    worker.bounded_sum(0)  # warm-up: the first sum is slow
     started = time.perf_counter()
     worker.bounded_sum(1)
     return (time.perf_counter() - started) / _LEAST_GROUPS
 
 
 def _square_of_mean(means: Tensor) -> tuple[float, float]:
-    """The squared length of the mean that independent estimates have, and its standard error.
+    """Estimates the squared length of the mean from independent estimates, and the standard error of that.
 
-    Each estimate is multiplied with the others only, so that what they do not share adds nothing on average.
+    Each estimate is multiplied only with the others, so components that are uncorrelated between estimates average out.
 
     Args:
-        means: ``(m, P)``.
+        means: Independent estimates of the mean, shape ``(m, P)``.
     """
     products = (means.double() @ means.double().T).fill_diagonal_(0.0)
     each = products.sum(1) / (len(means) - 1)
@@ -111,7 +111,7 @@ def _square_of_mean(means: Tensor) -> tuple[float, float]:
 
 
 def _response(simulated: SimulatedRun, halves: tuple[Tensor, Tensor]) -> float:
-    """See `Signal`; two independent halves of the gradient, so that what they do not share adds nothing on average."""
+    """Computes the response (see `Signal`) from two independent halves of the gradient, so that their errors average out."""
     parts = simulated.parts
     count = min(_RECORDS, max(_FEWEST, _RECORDS * _SIDE**2 // (parts.config.data.size or _SIDE) ** 2))
     views = parts.views.maker(parts.store)(simulated.indices[:count], Randomness.from_seed(3), 0, parts.learner.device)
@@ -119,7 +119,7 @@ def _response(simulated: SimulatedRun, halves: tuple[Tensor, Tensor]) -> float:
     here = vector.gather()
 
     def moved(direction: Tensor) -> Tensor:
-        """J times a direction, by a difference to both sides that changes the embeddings a little."""
+        """Returns J times a direction, by a central difference whose step changes the embeddings a little."""
         length = direction.norm().clamp(min=1e-30)
         far = _STEP * here.norm().clamp(min=1.0)
         for _ in range(_TRIES):
@@ -142,7 +142,7 @@ def _response(simulated: SimulatedRun, halves: tuple[Tensor, Tensor]) -> float:
 
 @torch.no_grad()
 def _embedded(model: nn.Module, vector: TrainableVector, parameters: Tensor, views: dict[str, Tensor]) -> Tensor:
-    """Every record's embeddings of unit length, without what all records have in common."""
+    """Returns every record's unit-length embeddings minus their mean over the records."""
     vector.assign(parameters)
     embeddings = embeddings_of(model.eval(), views)
     each = [normalize(embeddings[name][:, 0].float(), dim=-1) for name in views]

@@ -1,9 +1,9 @@
-"""Plans beside the configured one, and how far each goes along the gradient.
+"""Alternatives to the configured plan, and the reach of each: its progress along the gradient.
 
-One noisy step goes in the gradient's direction with a cosine of r / sqrt(1 + r^2), where r is signal over noise
-(`gradient_signal.py`). The optimizers of private training normalise their steps, so T noisy steps go about as far along
-the gradient as T cosines of steps without noise: the reach of the plan. It orders plans; it does not measure accuracy
-(docs/results.md holds it against runs).
+A noisy step has a cosine of r / sqrt(1 + r^2) with the gradient, where r is signal over noise (`gradient_signal.py`). The
+optimizers of private training normalise their steps, so T noisy steps make about as much progress as T times this cosine
+noiseless ones: the reach of the plan. The reach orders plans; it does not measure accuracy (docs/results.md compares it
+with runs).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 
-_LONGER = 2.0  # times as long as configured: as long as the best of the grid may take
-_ROUNDS = 4  # of a search for sigma
+_LONGER = 2.0  # longest time of the best combination, relative to the configured plan
+_ROUNDS = 4  # most iterations of the search for sigma
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Row:
     """One plan of the grid.
 
     Attributes:
-        what: differs from the configuration.
-        plan: with its sigma.
-        noise_over_gradient: of one step, by their lengths.
-        reach: how many steps without noise the whole run is worth.
-        seconds: that it takes on this machine.
-        numbers: P.
+        what: Description of the difference from the configuration.
+        plan: Plan with its sigma.
+        noise_over_gradient: Length of one step's noise divided by that of its gradient.
+        reach: Number of noiseless steps that make as much progress as the whole run.
+        seconds: Time of the run on this machine, in seconds.
+        numbers: Number P of trained parameters.
     """
 
     what: str
@@ -47,7 +47,7 @@ class Row:
 
     @classmethod
     def of(cls, what: str, plan: PrivacyPlan, signal: Signal) -> Row:
-        """What a plan comes to, with the gradient of its groups."""
+        """Computes the row of a plan from the gradient signal of its groups."""
         noise = plan.noise_std / plan.divisor
         length = noise * math.sqrt(signal.numbers)
         over = length / signal.length if signal.length else math.inf
@@ -56,7 +56,7 @@ class Row:
         return cls(what, plan, over, reach, signal.seconds * plan.sampling.batch * plan.steps, signal.numbers)
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the row as values for JSON."""
         plan = self.plan
         return {
             "what": self.what,
@@ -73,14 +73,14 @@ class Row:
 
 
 def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: float, seconds: float) -> Iterator[Row]:
-    """Plans that differ in one number, and the best of all combinations that do not take much longer.
+    """Yields plans that differ in one number, then the best of all combinations that do not take much longer.
 
     Args:
-        plan: as configured.
-        signals: by group size, the configured one first.
-        warmup: steps that a run has at least.
-        epsilon: of the plan.
-        seconds: that the plan takes.
+        plan: The configured plan.
+        signals: Gradient signals by group size, the configured size first.
+        warmup: Number of warm-up steps; a run has more steps than that.
+        epsilon: Epsilon of the plan.
+        seconds: Time of the plan in seconds.
     """
     given = plan.sampling.batch
     batches = [batch for batch in (given // 2, 2 * given, 4 * given) if 2 <= batch <= plan.sampling.records]
@@ -113,18 +113,19 @@ def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: fl
 
 
 def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0) -> PrivacyPlan | None:
-    """The plan with another batch, other steps or `factor` times its epsilon, and about the sigma that this needs.
+    """Returns the plan with another batch, other steps or `factor` times its epsilon, and about the sigma that this needs.
 
-    Renyi accounting is the quick one: sigma is searched for at which it says what it says of the plan itself.
+    Sigma is searched for with Renyi accounting, which is fast: the Renyi epsilon of the result is to be `factor` times that of
+    the given plan, within about 1 %.
 
     Returns:
-        The plan; ``None``: there is no such sigma.
+        The plan; ``None`` if there is no such sigma.
     """
     wanted = plan.epsilon(accountant="rdp") * factor
     target, size = plan.promise.target_epsilon, min(plan.bounding.group_size, batch)
     target = None if target is None else target * factor
     draft = plan.replace(batch=batch, group_size=size, steps=steps, target_epsilon=target)
-    # The central limit of subsampled Gaussians: q^2 T (exp(1 / sigma^2) - 1) stays what it is.
+    # The central limit of subsampled Gaussians: q^2 T (exp(1 / sigma^2) - 1) is multiplied by factor^2.
     scale = (plan.sampling.rate / draft.sampling.rate) ** 2 * plan.steps / steps * factor**2
     sigma = math.log1p(math.expm1(min(plan.noise.multiplier**-2, 500.0)) * scale) ** -0.5
     slope, last = -1.0, None
@@ -144,5 +145,5 @@ def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0)
 
 
 def finite(value: float) -> float | None:
-    """The value, for JSON; ``None`` where it is infinite."""
+    """Returns the value, for JSON; ``None`` if it is not finite."""
     return value if math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""Public records that stand in for private ones: what a forecast measures, and what a rehearsal trains on.
+"""Public records that replace private ones: a forecast measures gradients on them, and a rehearsal trains on them.
 
-Of the private records only their number counts, which the plan makes public anyway. Nothing here opens them, and nothing here
-imports torch, so that a mistake is answered at once.
+Of the private records only their number is used, which the plan makes public anyway. Nothing here opens them, and nothing here
+imports torch, so that mistakes are reported at once.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dpfed.progress import Progress
 from dpfed.runs.preflight import refuse_impossible
 
 PROCEDURAL, SHAPES = "procedural", "shapes"
-LEAST_GROUPS = 8  # that a gradient is measured on
+LEAST_GROUPS = 8  # fewest groups on which a gradient is measured
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """Which public records stand in.
+    """The public records that replace the private ones.
 
     Attributes:
-        source: ``store``, or what is generated: ``procedural`` or ``shapes``.
-        path: of the store; ``None``: they are generated.
-        count: training records that a store has; of generated ones, as many as are wanted.
+        source: Source of the records: ``store``, or a generator, ``procedural`` or ``shapes``.
+        path: Path of the store; ``None``: the records are generated.
+        count: Number of training records in the store; ``None``: as many as needed are generated.
     """
 
     source: str
@@ -39,26 +39,26 @@ class Proxy:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Description of the records, for people."""
         if self.path is not None:
             return str(self.path)
         return "generated captioned shapes" if self.source == SHAPES else "generated procedural images"
 
     def at_most(self, wanted: int) -> int:
-        """How many training records there can be, of so many."""
+        """Returns the number of available training records, at most `wanted`."""
         return wanted if self.count is None else min(wanted, self.count)
 
 
 def declared_plan(config: Config, records: int | None, progress: Progress) -> PrivacyPlan:
-    """The plan of a private run, from the number of its records alone.
+    """Computes the plan of a private run from the number of its records alone.
 
     Args:
-        config: of the private run.
-        records: N, where the user says it; default: what the configuration or the store says.
-        progress: learns what takes seconds.
+        config: Configuration of the private run.
+        records: Number N of records, if the user gives it; default: the number in the configuration or the store.
+        progress: Receiver of notes about slow parts.
 
     Raises:
-        UserError: for an impossible plan, a number that nobody knows yet, or a method without groups or without noise.
+        UserError: If the plan is impossible, the number of records is not known yet, or the method has no groups or no noise.
     """
     plan = sketch_of(config) if records is None else sketch_of(config, records)
     if not plan.private:
@@ -87,15 +87,16 @@ def declared_plan(config: Config, records: int | None, progress: Progress) -> Pr
 
 
 def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
-    """The public records that a user names, checked as far as a store's header and index tell.
+    """Returns the public records that a user names, after the checks that a store's header and index allow.
 
     Args:
-        public: a record store, or ``procedural`` or ``shapes``; default: procedural images.
-        config: of the private run.
-        plan: of the private run.
+        public: Path of a record store, or ``procedural`` or ``shapes``; default: procedural images.
+        config: Configuration of the private run.
+        plan: Plan of the private run.
 
     Raises:
-        UserError: for records that are not public, of another kind than the model reads, or too few.
+        UserError: If the records are not public, are of a kind that the model cannot read, join the groups as public records
+            already, or are too few.
     """
     if public in (None, PROCEDURAL, SHAPES):
         return Proxy(public or PROCEDURAL)
@@ -117,7 +118,7 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
             f"private ones as well: give others, or '{PROCEDURAL}'. [proxy-joins-groups]"
         )
     count = known_count(DataConfig(source="store", path=str(path)), "record")
-    assert count is not None  # it is a store on this machine
+    assert count is not None  # the number is known, as the store is on this machine
     least = LEAST_GROUPS * max(2, plan.bounding.group_size)
     if count < least:
         raise UserError(

@@ -1,8 +1,9 @@
 """A rehearsal: the private run's training on public records, with its own q, sigma and T.
 
-A store of n public records is trained as the share n/N of the private run: it draws every record with the private rate q, in
-the same share of the K groups. The sum is then scaled up to K groups, and gets the noise of the private plan. So the noise is
-to the gradient what it will be in the private run. It protects nobody here: it is a simulation, and nothing is promised.
+Training on n public records simulates the share n/N of the private run: every record is sampled with the private rate q, into
+the same share of the K groups. The sum is then scaled up to K groups, and gets the noise of the private plan. The
+noise-to-gradient ratio is therefore the same as in the private run. The noise protects nobody here: it is a simulation, and
+nothing is promised.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from dpfed.training.post_processing import averaged_weights
 from dpfed.training.worker import Worker
 
 RESULTS = "rehearsal.jsonl"
-ENOUGH_GROUPS = 16  # in a step: fewer of them scatter more than the private run's do
-_FACTORS = (1 / 3, 3.0)  # of the learning rate
+ENOUGH_GROUPS = 16  # groups in a step; with fewer, results vary clearly more than the private run's
+_FACTORS = (1 / 3, 3.0)  # factors of the learning rate that are tried
 _SHORT = {"optimizer.learning_rate": "rate", "bounding.group_size": "S", "privacy.steps": "T"}
 
 
 class ScaledUp:
-    """A `Transport`: the sum of a part of the groups, scaled up to all of them.
+    """A `Transport` that scales the sum of a part of the groups up to all of them.
 
     Args:
-        worker: holds `groups` of the groups.
-        plan: of the private run.
-        groups: expected ones of the worker; need not be whole.
+        worker: Worker that holds a part of the groups.
+        plan: Plan of the private run.
+        groups: Expected number of the worker's groups; need not be whole.
     """
 
     def __init__(self, worker: Worker, plan: PrivacyPlan, groups: float) -> None:
@@ -69,15 +70,15 @@ class ScaledUp:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What came of one set of changes.
+    """The result of one set of changes.
 
     Attributes:
-        name: of the set.
-        changes: key -> value, of the configuration.
-        noise_multiplier: sigma of the private run with these changes.
-        groups: of a step on the public records; the private run has K.
-        evaluations: before and after, as `Evaluation.facts`.
-        seconds: that it took.
+        name: Name of the set.
+        changes: Changed values by key of the configuration.
+        noise_multiplier: Noise multiplier sigma of the private run with these changes.
+        groups: Number of groups in a step on the public records; the private run has K.
+        evaluations: Figures before and after training, as `Evaluation.facts`.
+        seconds: Duration in seconds.
     """
 
     name: str
@@ -89,20 +90,20 @@ class Rehearsed:
 
     @property
     def headline(self) -> Result:
-        """The figure that decides."""
+        """The figure by which results are compared."""
         return headlines(results_of(self.evaluations), 1)[0]
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal gave.
+    """The results of a rehearsal.
 
     Attributes:
-        tried: in the order of training; the first is the configuration as it was.
-        best: that with the best headline, if it beats the configuration by more than chance; else the first.
-        config: of the private run, with its changes.
-        file: where it was written.
-        plan: of the private run, with its changes.
+        tried: Results in the order of training; the first is that of the unchanged configuration.
+        best: Result with the best headline, if it beats the unchanged configuration by more than chance; otherwise the first.
+        config: Configuration of the private run with the best changes.
+        file: File to which that configuration was written.
+        plan: Plan of the private run with the best changes.
     """
 
     tried: list[Rehearsed]
@@ -113,7 +114,7 @@ class Rehearsal:
 
     @property
     def verdict(self) -> str:
-        """What was found, in a sentence."""
+        """Result of the rehearsal, in a sentence."""
         first, best = self.tried[0].headline, self.best.headline
         figure = f"{best.label} {shown(best.trained, best.trained_interval)}"
         if self.best is self.tried[0]:
@@ -128,7 +129,7 @@ class Rehearsal:
         return f"{lead}{learnt}."
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the rehearsal as values for JSON."""
         return {
             "tried": [asdict(one) for one in self.tried],
             "best": self.best.name,
@@ -148,20 +149,20 @@ def rehearse(
     most: int = 5_000,
     progress: Progress | None = None,
 ) -> Rehearsal:
-    """Trains on public records as the private run will, with several settings, and writes the best configuration.
+    """Simulates the private run on public records with several settings, and writes the best configuration.
 
-    What is finished is kept in the folder, and a rehearsal that was interrupted resumes.
+    Finished results are kept in the folder, and an interrupted rehearsal resumes.
 
     Args:
-        config: of the private run.
-        stand: the public records.
-        folder: for results and the configuration.
-        records: N, where the user says it.
-        most: at most so many public records are trained on.
-        progress: sees the stages.
+        config: Configuration of the private run.
+        stand: The public records.
+        folder: Folder for results and the configuration.
+        records: Number N of private records, if the user gives it; default: the number in the configuration or the store.
+        most: Largest number of public records to train on.
+        progress: Receiver of stages and notes.
 
     Raises:
-        UserError: for a plan that cannot be, public records that are too few or cannot be measured.
+        UserError: If the plan is impossible, or the public records are too few or cannot be measured.
     """
     progress, folder = progress or Silent(), Path(folder)
     tried: list[Rehearsed] = []
@@ -201,12 +202,12 @@ def _trained(
     progress: Progress,
     engines: dict[int, str],
 ) -> Rehearsed:
-    """Trains and measures one configuration on the public records; `engines`: the fastest by group size, as far as known."""
+    """Trains and measures one configuration on the public records; `engines` caches the fastest engine by group size."""
     count, rate, size = stand.at_most(min(most, plan.sampling.records)), plan.sampling.rate, plan.bounding.group_size
     if rate * count < 2 * size:
         least = math.ceil(2 * size / rate)
         raise UserError(
-            f"{stand.title}: {count:,} public records are trained on, of which a step draws {rate * count:.1f} (q = "
+            f"{stand.title}: of the {count:,} public records for training, a step samples {rate * count:.1f} (q = "
             f"{rate:.3g}): fewer than two groups of {size}. Give at least {least:,} (--public, --public-records). "
             "[rehearsal-few-records]"
         )
@@ -221,22 +222,22 @@ def _trained(
     whole = max(1, round(groups))
     randomness = Randomness.from_seed(1)
     worker = simulated.worker(parts.plan, randomness, whole)
-    # Where records make groups of their own, the number of groups goes by the records; otherwise they are shared out.
+    # If each record makes its own group, the number of groups depends on the sampled records; otherwise it is fixed.
     share = groups if plan.bounding.method.public_records else whole
     advance = progress.stage(f"{name}: steps", plan.steps)
-    with tempfile.TemporaryDirectory() as temporary:  # a ledger of no privacy: nothing private was read
+    with tempfile.TemporaryDirectory() as temporary:  # the ledger is discarded: nothing private was read
         coordinator = parts.learner.coordinator(randomness, Ledger.create(Path(temporary) / "ledger.jsonl", parts.plan))
         train(ScaledUp(worker, plan, share), coordinator, range(plan.steps), advance=advance)
         with averaged_weights(parts.model, coordinator.post_processors):
             after = [figure.compared(before) for figure in parts.evaluator(parts.model, "trained", plan.steps)]
     progress.on_evaluation(after)
-    figures = json.loads(json.dumps([figure.facts() for figure in (*before, *after)]))  # as the file will give them back
+    figures = json.loads(json.dumps([figure.facts() for figure in (*before, *after)]))  # same types as when read from the file
     seconds = time.perf_counter() - started
     return Rehearsed(name, changes, plan.noise.multiplier, whole, figures, seconds)
 
 
 def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[dict[str, Any]]:
-    """What is tried: one hyperparameter after the other, each from the best so far."""
+    """Yields the sets of changes to try: one hyperparameter after the other, each starting from the best set so far."""
     yield {}
     rate = config.optimizer.learning_rate
     for factor in _FACTORS:
@@ -248,11 +249,11 @@ def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[dict[str, Any]]:
 
 
 def _others(config: Config) -> dict[str, list[int]]:
-    """Half and double of the whole numbers that may change, by key."""
+    """Returns half and double of each integer setting that may change, by key."""
     found, size, steps = {}, config.bounding.group_size, config.privacy.steps
     if "bounding.group_size" not in config.without_effect():
         found["bounding.group_size"] = [other for other in (size // 2, size * 2) if 2 <= other <= config.privacy.batch]
-    if config.privacy.noise_multiplier is None:  # otherwise more steps would be another promise
+    if config.privacy.noise_multiplier is None:  # with a fixed sigma, other steps would change epsilon
         found["privacy.steps"] = [other for other in (steps // 2, steps * 2) if other > config.optimizer.warmup + 1]
     return found
 
@@ -270,7 +271,7 @@ def _changed(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def _best(tried: list[Rehearsed]) -> Rehearsed:
-    """That with the best headline, if it beats the configuration, the first one, by more than chance."""
+    """Returns the result with the best headline if it beats the first, the unchanged configuration, by more than chance."""
     best = max(tried, key=lambda one: one.headline.trained or 0.0)
     return tried[0] if tied(tried[0].headline, best.headline) else best
 
@@ -280,14 +281,14 @@ def _in_words(changes: dict[str, Any]) -> str:
 
 
 def _key(config: Config, plan: PrivacyPlan, stand: Proxy, most: int) -> str:
-    """Of everything that a result depends on."""
+    """Returns a hash of everything that a result depends on."""
     fingerprint = None if stand.path is None else read_layout(stand.path).header["contents"]
     parts = [dpfed.__version__, config.dump(), plan.fingerprint, stand.source, str(stand.path), fingerprint, most]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class _Kept:
-    """What is finished, on disk: a file of JSON lines."""
+    """Finished results on disk, in a file of JSON lines."""
 
     def __init__(self, folder: Path) -> None:
         self._file, self._found = folder / RESULTS, {}

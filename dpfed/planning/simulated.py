@@ -1,4 +1,4 @@
-"""The private run's own parts, with public records in the place of private ones."""
+"""The private run's own parts, with public records instead of private ones."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from dpfed.runs.resolution import resolve_defaults
 from dpfed.training.learner import Partition
 from dpfed.training.worker import Worker
 
-_SEED = 2**32 - 3  # of generated records: others than those that a run, or its public set, is made of
-_HELD_OUT = 500
+_SEED = 2**32 - 3  # seed of generated records, so that they differ from those of a run or its public set
+_HELD_OUT = 500  # generated held-out records
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """A run's parts under the private run's plan, over public records.
+    """The parts of a run over public records, under the private run's plan.
 
     Attributes:
-        parts: of the run; their store is the public one.
-        indices: ``(n,)`` of that store, the records that stand in.
+        parts: Parts of the run; their store is the public one.
+        indices: Indices in that store of the records that replace the private ones, shape ``(n,)``.
     """
 
     parts: Parts
@@ -46,15 +46,15 @@ class SimulatedRun:
         """Opens the public records and assembles the run over them.
 
         Args:
-            config: of the private run; resolved or not.
-            plan: of the private run.
-            stand: the public records.
-            records: at most so many stand in.
-            progress: learns what is done.
-            measured: the model is to be measured on held-out public records, as far as these allow it.
+            config: Configuration of the private run; resolved or not.
+            plan: Plan of the private run.
+            stand: The public records.
+            records: Largest number of public training records to use.
+            progress: Receiver of progress notes.
+            measured: Whether the model is to be measured on held-out public records.
 
         Raises:
-            UserError: whatever `build` refuses; for records that a model cannot be measured on.
+            UserError: If `build` raises one, or if `measured` and the public records allow no measurement.
         """
         config = resolve_defaults(config)
         assert config.data.size is not None  # resolved
@@ -67,24 +67,24 @@ class SimulatedRun:
 
     @property
     def protected(self) -> int:
-        """How many records stand in, or units where these are protected."""
+        """Number of public records in use; if the plan protects units, the number of their units."""
         units = unit_keys(self.parts.store, self.parts.config.privacy.unit)
         return len(self.indices) if units is None else len(np.unique(units[self.indices]))
 
     def worker(self, plan: PrivacyPlan, randomness: Randomness, groups: int) -> Worker:
-        """A worker that holds the records that stand in, and so many groups.
+        """Returns a worker that holds the public records.
 
         Args:
-            plan: what is sampled, and what is clipped.
-            randomness: of its draws.
-            groups: how many of the plan's K groups are its own.
+            plan: Plan with the sampling and the clipping rule.
+            randomness: Randomness of the worker's draws.
+            groups: Number of the worker's groups, out of the plan's K.
         """
         learner = self.parts.learner.replace(plan=plan)
         return learner.worker(randomness.for_ranks(), Partition(0, self.indices, groups))
 
 
 def _opened(stand: Proxy, records: int, stores: str, size: int, progress: Progress) -> RecordSet:
-    """The store of the records that stand in, generated if need be."""
+    """Returns the store of the public records; generates it if needed."""
     if stand.path is not None:
         return RecordStore.open(stand.path)
     if stand.source == SHAPES:
@@ -94,7 +94,7 @@ def _opened(stand: Proxy, records: int, stores: str, size: int, progress: Progre
 
 
 def _over(config: Config, store: RecordSet, plan: PrivacyPlan, measured: bool) -> Config:
-    """The configuration of the same run over other records."""
+    """Returns the configuration of the same run over other records."""
     data = DataConfig(source="store", path=str(store.path), size=config.data.size, resize=config.data.resize)
     privacy = config.privacy.model_copy(update={"unit": plan.promise.unit, "per_unit": plan.sampling.per_unit})
     over = config.model_copy(update={"data": data, "privacy": privacy})
@@ -103,7 +103,7 @@ def _over(config: Config, store: RecordSet, plan: PrivacyPlan, measured: bool) -
 
 
 def _measures(config: Config, store: RecordSet) -> EvaluationConfig:
-    """What can be measured on the held-out public records: what the configuration names, or else all that is possible."""
+    """Returns the evaluation of the held-out public records: the configured tasks or, if impossible, all possible ones."""
     splits = [split for split in (config.evaluation.split, "test", "validation") if split != "none"]
     split = next((split for split in splits if len(store.split(split))), None)
     if split is None:

@@ -1,1 +1,1 @@
-"""Data owner, coordinator, and the loop that joins them."""
+"""Private training: the worker that holds the records, the coordinator that adds the noise, and the loop between them."""

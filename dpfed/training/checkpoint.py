@@ -1,8 +1,8 @@
 """Checkpoints: one safetensors file each, written atomically, checked by digest, read without pickle.
 
-The first checkpoint of a run holds the whole model; later ones hold what can have changed since: trained parameters, buffers,
-optimizer state and what post-processors keep. All follow from noisy sums, so a checkpoint may leave the trust boundary. Secret
-keys are never in it.
+The first checkpoint of a run holds the whole model. Later ones hold only what can have changed since: trained parameters,
+buffers, optimizer state and the state of post-processors. All of it follows from noisy sums, so a checkpoint may leave the
+trust boundary. A checkpoint never holds a secret key.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import PostProcessor, assign_averaged_weights, load_states, states_of
 
 FORMAT = "dpfed-checkpoint-2"
-_POST = "post/"  # in front of what post-processors keep
+_POST = "post/"  # prefix of the tensors that post-processors keep
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a checkpoint stands.
+    """Progress of a training at a checkpoint or commit.
 
     Attributes:
-        step: steps finished.
-        charged: releases that the ledger held then; a ledger with fewer has lost lines.
-        fingerprint: of the plan.
+        step: Number of finished steps.
+        charged: Number of releases in the ledger at that time; a ledger with fewer has lost lines.
+        fingerprint: Fingerprint of the plan.
     """
 
     step: int
@@ -44,28 +44,28 @@ class Position:
 
 
 class DamagedCheckpoint(UserError):
-    """A checkpoint cannot be read, or is not what was written."""
+    """Raised for a checkpoint that cannot be read, or whose content does not match its digest."""
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        folder: created when the first one is saved.
-        keep: how many to keep beside the first.
+        folder: Folder of the checkpoints; it is created when the first one is saved.
+        keep: Number of checkpoints to keep in addition to the first one.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
 
     def paths(self) -> list[Path]:
-        """All checkpoints, oldest first."""
+        """Returns the paths of all checkpoints, oldest first."""
         return sorted(self._folder.glob("step-*.safetensors"))
 
     def reserves(self) -> list[int]:
-        """Steps finished at the checkpoints that a run may be resumed from, should newer ones be damaged; the newest is last.
+        """Returns the finished steps of all checkpoints that a run may resume from if newer ones are damaged, newest last.
 
-        The first one counts as long as there are fewer than `keep` others: later, it lies too many steps behind.
+        The first checkpoint is among them while there are at most `keep` in all. Later, it lies too many steps behind.
         """
         paths = self.paths()
         return [steps_of(path) for path in (paths[1:] if len(paths) > self._keep else paths)]
@@ -73,18 +73,19 @@ class Checkpoints:
     def resume(
         self, model: nn.Module, coordinator: Coordinator, beyond: int | None = None
     ) -> tuple[Position | None, list[Path]]:
-        """Restores the newest checkpoint that is not damaged.
+        """Restores the newest undamaged checkpoint.
 
         Args:
-            model: of the training.
-            coordinator: of the training.
-            beyond: those of fewer steps are left alone.
+            model: Model of the training.
+            coordinator: Coordinator of the training.
+            beyond: Number of steps; checkpoints with fewer finished steps are not tried. ``None``: all are tried.
 
         Returns:
-            Where it stands, and the damaged ones, which are newer; ``None``: all that are left are of fewer steps.
+            The position of the restored checkpoint, or ``None`` if only checkpoints of fewer than `beyond` steps are left; and
+            the paths of the damaged checkpoints, which are newer.
 
         Raises:
-            UserError: if all are damaged; see `load`.
+            UserError: If all checkpoints are damaged; see `load`.
         """
         damaged: list[Path] = []
         for path in reversed(self.paths()):
@@ -100,7 +101,7 @@ class Checkpoints:
         )
 
     def save(self, progress: Position, model: nn.Module, coordinator: Coordinator) -> Path:
-        """Writes a checkpoint, then removes the oldest beyond `keep`, but never the first one."""
+        """Writes a checkpoint, then removes the oldest ones beyond `keep`, but never the first; returns the path."""
         tensors, scalars = state_of(model, coordinator, whole=not self.paths())
         tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
         header = {"format": FORMAT, "optimizer": json.dumps(scalars)}
@@ -109,7 +110,7 @@ class Checkpoints:
         make_folder(self._folder)
         path = self._folder / f"step-{progress.step:08d}.safetensors"
         write_atomically(path, lambda draft: save_file(tensors, draft, metadata=header))
-        # Never the first: the trained model is held against it, and it alone has the frozen weights.
+        # The first one stays: the trained model is compared with it, and it alone has the frozen weights.
         for old in self.paths()[1 : -self._keep]:
             old.unlink()
         return path
@@ -118,8 +119,8 @@ class Checkpoints:
         """Restores model, optimizer and post-processors from a checkpoint.
 
         Raises:
-            DamagedCheckpoint: if it is damaged; nothing is restored then.
-            UserError: if it belongs to another model.
+            DamagedCheckpoint: If the checkpoint is damaged; then nothing is restored.
+            UserError: If the checkpoint belongs to another model.
         """
         tensors, header = _read(path)
         position = Position(int(header["step"]), int(header["charged"]), header["fingerprint"])
@@ -131,15 +132,15 @@ Scalars = dict[str, float | int]
 
 
 def state_of(model: nn.Module, coordinator: Coordinator, whole: bool) -> tuple[dict[str, Tensor], Scalars]:
-    """All that a resumed training must have back: of the model, the optimizer and the post-processors.
+    """Returns the state of model, optimizer and post-processors that a resumed training needs.
 
     Args:
-        model: of the training.
-        coordinator: of the training.
-        whole: whether frozen weights are among it.
+        model: Model of the training.
+        coordinator: Coordinator of the training.
+        whole: Whether frozen weights are included.
 
     Returns:
-        Tensors as they are, on their device, and what the optimizer keeps as numbers.
+        The tensors, detached, not copied, and on their device; and those numbers of the optimizer's state that are no tensors.
     """
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     state = {name: value for name, value in model.state_dict().items() if whole or name not in frozen}
@@ -158,18 +159,19 @@ def state_of(model: nn.Module, coordinator: Coordinator, whole: bool) -> tuple[d
 def restore(
     path: Path, tensors: dict[str, Tensor], scalars: Scalars, step: int, model: nn.Module, coordinator: Coordinator
 ) -> None:
-    """Gives a training back what `state_of` took.
+    """Restores a training from a state that `state_of` returned.
 
     Args:
-        path: of the file that held it, among the checkpoints: the first one has the frozen weights.
-        tensors: see `state_of`.
-        scalars: see `state_of`.
-        step: steps finished.
-        model: of the training.
-        coordinator: of the training.
+        path: Path of the file that held the state. Frozen weights that the state lacks are read from the first checkpoint in
+            its folder.
+        tensors: Tensors of the state; see `state_of`.
+        scalars: Numbers of the optimizer's state; see `state_of`.
+        step: Number of finished steps.
+        model: Model of the training.
+        coordinator: Coordinator of the training.
 
     Raises:
-        UserError: if it belongs to another model.
+        UserError: If the state belongs to another model.
     """
     _load_model(path, tensors, model)
     state: dict[int, dict[str, Tensor | float]] = {}
@@ -183,20 +185,20 @@ def restore(
 
 
 def steps_of(path: Path) -> int:
-    """Steps finished at a checkpoint, by its name."""
+    """Returns the number of steps finished at a checkpoint, from its file name."""
     return int(path.stem.removeprefix("step-"))
 
 
 def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcessor]) -> None:
-    """Loads the weights of a checkpoint that are measured and published.
+    """Loads those weights of a checkpoint that are measured and published: averaged ones, if the run averages.
 
     Args:
-        path: of the checkpoint.
-        model: gets the weights.
-        processors: of the run's configuration.
+        path: Path of the checkpoint.
+        model: Model that gets the weights.
+        processors: Post-processors that the run's configuration names.
 
     Raises:
-        UserError: see `Checkpoints.load`.
+        UserError: If the checkpoint is damaged, or belongs to another model or to other post-processors.
     """
     tensors, _ = _read(path)
     _load_model(path, tensors, model)
@@ -205,7 +207,7 @@ def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcesso
 
 
 def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
-    """Loads a checkpoint's part of the model, and what it leaves out from the first checkpoint beside it."""
+    """Loads the model's weights from a checkpoint; weights that it lacks are read from the first checkpoint in its folder."""
     state = _under("model/", tensors)
     if model.state_dict().keys() - state.keys():
         state = _under("model/", _read(min(path.parent.glob("step-*.safetensors")))[0]) | state
@@ -243,7 +245,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _digest(tensors: dict[str, Tensor], header: dict[str, str]) -> str:
-    """Of all that the file says: names, types, shapes and values of tensors, and the header but for the digest itself."""
+    """Returns the digest of a file's content: names, types, shapes and values of tensors, and the header without the digest."""
     digest = hashlib.blake2b(digest_size=16)
     shapes = [[name, str(value.dtype), *value.shape] for name, value in sorted(tensors.items())]
     rest = {name: value for name, value in header.items() if name != "digest"}

@@ -1,12 +1,12 @@
 """Commits: the state of a training after some steps, encrypted, and on disk before these steps are charged.
 
-Between two commits nothing of a step is written. A commit is three actions, each on disk before the next begins: the state as
-an encrypted draft, one write that charges all steps since the last commit, and the draft's name. After a crash a training goes
-on from the state, on any machine, so no charged step is ever computed again. A draft that a crash left is charged, as far as it
-is not yet, and used.
+Between two commits nothing of a step is written. A commit is three actions, each on disk before the next begins: it writes the
+state as an encrypted draft, charges all steps since the last commit in one write, and renames the draft. After a crash the
+training resumes from the state, on any machine, so no charged step is ever computed again. If a crash left a draft, its steps
+are charged, as far as they are not yet, and the draft is used.
 
-Only the run's secret key decrypts a state; whoever holds that key could remove the noise anyway. So a draft tells nobody
-anything, although it is there before its steps are charged (docs/guarantee.md, Output commit).
+Only the run's secret key decrypts a state; whoever holds that key could remove the noise anyway. So a draft reveals nothing,
+although it exists before its steps are charged (docs/guarantee.md, Output commit).
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from dpfed.training.coordinator import Coordinator
 
 _NAME = re.compile(r"(?P<step>\d{8,})\.(?P<kind>state|draft)")
 _PURPOSE, _FORMAT = "the state of a training", 1
-_ALIGNED = 64  # bytes: where a tensor begins
+_ALIGNED = 64  # bytes: each tensor begins at a multiple of this
 _NUMBERS = ("step", "steps", "learning_rate", "noisy_gradient_norm")  # fields of a summary that are numbers
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A state, and which steps it was written for.
+    """A state of a training, and the steps that were taken since the commit before.
 
     Attributes:
-        path: of the file.
-        position: where the training stands, with these steps charged.
-        releases: of the steps since the commit before.
-        summaries: of these steps, which callbacks may not have seen.
-        tensors: see `dpfed.training.checkpoint.state_of`.
-        scalars: see there.
+        path: Path of the file.
+        position: Position of the training once these steps are charged.
+        releases: Releases of the steps since the commit before.
+        summaries: Summaries of these steps; callbacks may not have seen them.
+        tensors: Tensors of the state; see `dpfed.training.checkpoint.state_of`.
+        scalars: Numbers of the optimizer's state; see `dpfed.training.checkpoint.state_of`.
     """
 
     path: Path
@@ -61,18 +61,18 @@ class Commit:
 
     @property
     def is_draft(self) -> bool:
-        """Whether its steps may not be charged."""
+        """Returns whether the file is a draft, whose steps may not be charged yet."""
         return self.path.suffix == ".draft"
 
 
 class Commits:
-    """The commits of one training, of which the newest is kept.
+    """The commits of one training. Only the newest is kept.
 
     Args:
-        folder: made with the first one.
-        randomness: the coordinator's secret.
-        checkpoints: the folder of checkpoints, the first of which has the frozen weights.
-        model: of the training.
+        folder: Folder of the commits; it is created with the first one.
+        randomness: The coordinator's secret randomness, whose key encrypts the states.
+        checkpoints: Folder of the checkpoints, the first of which has the frozen weights.
+        model: Model of the training.
     """
 
     def __init__(self, folder: Path, randomness: Randomness, checkpoints: Path, model: nn.Module) -> None:
@@ -81,13 +81,16 @@ class Commits:
     def write(
         self, coordinator: Coordinator, position: Position, releases: Sequence[Release], summaries: Sequence[StepSummary]
     ) -> Path:
-        """Writes a state as a draft. When this returns, it is on disk, and its steps may be charged.
+        """Writes a state as a draft. When this returns, the draft is on disk, and its steps may be charged.
 
         Args:
-            coordinator: of the training, between two steps.
-            position: where it stands when these steps are charged.
-            releases: of the steps since the last commit.
-            summaries: of these steps.
+            coordinator: Coordinator of the training, between two steps.
+            position: Position of the training once these steps are charged.
+            releases: Releases of the steps since the last commit.
+            summaries: Summaries of these steps.
+
+        Returns:
+            The path of the draft.
         """
         tensors, scalars = state_of(self._model, coordinator, whole=False)
         header = {
@@ -106,7 +109,7 @@ class Commits:
         return draft
 
     def name(self, draft: Path) -> None:
-        """Gives a draft its name, once its steps are charged, and removes older states."""
+        """Renames a draft to a state once its steps are charged, and removes older states."""
         named = draft.with_suffix(".state")
         os.replace(draft, named)
         for path in self._paths():
@@ -114,7 +117,7 @@ class Commits:
                 path.unlink()
 
     def newest(self) -> Commit | None:
-        """The newest state that is whole; ``None``: there is none. A draft that a crash cut short is none."""
+        """Returns the newest complete state, or ``None``. A draft that a crash truncated is not complete."""
         for path in reversed(self._paths()):
             found = self._read(path)
             if found is not None:
@@ -122,20 +125,20 @@ class Commits:
         return None
 
     def restore(self, commit: Commit, coordinator: Coordinator) -> None:
-        """Gives a training the state of a commit.
+        """Restores a training from a commit.
 
         Raises:
-            UserError: if it belongs to another model.
+            UserError: If the commit belongs to another model.
         """
         step, beside = commit.position.step, self._checkpoints / commit.path.name
         restore(beside, commit.tensors, commit.scalars, step, self._model, coordinator)
 
     def forget(self, commit: Commit) -> None:
-        """Removes one."""
+        """Removes a commit's file."""
         commit.path.unlink(missing_ok=True)
 
     def _paths(self) -> list[Path]:
-        """All, oldest first."""
+        """Returns the paths of all states and drafts, oldest first."""
         found = self._folder.iterdir() if self._folder.is_dir() else ()
         return sorted(path for path in found if _NAME.fullmatch(path.name))
 
@@ -155,7 +158,7 @@ class Commits:
 
 
 def _laid_out(header: dict[str, object], tensors: dict[str, Tensor]) -> np.ndarray:
-    """Header and tensors as bytes: the same ones for the same state."""
+    """Serialises header and tensors; equal states give equal bytes."""
     parts, at = list[tuple[str, str, list[int], int]](), 0
     for name, value in sorted(tensors.items()):
         parts.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), at))
@@ -173,7 +176,7 @@ def _laid_out(header: dict[str, object], tensors: dict[str, Tensor]) -> np.ndarr
 
 
 def _taken_apart(content: np.ndarray) -> tuple[dict, dict[str, Tensor]]:
-    """See `_laid_out`."""
+    """Returns header and tensors from the bytes that `_laid_out` made."""
     length = int.from_bytes(content[:8].tobytes(), "little")
     header = json.loads(content[8 : 8 + length].tobytes())
     start = -(-(8 + length) // _ALIGNED) * _ALIGNED

@@ -1,11 +1,11 @@
 """The coordinator: adds the noise, once, and turns the noisy sum into new parameters.
 
-Nothing that depends on a release may leave the process before the release is charged (docs/guarantee.md, Output commit), and
-`commit` makes that so. Where nobody outside sees single steps, it charges all steps since the last one together (`in_groups`).
-Otherwise a release is kept, and paid for, beside the computation of the next sum, and `commit` waits for that.
+Nothing that depends on a release may leave the process before the release is charged (docs/guarantee.md, Output commit);
+`commit` ensures this. If nobody outside sees single steps, it charges all steps since the last commit together (`in_groups`).
+Otherwise a second thread saves and charges a release while the next sum is computed, and `commit` waits for that thread.
 
-Where the data owners share the noise out among themselves (`dpfed.protocol.trust`), the sum says how much it
-carries, and the coordinator refuses less than the plan's instead of adding any.
+If the data owners add the noise among themselves (`dpfed.protocol.trust`), the sum states the noise that it carries. The
+coordinator then adds none, and rejects a sum with less noise than the plan's.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from dpfed.training.private_metrics import PrivateMetrics
 from dpfed.training.releases import Releases
 from dpfed.training.undisturbed import undisturbed
 
-DISCARDED = "discarded"  # in the place of a digest
+DISCARDED = "discarded"  # recorded in the ledger instead of a digest
 
 
 class Coordinator:
-    """Holds the model, the noise, the optimizer and the ledger.
+    """The party that holds the model, the noise, the optimizer and the ledger.
 
     Attributes:
-        blocks: how the sum is cut: as the ledger says.
-        noise: on the sum.
-        update: the optimizer and its learning rates.
-        optimizer: torch's.
-        post_processors: what is done with every noisy sum beside the optimizer's step, in order.
-        private_metrics: the one of them that takes in the groups' statistics, where the plan releases any.
-        ahead: whether to update while the release is being kept and charged; whoever sets it calls `commit` before anything
-            that depends on a release leaves the process, as `dpfed.training.loop.train` does.
+        blocks: Division of the sum into blocks, as recorded in the ledger.
+        noise: Noise that is added to the sum.
+        update: Optimizer and its learning rates.
+        optimizer: The torch optimizer.
+        post_processors: Post-processors of every noisy sum, in order.
+        private_metrics: The post-processor that takes in the groups' statistics; ``None`` if the plan releases none.
+        ahead: Whether the model is updated while the release is still being saved and charged. Code that sets this must call
+            `commit` before anything that depends on a release leaves the process, as `dpfed.training.loop.train` does.
 
     Args:
-        plan: the noise, the divisor and the number of steps.
-        model: whose trainable parameters are updated in place.
-        config: optimizer, schedule and post-processors.
-        randomness: the coordinator's secret randomness.
-        ledger: written before anything that depends on a release leaves the process.
-        releases: keeps releases until a checkpoint takes them in; without it, a resume must compute them again, exactly.
-        noise_std: the standard deviation of the noise that the owners added, if it exceeds the plan's; ``None``: the plan's.
-        own_optimizer: in the place of the one that `config` names.
-        manual: see `Update`.
+        plan: Plan with the noise, the divisor and the number of steps.
+        model: Model whose trainable parameters are updated in place.
+        config: Optimizer, schedule and post-processors.
+        randomness: The coordinator's secret randomness.
+        ledger: Ledger that is written before anything that depends on a release leaves the process.
+        releases: Store of noisy sums until a checkpoint includes them; without it, a resumed run must recompute them exactly.
+        noise_std: Standard deviation of the noise that the owners added, if it exceeds the plan's; ``None``: the plan's.
+        own_optimizer: The user's own optimizer, used instead of the one that `config` names.
+        manual: Whether the user steps the optimizer; see `Update`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Coordinator:
         self._ledger, self._releases = ledger, releases
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
-            raise UserError(f"{ledger.path} is another plan's: noise and accounting must share one. [training-other-plan]")
+            raise UserError(f"{ledger.path} is of another plan: noise and accounting must share one. [training-other-plan]")
         self._vector = TrainableVector(model)
         hashed = UniversalHash(randomness) if ledger.universal else None
         self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block, hashed)
@@ -98,17 +98,16 @@ class Coordinator:
 
     @property
     def threshold(self) -> float | None:
-        """How many groups of the next step exceed this norm is counted, and with adaptive clipping it is also the clip norm;
+        """L2 norm against which the next step counts the groups' gradients; with adaptive clipping it is also the clip norm.
         ``None``: nothing is counted."""
         return None if self.private_metrics is None else self.private_metrics.threshold
 
     def in_groups(self, group: Group, told: Iterable[StepSummary] = ()) -> None:
-        """From now on keeps no releases, and charges all steps since the last commit together.
+        """Switches to commits: no releases are kept, and all steps since the last commit are charged together.
 
         Args:
-            group: the first one, empty.
-            told: steps that are charged, and whose outcome the model has, but which callbacks may not have seen: `replay` gives
-                them.
+            group: The first group of steps, empty.
+            told: Summaries of charged steps whose update the model has, but which callbacks may not have seen, for `replay`.
         """
         self.commit()
         self.ahead, self._group = True, group
@@ -116,105 +115,106 @@ class Coordinator:
 
     @property
     def owes(self) -> bool:
-        """Whether steps of this group are not charged yet."""
+        """Returns whether this group has steps that are not charged yet."""
         return self._group is not None and (self._committing is not None or bool(self._group.releases))
 
     @property
     def is_full(self) -> bool:
-        """Whether a group of steps is to be charged now, whoever looks at them or not."""
+        """Returns whether the group of steps must be charged now, even if no callback is due."""
         return self._group is not None and self._group.is_full
 
     def commit(self) -> None:
-        """Returns when all releases are charged, and what a resume needs is on disk. If it failed, further calls fail, too.
+        """Charges all releases, and waits until all that a resume needs is on disk. After a failure, further calls fail, too.
 
         Raises:
-            OSError: if something could not be kept or charged.
-            UserError: if the budget is spent.
+            OSError: If a release or state could not be saved or charged.
+            UserError: If the budget is spent.
         """
         self._wait()
         if self._group is not None:
             self._group.charge(self._ledger)
 
     def _wait(self) -> None:
-        """For the thread that has the last release."""
+        """Waits for the thread that saves and charges the last release."""
         if self._committing is not None:
             self._committing.result()
             self._committing = None
 
     def apply(self, step: int, total: BoundedSum) -> StepSummary:
-        """One step: noise once, keep, charge, divide by the public divisor, update.
+        """Takes one step: adds the noise, saves and charges the release, divides by the public divisor, updates the model.
 
         Args:
             step: 0 .. T - 1.
-            total: the sum over all K groups.
+            total: Sum over all K groups.
 
         Returns:
-            Public figures of the step.
+            The summary of the step, all of it public.
 
         Raises:
-            UserError: if the sum is not what the plan describes, the budget is spent, or the step was released before and
-                came out differently.
+            UserError: If the sum does not match the plan, the budget is spent, or the step was released before and differs now.
         """
         if self._group is None:
             noisy = self.release(step, total)
             if not self.ahead:
                 self.commit()
             return self._update(step, noisy)
-        with undisturbed():  # else no state is left that can be kept
+        with undisturbed():  # an interrupt in here would leave no state that can be saved
             noisy = self.release(step, total)
             summary = self._update(step, noisy)
             self._group.whole = True
         return summary
 
     def discard(self, step: int) -> StepSummary:
-        """Charges a step that was discarded: somebody may have seen a part of it.
+        """Charges a discarded step: somebody may have seen a part of it.
 
         Args:
             step: 0 .. T - 1.
 
         Raises:
-            UserError: if the budget is spent, or the step was released before.
+            UserError: If the budget is spent, or the step was released before.
         """
         self.commit()
         self._ledger.charge(Release(step, DISCARDED))
         return self._skipped(step)
 
     def replay(self, step: int) -> StepSummary | None:
-        """Takes a step again from its kept release, after an interruption; ``None`` if there is none to repeat.
+        """Repeats a step from its saved release, after an interruption.
+
+        Returns the summary of the step; ``None`` if no release of it is saved.
 
         Raises:
-            UserError: if the ledger lost a release that is still kept.
+            UserError: If the ledger lost the line of a release that is still saved.
         """
         if (told := self._told_before.pop(step, None)) is not None:
             return told
-        if self._releases is None or self._committing is not None:  # this process made the last release: no later one is kept
+        if self._releases is None or self._committing is not None:  # this process made the last release: no later one is saved
             return None
         recorded = self._ledger.release_of(step)
         if recorded is not None and recorded.digest == DISCARDED:
             return self._skipped(step)
         noisy = self._releases.load(step, self.blocks, None if recorded is None else recorded.digest)
         if recorded is None and (latest := self._releases.latest()) is not None and latest > step:
-            raise UserError(f"{self._ledger.path} lacks the line of step {step}, a released one: restore it. [training-line]")
+            raise UserError(f"{self._ledger.path} lacks step {step}, which was released: restore the ledger. [training-line]")
         if noisy is None:
             return None
-        if recorded is None:  # a crash came between keeping and paying
+        if recorded is None:  # a crash came between saving and charging
             self._ledger.charge(Release(step, self.blocks.digest(noisy)))
         else:
             self._ledger.note_replay(recorded)
         return self._update(step, noisy.to(self._vector.device))
 
     def release(self, step: int, total: BoundedSum) -> Tensor:
-        """Adds the noise, and begins to keep and pay for the result: the release of a step.
+        """Makes the release of a step: adds the noise, and begins to save and charge the result.
 
         Args:
             step: 0 .. T - 1.
-            total: the sum over all K groups.
+            total: Sum over all K groups.
 
         Returns:
-            ``(P + statistics,)`` the noisy sum, which nothing may use before `commit`.
+            The noisy sum, shape ``(P + statistics,)``. Nothing that depends on it may leave the process before `commit`.
 
         Raises:
-            UserError: see `apply`.
+            UserError: For the reasons given at `apply`.
         """
         self._wait()
         require_planned(total, step, plan=self._plan, size=self.blocks.size)
@@ -241,12 +241,12 @@ class Coordinator:
         return noisy
 
     def _owe(self, step: int, noisy: Tensor) -> None:
-        """In a thread of its own; `noisy` is not changed any more."""
-        assert self._group is not None  # else it is kept
+        """Adds a release to the group, to be charged later. It runs in a second thread; nothing changes `noisy` any more."""
+        assert self._group is not None  # without a group, `_keep_and_pay` runs instead
         self._group.releases.append(Release(step, self.blocks.digest(noisy)))
 
     def _keep_and_pay(self, step: int, noisy: Tensor) -> None:
-        """In a thread of its own; `noisy` is not changed any more."""
+        """Saves and charges a release. It runs in a second thread; nothing changes `noisy` any more."""
         release = Release(step, self.blocks.digest(noisy))
         if self._releases is not None:
             self._releases.save(release, on_host(noisy))
@@ -254,7 +254,7 @@ class Coordinator:
 
     def _update(self, step: int, noisy: Tensor) -> StepSummary:
         summed, statistics = noisy.split([self._vector.numel, self._plan.statistics_count])
-        gradient = summed / self._plan.divisor  # `noisy` itself is being kept
+        gradient = summed / self._plan.divisor  # not in place: another thread is saving `noisy`
         norm = self._norm(gradient)
         for processor in self.post_processors:
             gradient = processor.gradient(step, gradient)
@@ -265,7 +265,7 @@ class Coordinator:
         return self._noted(StepSummary(step, self._plan.steps, rate, norm, self._told(step, statistics), self.spent))
 
     def _norm(self, gradient: Tensor) -> float:
-        """L2; of a long gradient in float64, block by block."""
+        """Returns the L2 norm of a gradient; of a long one in float64, block by block."""
         if self.blocks.length is None:
             return gradient.norm().item()
         if gradient.device.type == "cuda":
@@ -284,15 +284,15 @@ class Coordinator:
         return summary
 
     def spent(self, steps: int) -> float | None:
-        """Epsilon of what was charged in the first so many steps; ``None`` where no guarantee holds."""
+        """Returns the epsilon of all that was charged in the first `steps` steps; ``None`` if no guarantee holds."""
         return self._ledger.epsilon_after(steps) if self._plan.has_guarantee else None
 
     def _told(self, step: int, statistics: Tensor | None) -> MetricsWindow | None:
-        """Takes in the statistics behind a noisy gradient."""
+        """Passes the statistics that follow a noisy gradient to the private metrics; returns the window that this step ends."""
         return None if self.private_metrics is None else self.private_metrics.take(step, statistics)
 
     def _require_finite(self, step: int) -> None:
-        # A function of the noisy sum only, so stopping here tells nothing more.
+        # The parameters are a function of the noisy sums only, so stopping here reveals nothing more.
         if not all_finite(parameter.detach() for parameter in self._vector.parameters):
             raise UserError(
                 f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "

@@ -1,4 +1,4 @@
-"""The steps since the last commit: what they owe, and what callbacks have not seen of them."""
+"""The steps since the last commit: their uncharged releases, and their summaries, which callbacks may not have seen."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from dpfed.callbacks import StepSummary
 from dpfed.privacy.ledger import Ledger, Release
 
-# Puts the state behind some steps on disk, where nobody can read it yet, and returns what makes it the newest one.
+# Writes the state after some steps to disk, encrypted, and returns a function that makes it the newest state.
 Hold = Callable[[Sequence[Release], Sequence[StepSummary]], Callable[[], None]]
 
 
 class Group:
-    """Charges several steps together.
+    """Several steps that are charged together.
 
     Args:
-        hold: keeps the state of the training.
-        every: steps after which a group is full.
-        is_end: whether one ends after so many steps of the run, full or not.
+        hold: Function that writes the state of the training; see `Hold`.
+        every: Number of steps after which a group is full.
+        is_end: Function of the finished steps of the run; it returns whether a group ends there even if it is not full.
 
     Attributes:
-        releases: made and not charged.
-        summaries: of the steps since the last commit.
-        whole: whether the training is between two steps.
+        releases: Releases that were made and are not charged yet.
+        summaries: Summaries of the steps since the last commit.
+        whole: Whether the training is between two steps.
     """
 
     def __init__(self, hold: Hold, every: int, is_end: Callable[[int], bool] = lambda done: False) -> None:
@@ -34,17 +34,18 @@ class Group:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further step should be added."""
+        """Returns whether the group must be charged before another step is added."""
         done = self.summaries[-1].done if self.summaries else 0
         return len(self.summaries) >= self._every or self._is_end(done)
 
     def charge(self, ledger: Ledger) -> None:
-        """State on disk, then all releases charged in one write, then the state takes the place of the one before.
+        """Writes the state to disk, then charges all releases in one write, then replaces the previous state.
 
-        In the middle of a step there is no state to keep: then the steps are charged, and a resumed run computes them again.
+        In the middle of a step there is no state to write. Then the steps are only charged; a resumed run computes them again.
 
         Raises:
-            BaseException: what went wrong, also in every further call: nothing may leave any more.
+            BaseException: Any failure of writing or charging. Every further call raises it again: nothing may leave the process
+                any more.
         """
         if self._failed is not None:
             raise self._failed

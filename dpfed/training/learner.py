@@ -1,4 +1,4 @@
-"""A model, records, a plan and a loss: what a training consists of, whoever makes the parts and wherever its steps run."""
+"""The parts of a training: a model, records, a plan and a loss, independent of who makes them and where its steps run."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ MakeEngine = Callable[[nn.Module, PrivacyPlan, Randomness, int], Engine]
 
 
 def loop_over_groups(model: nn.Module, plan: PrivacyPlan, randomness: Randomness, rank: int) -> Engine:
-    """One group after the other, by InfoNCE: fits every model.
+    """Returns an engine that computes InfoNCE one group after the other. It works for every model.
 
     Args:
-        model: on its device.
-        plan: of a method that clips the gradients of groups.
-        randomness: is not needed.
-        rank: is not needed.
+        model: Model, on its device.
+        plan: Plan of a method that clips the gradients of groups.
+        randomness: Not used.
+        rank: Not used.
 
     Raises:
-        UserError: for another method.
+        UserError: If the plan's method has an engine of its own.
     """
     if not plan.bounding.method.picks_engine:
         raise UserError(f"method '{plan.bounding.method_name}' has an engine of its own: give `engine`. [learner-engine]")
@@ -55,13 +55,15 @@ def loop_over_groups(model: nn.Module, plan: PrivacyPlan, randomness: Randomness
 
 @dataclass(frozen=True)
 class Partition:
-    """What of a training is one worker's.
+    """The part of a training that one worker does.
 
     Attributes:
-        rank: the worker's number.
-        indices: ``(n,)`` of the store, records from which its groups are drawn, or which rows of the store these are.
-        groups: K_w, its part of the K groups.
-        world_size: among how many workers with the same records the K groups are divided; 1: its records are its own.
+        rank: Number of the worker.
+        indices: Indices in the store of the records from which the worker's groups are drawn, shape ``(n,)``; or
+            `PartitionRows`, which compute them.
+        groups: Number K_w of the worker's groups, out of the plan's K.
+        world_size: Number of workers with the same records, among whom the K groups are divided; 1: the records are this
+            worker's alone.
     """
 
     rank: int
@@ -75,8 +77,8 @@ class SharedNoise:
     """The noise of a federation whose parties add it among themselves.
 
     Attributes:
-        parties: how many add it together (`PrivacyPlan.noise_of`).
-        std: on each number of their sum, which may be more than the plan's; ``None``: as planned.
+        parties: Number of parties that add the noise together (`PrivacyPlan.noise_of`).
+        std: Standard deviation on each number of their sum, which may exceed the plan's; ``None``: the plan's.
     """
 
     parties: int = 1
@@ -85,24 +87,24 @@ class SharedNoise:
 
 @dataclass(frozen=True)
 class Learner:
-    """What is trained, on which records, by which loss, and what is promised.
+    """The model of a training, its records, its loss and its privacy plan.
 
     Attributes:
-        plan: what is promised.
-        model: on its device; `coordinator` updates it in place.
-        records: a store, or others.
-        views: makes what the model reads.
-        engine: a function ``(model, plan, randomness, rank) -> Engine``, which knows the loss. Default: InfoNCE, one group
-            after the other.
-        optimizer: what is done with noisy averages.
-        own_optimizer: an optimizer of the user's own, in the place of the one that is named there.
-        manual: whether the user steps the optimizer (`Update`).
-        microbatch: records whose views are in memory at a time.
-        public: the store of public records that join every group, where the method has any.
-        rank: which of the processes that share the work this is.
-        world_size: how many there are.
-        noise: of parties that add it among themselves.
-        released_in_blocks: whether a sum's digest and noise are made block by block. Those of a federation are one block.
+        plan: Privacy plan of the training.
+        model: Model, on its device; `coordinator` updates it in place.
+        records: Private records: a record store, or another `RecordSet`.
+        views: Maker of the model's inputs.
+        engine: Function ``(model, plan, randomness, rank) -> Engine``; the engine computes the loss. Default: InfoNCE, one
+            group after the other.
+        optimizer: Optimizer, schedule and post-processors for the noisy averages.
+        own_optimizer: The user's own optimizer, used instead of the one that `optimizer` names.
+        manual: Whether the user steps the optimizer (`Update`).
+        microbatch: Number of records whose views are in memory at a time.
+        public: Store of the public records that join every group, if the method has any.
+        rank: Number of this process among those that share the work.
+        world_size: Number of processes that share the work.
+        noise: Noise of parties that add it among themselves.
+        released_in_blocks: Whether a sum's digest and noise are made block by block. In a federation a sum is one block.
     """
 
     plan: PrivacyPlan
@@ -127,9 +129,9 @@ class Learner:
 
     @property
     def divides_groups(self) -> bool:
-        """Whether workers with the same records divide the groups of a step: then the groups, and their sum, are the same for
-        any number of workers. Otherwise each worker has records of its own. Where every record makes a group, that gives the
-        same sum; where features are computed once, one worker computes each record's."""
+        """Returns whether workers with the same records divide a step's groups. Then the groups, and their sum, are the same
+        for any number of workers. Otherwise each worker has records of its own. If every record makes a group, this gives the
+        same sum; if features are computed once and cached, each record's features are computed by one worker."""
         return not self.plan.bounding.method.singleton_groups and not self.views.cached
 
     @property
@@ -142,12 +144,12 @@ class Learner:
         return Partition(self.rank, PartitionRows(self.records, keys, self.rank, self.world_size), groups)
 
     def worker(self, randomness: Randomness, partition: Partition | None = None, model: nn.Module | None = None) -> Worker:
-        """A worker, which holds private records.
+        """Returns a worker, which holds private records.
 
         Args:
-            randomness: the workers'.
-            partition: what is this worker's; default: `partition`.
-            model: to be trained, if not `model` itself but a copy of it.
+            randomness: The workers' secret randomness.
+            partition: Records and groups of this worker; default: `Learner.partition`.
+            model: Copy of the model to be trained; default: `Learner.model` itself.
         """
         part, model = partition or self.partition, self.views.trained(model or self.model)
         keys, units = self.records.keys, unit_keys(self.records, self.plan.promise.unit)
@@ -171,12 +173,12 @@ class Learner:
         )
 
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
-        """The coordinator, which adds the noise, pays and updates `model`.
+        """Returns the coordinator, which adds the noise, charges the ledger and updates `model`.
 
         Args:
-            randomness: the coordinator's.
-            ledger: of this plan.
-            releases: keeps noisy sums until a checkpoint takes them in.
+            randomness: The coordinator's secret randomness.
+            ledger: Ledger of this plan.
+            releases: Store of noisy sums until a checkpoint includes them.
         """
         return Coordinator(
             plan=self.plan,
@@ -191,28 +193,28 @@ class Learner:
         )
 
     def create_ledger(self, path: str | Path, marks: dict[str, bool] | None = None) -> Ledger:
-        """A ledger for this training: what it spends is written there before anything leaves.
+        """Creates a ledger for this training. Every release is charged there before anything that depends on it leaves.
 
         Args:
-            path: of the file, which must not be there.
-            marks: what else the ledger says of the training from its first line on.
+            path: Path of the file, which must not exist.
+            marks: Flags of the training that the ledger's first line records.
         """
         size = TrainableVector(self.model).numel + self.plan.statistics_count
         block = block_length(size) if self.released_in_blocks else None
-        # A long sum on a GPU would take longer to get to the host than its noise takes; on a CPU, SHA-256 is as fast.
+        # Copying a long sum from a GPU to the host would take longer than making its noise; on a CPU, SHA-256 is as fast.
         return Ledger.create(path, self.plan, marks, block, universal=block is not None and self.device.type == "cuda")
 
     def load_weights(self, checkpoint: Path) -> None:
-        """Gives the model the weights of a checkpoint that are measured and published.
+        """Loads those weights of a checkpoint that are measured and published into the model.
 
         Raises:
-            UserError: if the checkpoint is damaged or belongs to another model.
+            UserError: If the checkpoint is damaged or belongs to another model.
         """
         private_metrics = [PrivateMetrics(self.plan)] if self.plan.statistics else []
         load_weights(checkpoint, self.model, [*private_metrics, *post_processors(self.optimizer, self.model)])
 
     def replace(self, **changes: Any) -> Learner:
-        """A learner with other attributes."""
+        """Returns a copy with some attributes changed."""
         return dataclasses.replace(self, **changes)
 
     def _public_negatives(self) -> PublicNegatives | None:

@@ -1,4 +1,4 @@
-"""The loop. Read this first: everything else is a detail of one of its lines."""
+"""The training loop. Read this first: everything else is a detail of one of its lines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def train(
     callbacks: Iterable[Callback] = (),
     advance: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Runs the private steps.
+    """Takes the private steps, and calls callbacks after the steps are charged.
 
     Args:
-        transport: adds up the workers' sums.
-        coordinator: adds the noise, pays, updates.
-        steps: the steps to take, in order.
-        callbacks: their `on_step` is called after each step that they are due at, in this order; of those that wait
-            (`Callback.waits`) also some steps later.
-        advance: learns after each step how many are done, and nothing else.
+        transport: Transport that adds up the workers' sums.
+        coordinator: Coordinator, which adds the noise, charges the ledger and updates the model.
+        steps: Numbers of the steps to take, in order.
+        callbacks: Callbacks, in order. `on_step` is called after each step at which a callback is due; for callbacks that wait
+            (`Callback.waits`) it may be called some steps later.
+        advance: Function called after each step with the number of finished steps.
     """
     callbacks, unseen = list(callbacks), list[StepSummary]()
     with committed(coordinator):
@@ -46,28 +46,28 @@ def train(
 
 @contextlib.contextmanager
 def committed(coordinator: Coordinator) -> Iterator[None]:
-    """Commits when the block ends, before an error can say anything: what it says may depend on the last releases."""
+    """Commits when the block ends, before an error leaves it: the error's message may depend on the last releases."""
     try:
         yield
     except BaseException:
         try:
             coordinator.commit()
         except BaseException as failure:
-            raise failure from None  # without what the first error says
+            raise failure from None  # hides the first error, whose message may depend on uncharged releases
         raise
     coordinator.commit()
 
 
 def taken(transport: Transport, coordinator: Coordinator, steps: Iterable[int]) -> Iterator[StepSummary]:
-    """Takes one step after the other. Whoever lets anything out that depends on one calls `Coordinator.commit` before.
+    """Takes one step after the other. The caller must call `Coordinator.commit` before anything that depends on a step leaves.
 
     Args:
-        transport: adds up the workers' sums.
-        coordinator: adds the noise, pays, updates.
-        steps: the steps to take, in order.
+        transport: Transport that adds up the workers' sums.
+        coordinator: Coordinator, which adds the noise, charges the ledger and updates the model.
+        steps: Numbers of the steps to take, in order.
 
     Yields:
-        What each step may tell, once it is charged.
+        The summary of each step, which may be shown once the step is charged.
     """
     for step in steps:
         summary = coordinator.replay(step)

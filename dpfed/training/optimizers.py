@@ -15,7 +15,7 @@ from dpfed.errors import UserError
 from dpfed.training.options import OptimizerConfig
 from dpfed.training.schedules import learning_rate
 
-# Of a run in closed form, whose noisy sums are the weights themselves (`dpfed.training.post_processing.SetWeights`).
+# The optimizer of a run in closed form, whose noisy sums are the weights themselves (`post_processing.SetWeights`).
 SETTING = OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0)
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -24,12 +24,12 @@ MakeSchedule = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRSche
 
 @dataclass(frozen=True)
 class OwnOptimizer:
-    """An optimizer of the user's own, with its own learning rates.
+    """A user's own optimizer, with its own learning rates.
 
     Attributes:
-        make: gives the optimizer of some parameters.
-        schedule: gives the scheduler of an optimizer, whose `step` is called after each step; ``None``: the learning rates
-            stay.
+        make: Function that returns the optimizer of a list of parameters.
+        schedule: Function that returns the scheduler of an optimizer; its `step` is called after each step. ``None``: the
+            learning rates stay constant.
     """
 
     make: MakeOptimizer
@@ -37,20 +37,20 @@ class OwnOptimizer:
 
 
 class Update:
-    """An optimizer, and how its learning rate goes.
+    """An optimizer with its learning-rate schedule.
 
     Args:
-        config: of the optimizer, unless it is the user's own.
-        parameters: that it updates.
-        steps: length of the run.
-        own: the user's own.
-        manual: the user steps the optimizer: a step leaves the noisy mean in ``.grad`` of the parameters.
+        config: Configuration of the optimizer; ignored if `own` is given.
+        parameters: Parameters that the optimizer updates.
+        steps: Length T of the run.
+        own: The user's own optimizer.
+        manual: Whether the user steps the optimizer: then a step only leaves the noisy mean in ``.grad`` of the parameters.
 
     Attributes:
-        optimizer: torch's.
+        optimizer: The torch optimizer.
 
     Raises:
-        UserError: for an own optimizer that is of other parameters, or none at all.
+        UserError: If `own` fails, makes no optimizer or scheduler of torch, or makes an optimizer of other parameters.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Update:
         self._has_own_rate, self._manual = own is not None, manual
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step; of an own optimizer, that of its first group of parameters now."""
+        """Returns the learning rate of a step; for an own optimizer, the current rate of its first parameter group."""
         return (
             float(self.optimizer.param_groups[0]["lr"])
             if self._has_own_rate
@@ -75,12 +75,12 @@ class Update:
         )
 
     def take_step(self, step: int, parameters: Iterable[Tensor], parts: Iterable[Tensor]) -> float:
-        """One step of the optimizer.
+        """Takes one step of the optimizer; with `manual`, only sets the gradients.
 
         Args:
-            step: 0 .. T - 1.
-            parameters: those of the model.
-            parts: the gradient of each.
+            step: Step, 0 .. T - 1.
+            parameters: Trainable parameters of the model.
+            parts: Gradient of each parameter.
 
         Returns:
             The learning rate.
@@ -95,20 +95,20 @@ class Update:
         return rate
 
     def skip(self, steps: int) -> None:
-        """Moves the learning rates on by some steps, of which nothing else is known: they were taken before, or left out."""
+        """Advances an own scheduler by some steps that were taken before a resume, or discarded."""
         if self._scheduler is None:
             return
-        with warnings.catch_warnings():  # torch warns of a scheduler that moves on before the optimizer does
+        with warnings.catch_warnings():  # torch warns if a scheduler steps before its optimizer
             warnings.filterwarnings("ignore", message=".*lr_scheduler.step", category=UserWarning)
             for _ in range(steps):
                 self._scheduler.step()
 
 
 def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The configured optimizer over the trainable parameters.
+    """Builds the configured optimizer over the trainable parameters.
 
     Raises:
-        UserError: for one of another library that is not there, or does not take these arguments.
+        UserError: If an optimizer of another library cannot be imported, or does not take these arguments.
     """
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     match config.name:
@@ -134,13 +134,13 @@ def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> 
 def take_step(
     optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], parts: Iterable[Tensor], rate: float | None
 ) -> None:
-    """One step of an optimizer.
+    """Sets the gradients, takes one step of an optimizer, and clears the gradients.
 
     Args:
-        optimizer: over the parameters.
-        parameters: those of the model.
-        parts: the gradient of each.
-        rate: learning rate; ``None``: as the optimizer has it.
+        optimizer: Optimizer over the parameters.
+        parameters: Trainable parameters of the model.
+        parts: Gradient of each parameter.
+        rate: Learning rate; ``None``: the rates that the optimizer already has.
     """
     for group in optimizer.param_groups if rate is not None else ():
         group["lr"] = rate
@@ -162,7 +162,7 @@ def _made(own: OwnOptimizer, parameters: list[nn.Parameter]) -> torch.optim.Opti
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held != {id(parameter) for parameter in parameters}:
         raise UserError(
-            f"the optimizer holds {len(held)} parameters, and the model trains {len(parameters)} others: give a function "
+            f"the {len(held)} parameters of the optimizer are not the {len(parameters)} that the model trains: give a function "
             "of the parameters, such as lambda parameters: AdamW(parameters, 1e-3). [optimizer-other-parameters]"
         )
     return optimizer
@@ -176,7 +176,7 @@ def _scheduled(make: MakeSchedule, optimizer: torch.optim.Optimizer) -> torch.op
     fits = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) and getattr(scheduler, "optimizer", None) is optimizer
     if not fits or isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UserError(
-            f"expected a scheduler of the optimizer whose step() takes no figure, such as lambda optimizer: "
+            f"expected a scheduler of the optimizer whose step() takes no metric, such as lambda optimizer: "
             f"CosineAnnealingLR(optimizer, T_max), got {type(scheduler).__name__}. [optimizer-schedule-kind]"
         )
     return scheduler

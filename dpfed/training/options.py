@@ -1,4 +1,4 @@
-"""What may be chosen about the optimizer: a section of a configuration."""
+"""The ``[optimizer]`` section of a configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN = When("optimizer.name", lambda optimizer: optimizer.is_own, "set optimizer
 
 
 class OptimizerConfig(Section):
-    """How the noisy gradient updates the weights (post-processing: costs no privacy)."""
+    """Settings of how the noisy gradient updates the weights. This is post-processing and costs no privacy."""
 
     name: str = Field(
         "adam",
@@ -34,7 +34,7 @@ class OptimizerConfig(Section):
     learning_rate: float = Field(1e-3, ge=1e-12, le=1e9, description="size of a step, at the end of the warm-up")
     momentum: Annotated[float, only("optimizer.name", "sgd", "lars")] = Field(0.9, ge=0, lt=1, description="for sgd and lars")
     weight_decay: float = Field(
-        0.0, ge=0, le=1, description="this fraction of the weights is added to the gradient; adamw: decoupled from it"
+        0.0, ge=0, le=1, description="fraction of the weights that is added to the gradient; adamw: decoupled weight decay"
     )
     warmup: Annotated[int, _WARMS_UP] = Field(0, ge=0, description="steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(
@@ -44,7 +44,7 @@ class OptimizerConfig(Section):
 
     @property
     def is_own(self) -> bool:
-        """Whether the optimizer is one of another library, or the user's own."""
+        """Returns whether the optimizer is named by an import path: one of another library, or the user's own."""
         return is_name(self.name)
 
     @field_validator("name")
@@ -60,11 +60,11 @@ class OptimizerConfig(Section):
     def _decays(self) -> OptimizerConfig:
         for given, key in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
             if given in self.options:
-                raise ValueError(f"options.{given} is what optimizer.{key} says: set that one")
+                raise ValueError(f"options.{given} has the same meaning as optimizer.{key}: set the latter instead")
         taken = self.learning_rate * self.weight_decay
         if self.name in ("sgd", "adamw") and taken > 1:
             raise ValueError(
-                f"learning_rate times weight_decay is what a step of {self.name} takes away from the weights, expected at most "
-                f"1, got {taken:g}: lower weight_decay"
+                f"a step of {self.name} removes the fraction learning_rate * weight_decay of the weights, expected at most 1, "
+                f"got {taken:g}: lower weight_decay"
             )
         return self

@@ -1,4 +1,4 @@
-"""Whether a sum is what the plan describes: the noise is made for that, and for nothing else."""
+"""Checks that a sum matches the plan, for which its noise is calibrated."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from dpfed.privacy.plan import PrivacyPlan
 
 
 def require_planned(total: BoundedSum, step: int, plan: PrivacyPlan, size: int) -> None:
-    """Refuses a sum that is not what the plan describes, before any noise is added to it.
+    """Rejects a sum that does not match the plan, before any noise is added to it.
 
     Args:
-        total: over all K groups.
-        step: 0 .. T - 1.
-        plan: what is promised.
-        size: numbers of a sum.
+        total: Sum over all K groups.
+        step: Step, 0 .. T - 1.
+        plan: Privacy plan of the run.
+        size: Expected number of elements of the sum.
 
     Raises:
-        UserError: saying what was expected.
+        UserError: If the sum does not match; the message states what was expected.
     """
     most = plan.sensitivity_of(step)
     bare = plan.private and not total.noise_std
     if bare and (total.values.dtype != torch.int64 or total.unit != plan.grid_of().unit):
         raise UserError(
-            f"step {step}: expected whole numbers of steps {plan.grid_of().unit:g}, got {total.values.dtype} and steps "
-            f"{total.unit:g}. [training-other-grid]"
+            f"step {step}: expected int64 numbers of grid steps of {plan.grid_of().unit:g}, got {total.values.dtype} and grid "
+            f"steps of {total.unit:g}. [training-other-grid]"
         )
     if not bare and not total.values.is_floating_point():
-        raise UserError(f"step {step}: a sum that has its noise came as whole numbers; it was not used. [training-no-floats]")
+        raise UserError(f"step {step}: expected floats in a noisy sum, got integers; it was not used. [training-no-floats]")
     if not total.sensitivity <= most or total.groups != plan.groups or total.values.numel() != size:
         raise UserError(
             f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "
@@ -50,5 +50,5 @@ def require_planned(total: BoundedSum, step: int, plan: PrivacyPlan, size: int) 
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all numbers are finite. It tests the least and the largest: ten times as fast as testing each number."""
+    """Returns whether all numbers are finite. Testing the least and the largest is ten times as fast as testing each number."""
     return bool(torch.stack([bound for values in tensors if values.numel() for bound in values.aminmax()]).isfinite().all())

@@ -1,8 +1,8 @@
-"""What is done with a noisy sum once it is public: filters of the gradient, averages of the weights, weights that follow.
+"""Post-processing of public noisy sums: filters of the gradient, averages of the weights, target networks.
 
-Differential privacy is closed under post-processing, so nothing here costs epsilon, and nothing here may look at anything but
-what the coordinator released. A run has a list of processors, in order. Each keeps its own state: checkpoints carry it under
-its name, and nobody else knows what it holds. To add one: a class here, and a line in `post_processors`.
+Differential privacy is closed under post-processing, so nothing here costs epsilon. Nothing here may read anything but the
+coordinator's releases. A run has a list of processors, in order. Each keeps its own state, which checkpoints store under the
+processor's name and no other code reads. To add a processor, write a class here and a line in `post_processors`.
 """
 
 from __future__ import annotations
@@ -22,39 +22,40 @@ from dpfed.training.options import OptimizerConfig
 
 
 class PostProcessor:
-    """One thing that follows from the noisy sums; each method does nothing unless it is overridden.
+    """A function of the noisy sums. Each method does nothing unless it is overridden.
 
     Attributes:
-        name: under which a checkpoint keeps the state: a word.
+        name: Name under which a checkpoint stores the state: one word.
     """
 
     name: str
 
     def gradient(self, step: int, gradient: Tensor) -> Tensor:
-        """The gradient ``(P,)`` for the optimizer, in place of the noisy one ``(P,)``."""
+        """Returns the gradient ``(P,)`` for the optimizer, in place of the noisy one ``(P,)``."""
         return gradient
 
     def updated(self, step: int) -> None:
-        """The model has its new parameters."""
+        """Called after the model got the new parameters of a step."""
 
     def averaged(self, weights: Tensor) -> Tensor:
-        """The weights ``(P,)`` that are measured and published, in place of those that training continues with ``(P,)``."""
+        """Returns the weights ``(P,)`` that are measured and published, in place of the current training weights ``(P,)``."""
         return weights
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that a resumed run must have back."""
+        """Returns all state that a resumed run needs."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes back what `state_dict` gave."""
+        """Restores a state that `state_dict` returned."""
 
 
 class MovingAverage(PostProcessor):
-    """An exponential moving average of the weights: it is measured and published in place of the last ones.
+    """An exponential moving average of the weights, which is measured and published in place of the last weights.
 
     Args:
-        model: whose trainable parameters are averaged.
-        decay: of the average. Its own warm-up keeps it from holding on to the untrained weights.
+        model: Model whose trainable parameters are averaged.
+        decay: Decay of the average. A warm-up of the decay, min(decay, (1 + step) / (10 + step)), keeps the untrained weights
+            from dominating.
     """
 
     name = "moving_average"
@@ -82,9 +83,10 @@ class MovingAverage(PostProcessor):
 
 
 class SetWeights(PostProcessor):
-    """Writes each noisy sum into its place in the weights, where a run is in closed form, and nowhere else.
+    """Writes each noisy sum into its place in the weights, in a run in closed form.
 
-    The optimizer subtracts what it gets (`dpfed.training.optimizers.SETTING`), and each place holds 0 before its step.
+    The optimizer subtracts the gradient that it gets (`dpfed.training.optimizers.SETTING`), and each place holds 0 before its
+    step.
     """
 
     name = "set_weights"
@@ -100,7 +102,7 @@ class SetWeights(PostProcessor):
 
 
 class MovingTarget(PostProcessor):
-    """Moves the target of a `BYOL` after each step. The target is a buffer of the model, so there is no other state."""
+    """Updates the target network of a `BYOL` after each step. The target is a buffer of the model: there is no other state."""
 
     name = "moving_target"
 
@@ -113,11 +115,11 @@ class MovingTarget(PostProcessor):
 
 
 def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProcessor]:
-    """The processors that a configuration and a model ask for, in order.
+    """Returns the processors that a configuration and a model need, in order.
 
     Args:
-        config: the ``[optimizer]`` section.
-        model: on its device, at the weights from which averages start.
+        config: The ``[optimizer]`` section.
+        model: Model, on its device, with the weights from which averages start.
     """
     processors: list[PostProcessor] = []
     if isinstance(heads := getattr(model, ATTRIBUTE, None), MomentHeads):
@@ -131,7 +133,7 @@ def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProce
 
 @contextlib.contextmanager
 def averaged_weights(model: nn.Module, processors: Sequence[PostProcessor]) -> Iterator[None]:
-    """The model with the weights that are measured and published; afterwards with those that training continues with."""
+    """Gives the model the weights that are measured and published; afterwards, the weights with which training continues."""
     vector = TrainableVector(model)
     current = vector.gather()
     assign_averaged_weights(model, processors)
@@ -153,20 +155,20 @@ def assign_averaged_weights(model: nn.Module, processors: Sequence[PostProcessor
 
 
 def states_of(processors: Sequence[PostProcessor]) -> dict[str, Tensor]:
-    """The state of all, each tensor's name with its processor's in front."""
+    """Returns the states of all processors; each tensor's name is prefixed with its processor's name and a slash."""
     return {f"{processor.name}/{name}": value for processor in processors for name, value in processor.state_dict().items()}
 
 
 def load_states(processors: Sequence[PostProcessor], states: Mapping[str, Tensor], origin: str) -> None:
-    """Gives all processors their state back.
+    """Restores the states of all processors.
 
     Args:
-        processors: of the run, as its configuration asks for them.
-        states: see `states_of`.
-        origin: where the states are from, for the message.
+        processors: Processors of the run, as its configuration names them.
+        states: States of all processors; see `states_of`.
+        origin: Source of the states, for the message.
 
     Raises:
-        UserError: if they are those of other processors.
+        UserError: If the states belong to other processors.
     """
     expected, given = states_of(processors), dict(states)
     if expected.keys() != given.keys() or any(given[name].shape != value.shape for name, value in expected.items()):

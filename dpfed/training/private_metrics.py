@@ -1,8 +1,8 @@
 """Training curves and the adaptive clipping threshold, from the released group statistics.
 
-Both are functions of noisy sums, so they cost nothing more. The threshold follows a quantile of the gradients' norms (Andrew et
-al. 2021, "Differentially Private Learning with Adaptive Clipping"): it grows where too few norms are below it. With adaptive
-clipping it is what the next step clips to.
+Both are functions of noisy sums, so they cost no further privacy. The threshold follows a quantile of the gradients' norms
+(Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"): it grows if too few norms are below it. With
+adaptive clipping it is the clip norm of the next step.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.plan_checks import CLIP_NORMS
 from dpfed.training.post_processing import PostProcessor
 
-_NORMAL = 1.96  # standard deviations that a figure may be off in 95 % of cases
-_RATE, _FIRST_RATE = 0.2, 1.0  # of the threshold's logarithm, for a share that is off by 1: in the end, and more at first
-_CALM = 0.25  # error of a step's share from which on the threshold moves more slowly
-_FARTHEST = 20  # powers of two between the threshold and where it starts
+_NORMAL = 1.96  # half width of a 95 % interval, in standard deviations
+_RATE, _FIRST_RATE = 0.2, 1.0  # change of log(threshold) for a share that is off by 1: in the end; added at first
+_CALM = 0.25  # standard error of a step's share above which the threshold moves more slowly
+_FARTHEST = 20  # largest distance of the threshold from its start, in powers of two
 
 
 class PrivateMetrics(PostProcessor):
-    """Takes in the figures of every released step.
+    """The post-processor that turns the released statistics of each step into curves and the adaptive threshold.
 
     Args:
-        plan: with statistics.
-        noise_std: of each number of the released sum, where it is not the plan's.
+        plan: Plan that releases statistics.
+        noise_std: Standard deviation of the noise on each number of the released sum; default: the plan's.
     """
 
     name = "progress"
@@ -42,28 +42,28 @@ class PrivateMetrics(PostProcessor):
         count = len(self._statistics.names)
         self._state = {
             "threshold": torch.tensor(plan.bounding.clip_norm, dtype=torch.float64),
-            "totals": torch.zeros(count, dtype=torch.float64),  # of the window so far
-            "logs": torch.zeros(2, dtype=torch.float64),  # number of steps in it, and sum of the threshold's logarithms
+            "totals": torch.zeros(count, dtype=torch.float64),  # sums of the statistics over the window so far
+            "logs": torch.zeros(2, dtype=torch.float64),  # number of steps in the window, and sum of the threshold's logarithms
         }
 
     @property
     def threshold(self) -> float:
-        """The norm about which the next step asks."""
+        """L2 norm against which the next step counts the groups' gradients."""
         return self._state["threshold"].item()
 
     def gradient(self, step: int, gradient: Tensor) -> Tensor:
-        """See `PostProcessor`: with adaptive clipping a sum is in units of the threshold."""
+        """See `PostProcessor`. With adaptive clipping a sum is in units of the threshold, so it is scaled back here."""
         return gradient * (self.threshold / self._bounding.clip_norm) if self._bounding.clipping == "adaptive" else gradient
 
     def take(self, step: int, released: Tensor | None) -> MetricsWindow | None:
-        """Takes a step in, and moves the threshold.
+        """Adds a step to the current window, and moves the threshold.
 
         Args:
-            step: 0 .. T - 1.
-            released: ``(m,)``, the noisy statistics of the sum; ``None``: the step was discarded.
+            step: Step, 0 .. T - 1.
+            released: Noisy statistics of the sum, shape ``(m,)``; ``None``: the step was discarded.
 
         Returns:
-            The figures of the window that the step ends, if it ends one in which anything was released.
+            The figures of the window that ends with this step; ``None`` if no window ends here, or nothing was released in it.
         """
         state = self._state
         if released is not None:
@@ -84,7 +84,7 @@ class PrivateMetrics(PostProcessor):
         rate = _RATE + _FIRST_RATE / math.sqrt(1 + step)
         rate *= min(1.0, _CALM / self._statistics.error(self._noise_std))
         start, farthest = self._bounding.clip_norm, 2.0**_FARTHEST
-        # Where it is what gradients are clipped to, it goes no lower than a clip norm may be, nor than where it started.
+        # A threshold that gradients are clipped to stays at or above the least permitted clip norm, or its start if lower.
         least = max(start / farthest, min(start, CLIP_NORMS[0])) if self._bounding.clipping == "adaptive" else start / farthest
         moved = self.threshold * math.exp(-max(-1.0, min(1.0, rate * too_many)))
         return float(torch.tensor(min(max(moved, least), start * farthest), dtype=torch.float32))

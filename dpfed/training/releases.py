@@ -1,8 +1,8 @@
 """The noisy sums since the last checkpoint, kept on disk so that a resumed run repeats them exactly on any machine.
 
-They are what the mechanism released, so they are no more private than the parameters. They matter because a step must not be
+Noisy sums are the mechanism's output, so they are no more private than the parameters. They are kept because a step must not be
 released twice: both releases would hold the same sampled records, and together they would cost more than two steps. A noisy sum
-is kept before it is charged; one that a crash left unpaid is charged when the run resumes.
+is saved before it is charged; one that a crash left uncharged is charged when the run resumes.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _NAME = re.compile(r"(?P<step>\d{8,})-(?P<digest>[0-9a-f]+)\.f32")
 
 
 class Releases:
-    """Noisy sums by step.
+    """A folder of noisy sums, by step.
 
     Args:
-        folder: made when the first one is saved.
+        folder: Folder of the files; it is created when the first sum is saved.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def save(self, release: Release, noisy: Tensor) -> None:
-        """Keeps a noisy sum; when this returns, it is on disk."""
+        """Saves a noisy sum; when this returns, it is on disk."""
         make_folder(self._folder)
         name = f"{release.step:08d}-{release.digest}.f32"
         write_atomically(self._folder / name, noisy.detach().cpu().numpy().data.cast("B"))
 
     def load(self, step: int, blocks: Blocks, digest: str | None = None) -> Tensor | None:
-        """The release of a step, if it is there whole and undamaged.
+        """Returns the noisy sum of a step, float32; ``None`` if no complete and undamaged one is saved.
 
         Args:
-            step: training step.
-            blocks: of the sum: how its digest is made.
-            digest: of the one that was charged; ``None``: any that is kept.
+            step: Training step.
+            blocks: Division of the sum into blocks, from which its digest is made.
+            digest: Digest of the release that was charged; ``None``: any saved one.
         """
         for match in self._named(step):
             if digest in (None, match["digest"]):
@@ -54,18 +54,18 @@ class Releases:
         return None
 
     def latest(self) -> int | None:
-        """The last step of which anything is kept."""
+        """Returns the last step of which a sum is saved; ``None`` if there is none."""
         return max((int(match["step"]) for match in self._named()), default=None)
 
     def forget(self, before: int) -> None:
-        """Deletes the releases of steps that a checkpoint has taken in."""
+        """Deletes the sums of the steps before `before`, which a checkpoint includes."""
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            # A dot is in front of one whose writing a crash cut short.
+            # A leading dot marks a file whose writing a crash interrupted.
             if int(path.name.removeprefix(".").partition("-")[0]) < before:
                 path.unlink()
 
     def _named(self, step: int | None = None) -> Iterator[re.Match[str]]:
-        """The files, by name; of one step."""
+        """Yields the matched names of the saved files, sorted; with `step`, only those of that step."""
         for path in sorted(self._folder.glob("*.f32")):
             match = _NAME.fullmatch(path.name)
             if match is not None and (step is None or int(match["step"]) == step):

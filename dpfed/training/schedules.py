@@ -1,4 +1,4 @@
-"""Learning rates over the steps of a run: public, so none of it costs privacy."""
+"""Learning rates over the steps of a run. They are public, so they cost no privacy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dpfed.training.options import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Learning rate of a step: linear warm-up, then constant or a cosine to zero.
+    """Returns the learning rate of a step: linear warm-up, then constant or a cosine to zero.
 
     Args:
-        config: peak rate, warm-up and schedule.
-        step: 0 .. steps - 1.
-        steps: length of the run.
+        config: Peak rate, warm-up and schedule.
+        step: Step, 0 .. steps - 1.
+        steps: Length of the run.
     """
     if step < config.warmup:
         return config.learning_rate * (step + 1) / config.warmup

@@ -1,4 +1,4 @@
-"""A training that is opened in a folder: its ledger, its checkpoints and its coordinator, at the first step that is left."""
+"""A training in a folder: its ledger, checkpoints and coordinator, ready to take the first remaining step."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from dpfed.training.transport import Transport
 
 @dataclass(frozen=True)
 class Files:
-    """What a training writes, so that it can be resumed.
+    """Paths of the files of a training, from which it can be resumed.
 
     Attributes:
-        ledger: the file of what was spent.
-        checkpoints: the folder of the model at some steps.
-        releases: the folder of noisy sums since the last checkpoints, where each step is charged by itself.
-        commits: the folder of the encrypted state at the last commit, where steps are charged in groups; ``None``: ``commits``
-            beside the releases.
+        ledger: File of the releases that were charged.
+        checkpoints: Folder of the checkpoints.
+        releases: Folder of the noisy sums since the last checkpoints, used if each step is charged separately.
+        commits: Folder of the encrypted state at the last commit, used if steps are charged in groups; ``None``: ``commits``
+            next to `releases`.
     """
 
     ledger: Path
@@ -44,32 +44,32 @@ class Files:
 
 
 class Steps:
-    """The private steps of a training that are left. No other process may have the same files open.
+    """The remaining private steps of a training. No other process may have the same files open.
 
     Args:
-        learner: what is trained; its model gets the weights of the last checkpoint, if there is one.
-        files: of this training; they are made if they are not there.
-        randomness: the coordinator's secret, on resume the same as before. With another one, steps that are not charged yet get
-            other noise, and the run is not the same bit for bit.
-        marks: flags in the ledger's first line, such as ``{"fixed_seed": False}``, on resume the same as before.
-        keep: how many checkpoints are kept beside the first.
-        checkpoint_every: steps from one to the next.
-        seen_outside: whether parties outside the trust boundary see the parameters after each step. Then each step is charged
+        learner: Model, records, loss and plan; the model gets the weights of the last checkpoint or commit, if there is one.
+        files: Paths of this training's files; missing files are created.
+        randomness: The coordinator's secret randomness, on resume the same as before. With another one, steps that are not
+            charged yet get other noise, and the run is not the same bit for bit.
+        marks: Flags in the ledger's first line, such as ``{"fixed_seed": False}``, on resume the same as before.
+        keep: Number of checkpoints that are kept in addition to the first one.
+        checkpoint_every: Number of steps between two checkpoints.
+        seen_outside: Whether parties outside the trust boundary see the parameters after each step. Then each step is charged
             before the next one begins, and releases are kept for longer, because these parties refuse to compute a step again.
-        commit_every: steps that `run` charges together, at most, unless parties outside see each step.
+        commit_every: Largest number of steps that `run` charges together; ignored with `seen_outside`.
 
     Attributes:
-        learner: as given.
-        ledger: what was spent.
-        coordinator: adds the noise, pays and updates.
-        checkpoints: of the training.
-        start: the first step that is left.
-        shown: steps that callbacks are known to have seen; those that were taken since are shown to them, maybe again.
-        resumed: whether the training began before.
-        damaged: checkpoints that are newer than `start`, and cannot be read. No step is charged twice for that.
+        learner: Learner as given.
+        ledger: Ledger of the releases that were charged.
+        coordinator: Coordinator, which adds the noise, charges the ledger and updates the model.
+        checkpoints: Checkpoints of the training.
+        start: First remaining step.
+        shown: Number of steps that callbacks have certainly seen; those from there to `start` are shown to them, maybe again.
+        resumed: Whether the training began before.
+        damaged: Paths of unreadable checkpoints that are newer than `start`. No step is charged twice because of them.
 
     Raises:
-        UserError: for a ledger that is lost, damaged or another plan's, and for checkpoints that do not belong to it.
+        UserError: If the ledger is lost, damaged or another plan's, or the checkpoints do not belong to it.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Steps:
         self.ledger = self._open_ledger(marks or {})
         self.ledger.note_world_size(learner.world_size)
         self.coordinator: Coordinator = learner.coordinator(randomness, self.ledger, Releases(files.releases))
-        # Whoever sees parameters waits until they are charged.
+        # If outside parties see the parameters, each step waits until it is charged.
         self.coordinator.ahead = not seen_outside
         self.damaged: list[Path] = []
         self._told: list[StepSummary] = []
@@ -102,39 +102,39 @@ class Steps:
 
     @property
     def plan(self) -> PrivacyPlan:
-        """What is promised."""
+        """Privacy plan of the training."""
         return self.learner.plan
 
     def run(
         self, transport: Transport, callbacks: Iterable[Callback] = (), advance: Callable[[int], None] = lambda done: None
     ) -> None:
-        """Takes the steps, and saves checkpoints.
+        """Takes the remaining steps, and saves checkpoints.
 
         Args:
-            transport: adds up the workers' sums.
-            callbacks: see the steps, in this order, before their checkpoint is saved.
-            advance: learns after each step how many are done.
+            transport: Transport that adds up the workers' sums.
+            callbacks: Callbacks, in order; they see a step before its checkpoint is saved.
+            advance: Function called after each step with the number of finished steps.
         """
         callbacks = self._begin(callbacks)
         saving = _Saving(self._every, self._save)
         if not self._seen_outside:
-            # Groups also end where an engine looks anew whether it computes groups alike: what it says depends on the weights.
+            # A group also ends where an engine checks again that it computes groups alike: its message depends on the weights.
             group = Group(self._hold, self._commit_every, lambda done: (done - self.start) % self._every == 0)
             self.coordinator.in_groups(group, self._told)
         train(transport, self.coordinator, range(self.shown, self.plan.steps), [*callbacks, saving], advance)
 
     def each(self, transport: Transport, callbacks: Iterable[Callback] = ()) -> Iterator[StepSummary]:
-        """Takes the steps one by one, for a loop of the user's own. Callbacks and checkpoint come behind the loop's body.
+        """Takes the steps one by one, for the user's own loop. Callbacks and the checkpoint follow the loop's body.
 
         Args:
-            transport: adds up the workers' sums.
-            callbacks: see the steps, in this order.
+            transport: Transport that adds up the workers' sums.
+            callbacks: Callbacks, in order.
 
         Yields:
-            What each step may tell, once it is on disk and charged.
+            The summary of each step, once the step is on disk and charged.
         """
         callbacks, saving = self._begin(callbacks), _Saving(self._every, self._save)
-        for summary in self._told:  # the model has their outcome
+        for summary in self._told:  # the model already has the updates of these steps
             for callback in callbacks:
                 if callback.is_due(summary):
                     callback.on_step(summary)
@@ -159,7 +159,7 @@ class Steps:
         return begun
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """A block in which the model has the weights that are measured and published."""
+        """Returns a context manager in which the model has the weights that are measured and published."""
         return averaged_weights(self.learner.model, self.coordinator.post_processors)
 
     def _open_ledger(self, marks: dict[str, bool]) -> Ledger:
@@ -171,13 +171,14 @@ class Steps:
                 f"{path} is lost or damaged, and {saved[-1].name} exists: spending is unknown. Restore it. [resume-no-ledger]"
             )
         else:
-            path.unlink(missing_ok=True)  # a header that a crash cut short: nothing was spent yet
+            path.unlink(missing_ok=True)  # its header was truncated by a crash: nothing was spent yet
             ledger = self.learner.create_ledger(path, marks)
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(
-                f"the plan of {path} is not that of the configuration and the records (N was {ledger.plan.sampling.records:,}, "
-                f"is {plan.sampling.records:,}): restore both, or start a new run. [resume-plan-changed]"
+                f"the plan of {path} differs from that of the configuration and the records (N was "
+                f"{ledger.plan.sampling.records:,}, is {plan.sampling.records:,}): restore both, or start a new run. "
+                "[resume-plan-changed]"
             )
         if ledger.marks != marks:
             raise UserError(
@@ -186,7 +187,7 @@ class Steps:
         return ledger
 
     def _load_or_save_first(self) -> int:
-        """Loads the last checkpoint that is not damaged, or saves the first one; returns how many steps are done."""
+        """Restores the newest commit or undamaged checkpoint, or saves the first one; returns the number of finished steps."""
         if not self.checkpoints.paths():
             self.checkpoints.save(Position(0, 0, self.plan.fingerprint), self.learner.model, self.coordinator)
             return 0
@@ -202,22 +203,22 @@ class Steps:
             )
         if position is not None:
             return position.step
-        assert commit is not None  # else there is a checkpoint, or an error
+        assert commit is not None  # without a commit, `resume` returned a checkpoint or raised
         self._commits.restore(commit, self.coordinator)
         self._told = [dataclasses.replace(summary, spent=self.coordinator.spent) for summary in commit.summaries]
         return commit.position.step
 
     def _last_commit(self) -> Commit | None:
-        """The newest one. A draft is charged, as far as it is not yet: a crash came before or in the midst of that."""
+        """Returns the newest commit. A draft is left by a crash before or during charging; its uncharged steps are charged."""
         commit = self._commits.newest()
         if commit is None or commit.position.fingerprint != self.plan.fingerprint:
             return commit
         before, charged = commit.position.charged - len(commit.releases), self.ledger.charged
         if charged < (before if commit.is_draft else commit.position.charged):
-            return commit  # lines are lost, and whoever resumes says so
+            return commit  # the ledger lost lines: `_load_or_save_first` raises an error
         there = [release for release in commit.releases if self.ledger.release_of(release.step) is not None]
         if any(self.ledger.release_of(release.step) != release for release in there):
-            self._commits.forget(commit)  # another process, on storage whose locks failed, charged other releases of its steps
+            self._commits.forget(commit)  # another process, on storage with broken locks, charged other releases of its steps
             return self._last_commit()
         if rest := commit.releases[len(there) :]:
             self.ledger.charge(*rest)
@@ -226,7 +227,7 @@ class Steps:
         return commit
 
     def _hold(self, releases: Sequence[Release], summaries: Sequence[StepSummary]) -> Callable[[], None]:
-        """See `Hold`."""
+        """Writes a draft; see `Hold`."""
         position = Position(summaries[-1].done, self.ledger.charged + len(releases), self.plan.fingerprint)
         draft = self._commits.write(self.coordinator, position, releases, summaries)
         return lambda: self._commits.name(draft)
@@ -234,14 +235,14 @@ class Steps:
     def _save(self, done: int) -> None:
         position = Position(done, self.ledger.charged, self.plan.fingerprint)
         self.checkpoints.save(position, self.learner.model, self.coordinator)
-        # Should the newest checkpoint be damaged, steps since the one before are taken again, bit for bit, on any machine.
-        # A process can also compute older ones again where it computed them first; institutions do not answer twice.
+        # If the newest checkpoint is damaged, the steps since the one before are repeated, bit for bit, on any machine. A
+        # process can also recompute older steps where it computed them first; institutions do not answer twice.
         reserves = self.checkpoints.reserves()
         Releases(self._files.releases).forget(before=reserves[0] if self._seen_outside else reserves[-2:][0])
 
 
 class _Saving(Callback):
-    """Saves checkpoints."""
+    """A callback that saves checkpoints."""
 
     def __init__(self, every: int, save: Callable[[int], None]) -> None:
         self.every, self._save = every, save

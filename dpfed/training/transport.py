@@ -1,4 +1,4 @@
-"""How the sums of several workers become one: what the deployments differ in, and nothing else."""
+"""Aggregation of the workers' sums: the only part in which deployments differ."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dpfed.training.worker import Worker
 
 
 class Transport(Protocol):
-    """Adds up the workers' sums, wherever the workers are."""
+    """The interface that adds up the workers' sums, wherever the workers run."""
 
     def aggregate(self, step: int) -> BoundedSum | None:
-        """The sum over all workers' groups of one step; ``None``: the step was discarded; it is still charged."""
+        """Returns the sum over all workers' groups of one step; ``None``: the step was discarded, and is still charged."""
 
     def set_clip_threshold(self, threshold: float) -> None:
-        """Tells all workers the norm that the next steps clip to, and whose exceedances they count (`Worker.threshold`)."""
+        """Sends all workers the norm above which the next steps count gradients; with adaptive clipping, also the clip norm."""
 
 
 class InProcess:
-    """Workers in this very process: one machine, or the simulation of several."""
+    """A transport for workers in the same process: one machine, or a simulation of several."""
 
     def __init__(self, workers: list[Worker]) -> None:
         self._workers = workers

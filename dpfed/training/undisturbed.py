@@ -1,4 +1,4 @@
-"""A step of the coordinator is over before Ctrl-C or SIGTERM is answered: what follows is a state between two steps."""
+"""Delays Ctrl-C and SIGTERM until a step of the coordinator is over, so that the state is one between two steps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ENDING = signal.SIGINT, signal.SIGTERM
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Signals that end a command wait for the end of the block, which is short.
+    """Delays SIGINT and SIGTERM until the end of the block, which is short.
 
-    Only those that a handler in Python answers: others end the process where it stands, which loses no more than a power cut.
-    Python calls handlers in the main thread, so a block in another one is not disturbed anyway.
+    Only signals with a Python handler are delayed. Others end the process at once, which loses no more than a power cut.
+    Python calls handlers in the main thread, so a block in another thread is not interrupted anyway.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""A data owner: turns its own records into a bounded sum, step by step."""
+"""The worker: turns the private records that it holds into a bounded sum, step by step."""
 
 from __future__ import annotations
 
@@ -24,43 +24,45 @@ from dpfed.privacy.randomness import Randomness
 
 
 def indices_of_rank(indices: np.ndarray, keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """The indices whose record belongs to one of several ranks: a function of each record's own key.
+    """Returns the indices of the records that belong to one of several ranks. The rank is a function of each record's own key.
 
     Args:
-        indices: ``(n,)`` indices to share out.
-        keys: ``(N,)`` what decides, by index in the store: `dpfed.data.sampling.partition_keys`.
-        rank: 0 .. world_size - 1.
-        world_size: how many there are.
+        indices: Indices to divide among the ranks, shape ``(n,)``.
+        keys: Partition keys of all records by index in the store, uint64 ``(N,)``; see `dpfed.data.sampling.partition_keys`.
+        rank: Rank, 0 .. world_size - 1.
+        world_size: Number of ranks.
     """
     return indices[keys[indices] % np.uint64(world_size) == rank]
 
 
 class Worker:
-    """Holds private records; releases nothing but `BoundedSum`.
+    """The holder of private records, which hands out nothing but `BoundedSum`.
 
     Args:
-        plan: the sampling rate, the groups and what is clipped.
-        model: shared with the coordinator in one process, a replica elsewhere.
-        engine: computes the sum of clipped gradients of `model`.
-        views: makes the views of this worker's store.
-        indices: ``(n,)`` of the store, this worker's training records, or `PartitionRows`, which compute them.
-        keys: ``(n,)`` their record keys; of all rows of the store, where `indices` are `PartitionRows`.
-        randomness: the workers' secret randomness.
-        microbatch: records whose views are in memory at a time; one group is never divided.
-        rank: the worker's number.
-        groups: K_w, how many of the plan's K groups are this worker's; ``None``: all.
-        world_size: among how many workers on the same records the K groups are divided; 1: these are this worker's alone.
-        noise_shares: how many parties add the noise together, where owners add it (`PrivacyPlan.noise_of`).
-        units: ``(n,)`` as `keys`, the keys of the records' units where the plan protects units, otherwise ``None``.
-        public_negatives: the public records that join every group, where the method has any.
+        plan: Plan with the sampling rate, the groups and the clipping rule.
+        model: Model: shared with the coordinator in one process, a replica elsewhere.
+        engine: Engine that computes the sum of clipped gradients of `model`.
+        views: Maker of the views of this worker's store.
+        indices: Indices in the store of this worker's training records, shape ``(n,)``; or `PartitionRows`, which compute them.
+        keys: Record keys of `indices`, shape ``(n,)``; of all rows of the store if `indices` are `PartitionRows`.
+        randomness: The workers' secret randomness.
+        microbatch: Number of records whose views are in memory at a time; a group is never divided.
+        rank: Number of the worker.
+        groups: Number K_w of this worker's groups, out of the plan's K; ``None``: all.
+        world_size: Number of workers on the same records among whom the K groups are divided; 1: the records are this worker's
+            alone.
+        noise_shares: Number of parties that add the noise together, if owners add it (`PrivacyPlan.noise_of`).
+        units: Keys of the records' units, in the order of `keys`, if the plan protects units; otherwise ``None``.
+        public_negatives: Public records that join every group, if the method has any.
 
     Attributes:
-        engine: as given, and so are `views`.
-        views: of this worker's store.
-        threshold: of the gradients' norms, which the coordinator tells before a step where the plan asks about one; public.
+        engine: Engine as given.
+        views: Maker of the views as given.
+        threshold: L2 norm against which gradients are counted, and to which adaptive clipping clips. The coordinator sets it
+            before each step if the plan releases statistics. It is public.
 
     Raises:
-        ValueError: if the units or the public negatives are missing, or given, against the plan.
+        ValueError: If units or public negatives are missing although the plan needs them, or given although it does not.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Worker:
             raise ValueError(f"the plan protects each {plan.promise.protected}, and units were {given}")
         public = 0 if public_negatives is None else public_negatives.count
         if bounding.options.get("public_records", 0) != public:
-            raise ValueError(f"{public} public records join every group, against the plan's method '{bounding.method_name}'")
+            raise ValueError(f"{public} public records join every group, unlike in the plan's method '{bounding.method_name}'")
         partition = indices if isinstance(indices, PartitionRows) else None
         self._plan = plan
         self._bounding = bounding
@@ -113,17 +115,17 @@ class Worker:
 
     @property
     def asks_about_norms(self) -> bool:
-        """Whether `threshold` matters."""
+        """Returns whether `threshold` has an effect: the plan releases statistics."""
         return self._plan.statistics is not None
 
     def bounded_sum(self, step: int) -> BoundedSum:
-        """One step: sample, group, make views, clip each group's gradient, add up.
+        """Takes one step: samples, groups, makes views, clips each group's gradient, adds up.
 
         Args:
-            step: training step; all randomness follows from it.
+            step: Training step; all randomness follows from it and the workers' secret.
 
         Returns:
-            The exact sum over this worker's groups: zeros if nothing was drawn, for an empty step is still a step.
+            The exact sum over this worker's groups. If no record was sampled, it is zero: an empty step still counts as a step.
         """
         draw = self.draw(step)
         total = self.engine.zeros()
@@ -142,7 +144,7 @@ class Worker:
         return BoundedSum(total, sensitivity, self._groups, unit=self._grid.unit)
 
     def _statistics(self, wanted: GroupStatistics, norms: list[Tensor], losses: list[Tensor]) -> Tensor:
-        """What goes behind the sum of the gradients: the sum of the groups' statistics, int64."""
+        """Returns the sum of the groups' statistics, int64, which is appended to the sum of the gradients."""
         assert self._grid is not None  # only a plan with privacy has statistics
         if not norms:
             return torch.zeros(len(wanted.names), dtype=torch.int64, device=self._vector.device)
@@ -153,15 +155,15 @@ class Worker:
 
     @property
     def _clip(self) -> float | Clip:
-        """How the groups of the next step are clipped, in grid steps: all rules give parts of R steps at most.
+        """The clipping rule for the groups of the next step, in grid steps. Every rule gives parts of at most R grid steps.
 
-        C enters here, once: a number of the gradient is R / C steps.
+        The clip norm C enters only here: 1 in a gradient is R / C grid steps.
         """
         if self._grid is None:
             return math.inf
         bound, steps = self._grid.radius, 1 / self._grid.unit
         if not self.engine.adds_whole_parts:
-            # Cutting off what is behind the point of the sum moves neighbours by one step in each number; rounding, by less.
+            # Truncating the sum to whole grid steps moves neighbours apart by one grid step in each number; rounding, by less.
             bound /= 1 + 2 * math.sqrt(self._vector.numel) * self._grid.unit / self._plan.sensitivity
         if self._bounding.clipping == "automatic":
             return Clip(bound, math.inf, self._bounding.stability)
@@ -191,10 +193,10 @@ class Worker:
         return norms
 
     def draw(self, step: int) -> StepDraw:
-        """Whose records take part in a step, and in which groups: a function of key and step, which may have been made ahead.
+        """Returns the sampled records of a step and their groups: a function of key and step, possibly computed ahead.
 
         Args:
-            step: training step.
+            step: Training step.
         """
         if self._drawn_ahead is not None and self._drawn_ahead[0] == step:
             return self._drawn_ahead[1]
@@ -212,7 +214,7 @@ class Worker:
         )
 
     def _prefetch(self, step: int) -> None:
-        """Lets the first images of the next step be read beside the last gradients, and while the sum is on its way."""
+        """Draws the next step and starts reading its first images during the last gradients and the transfer of the sum."""
         if step >= self._plan.steps:
             return
         draw = self.draw(step)
@@ -220,7 +222,7 @@ class Worker:
         self._prefetch_views(draw, draw.microbatches(self._microbatch), step)
 
     def _prefetch_views(self, draw: StepDraw, ranges: list[tuple[int, int]], step: int) -> None:
-        """Says whose images, and whose public negatives', will be asked for, in order."""
+        """Announces, in order, the records and public negatives whose images will be needed."""
         self._prefetch_images([draw.between(*groups) for groups in ranges], self._randomness, step, self._vector.device)
         if self._public_negatives and draw.keys is not None:
             keys = [draw.keys[first:end] for first, end in ranges]
