@@ -49,7 +49,7 @@ class StoredPictures:
 
     @property
     def captioned(self) -> bool:
-        """Whether records have captions."""
+        """True if records have captions."""
         return self._store.kind == "image-text"
 
     def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
