@@ -1,4 +1,4 @@
-"""From image files and arrays to decoded images, and back to files that lose nothing."""
+"""Decoding of image files and arrays, and lossless encoding."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from PIL import Image
 from dpfed.data.jpeg_scans import MOST_SCANS, too_many_scans
 from dpfed.data.modes import survivable
 
-# Named, because some of PIL's other readers start external programs (EPS) or open network-era curiosities.
+# An explicit list, because some of PIL's other readers start external programs (EPS) or accept obsolete formats.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jp2"}
 ) | frozenset({".ppm", ".pgm", ".pbm", ".pnm"})
 
-MOST_PIXELS = 89_478_485  # above it PIL warns of a file that fills the memory
-_LONGEST = 1 << 20  # pixels of a side; PIL needs 32 bytes for each of them to scale it down, in one piece
+MOST_PIXELS = 89_478_485  # above this, PIL warns of a decompression bomb
+_LONGEST = 1 << 20  # pixels of a side; to scale an image down, PIL needs 32 bytes for each of them in one piece
 _LARGE = 1 << 24  # pixels of images that are decoded one at a time
 _TOO_LARGE = f"more than {MOST_PIXELS:,} pixels"
 
-_SEVERAL = (b"GIF8", b"II*\0", b"MM\0*", b"RIFF", b"\x89PNG")  # how files begin that may hold several pictures
+_SEVERAL = (b"GIF8", b"II*\0", b"MM\0*", b"RIFF", b"\x89PNG")  # first bytes of files that may hold several pictures
 
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _TIFF_MODES = frozenset({"CMYK", "LAB", "YCbCr", "I", "I;16B"})
@@ -36,31 +36,31 @@ ImageInput = bytes | Image.Image | np.ndarray
 
 
 class BrokenImage(ValueError):
-    """An image that cannot be decoded; the message is the reason, in a few words."""
+    """An image that cannot be decoded; the message gives the reason in a few words."""
 
 
 def decode(image: ImageInput) -> Image.Image:
     """Decodes an image completely.
 
     Args:
-        image: an encoded file, a PIL image, or a uint8 array ``(H, W)`` or ``(H, W, 3)``.
+        image: Encoded file, PIL image, or uint8 array ``(H, W)`` or ``(H, W, 3)``.
 
     Returns:
-        An image of the original size, in the mode of the file where open_clip can read that mode; `dpfed.data.resizing.square`
-        takes it.
+        The image at its original size, in the mode of the file where open_clip can read that mode; it is valid input of
+        `dpfed.data.resizing.square`.
 
     Raises:
-        BrokenImage: when the image is empty, truncated, too large, or not an image at all.
+        BrokenImage: If the image is empty, truncated, too large, or not an image at all.
     """
     return _loaded(_opened(image))[0]
 
 
 @contextlib.contextmanager
 def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
-    """As `decode`, for the time of a block: of large images one at a time, however many threads there are.
+    """Decodes an image as `decode` does, for the time of a block; large images are decoded one at a time across all threads.
 
     Yields:
-        Also what had to be done to the image because open_clip would destroy it; ``None``: nothing.
+        The image, and the conversion that was needed because open_clip would destroy the image; ``None``: there was none.
     """
     opened = _opened(image)
     with _turn(os.getpid()) if opened.width * opened.height > _LARGE else contextlib.nullcontext():
@@ -68,7 +68,7 @@ def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
 
 
 def _opened(image: ImageInput) -> Image.Image:
-    """An image whose size is known, and which is decoded when it is loaded."""
+    """Opens an image: its size is known, and its pixels are decoded when it is loaded."""
     try:
         if isinstance(image, np.ndarray):
             image = _from_array(image)
@@ -102,7 +102,7 @@ def _loaded(image: Image.Image) -> tuple[Image.Image, str | None]:
 
 
 def holds_several(image: ImageInput) -> bool:
-    """Whether a file holds pictures behind its first, the only one that is decoded: an animation, or pages."""
+    """Returns whether a file holds further pictures (an animation, or pages); only the first is decoded."""
     if not isinstance(image, bytes) or not image.startswith(_SEVERAL):
         return False
     try:
@@ -113,9 +113,9 @@ def holds_several(image: ImageInput) -> bool:
 
 
 def encode(image: Image.Image) -> bytes:
-    """The image as a file that loses nothing: `decode` and `dpfed.data.resizing.square` give the same for it as for the image.
+    """Encodes an image losslessly: `decode` and `dpfed.data.resizing.square` give the file's pixels as they give the image's.
 
-    Only modes that no file holds (HSV, RGBX, and colours multiplied by their alpha) become RGB or RGBA before.
+    Modes that no file holds (HSV, RGBX, and colours multiplied by their alpha) are first converted to RGB or RGBA.
     """
     if image.mode not in _PNG_MODES | _TIFF_MODES:
         image = image.convert("RGBA" if image.mode == "RGBa" else "RGB")
@@ -125,14 +125,14 @@ def encode(image: Image.Image) -> bytes:
 
 
 def memory(image: ImageInput) -> int:
-    """The bytes that an image takes in memory as it is."""
+    """Returns the memory that an image takes in its present form, bytes."""
     if isinstance(image, Image.Image):
         return 3 * image.width * image.height
     return len(image) if isinstance(image, bytes) else image.nbytes
 
 
 def decoders() -> ThreadPoolExecutor:
-    """The threads that decode images where processes do not (`dpfed.data.store.pictures`)."""
+    """Returns the threads that decode images where processes do not (`dpfed.data.store.pictures`)."""
     return _pool(os.getpid())
 
 
@@ -144,7 +144,7 @@ def _pool(process: int) -> ThreadPoolExecutor:
 
 @lru_cache(maxsize=1)
 def _turn(process: int) -> threading.Lock:
-    # One per process: another thread of a parent may have held it at the time of a fork.
+    # One per process: at the time of a fork, another thread of the parent may hold the parent's lock.
     return threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""How much may be asked for: bounds on what people write, so that a slip of the finger is an error and not a full disk."""
+"""Bounds on the numbers that users give, so that a typing error gives an error message and not a full disk."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ MOST_SITES = 4096
 
 
 def whole_number(given: object, what: str, least: int = 0, most: int | None = None) -> int:
-    """A whole number within bounds.
+    """Checks that a value is a whole number within bounds, and returns it.
 
     Args:
-        given: what the user wrote.
-        what: what it counts, for the message.
-        least: the smallest that makes sense.
-        most: the largest; ``None``: any.
+        given: Value that the user gave.
+        what: Name of the quantity, for the message.
+        least: Smallest allowed number.
+        most: Largest allowed number; ``None``: no upper bound.
 
     Raises:
-        UserError: when it is not a whole number, too small or too large.
+        UserError: If the value is not a whole number, or is too small or too large.
     """
     try:
         number = None if isinstance(given, bool) else operator.index(given)  # type: ignore[arg-type]  # what has no index raises
@@ -33,9 +33,9 @@ def whole_number(given: object, what: str, least: int = 0, most: int | None = No
 
 
 def stored_side(size: int | None) -> int | None:
-    """The side of stored square images, pixels; ``None``: files are stored as they are.
+    """Checks the side of stored square images, pixels; ``None``: files are stored as they are.
 
     Raises:
-        UserError: when it is not such a side.
+        UserError: If it is not a valid side.
     """
     return None if size is None else whole_number(size, "the side of stored images, pixels,", SMALLEST_SIDE, LARGEST_SIDE)

@@ -1,4 +1,4 @@
-"""How much memory this process can have, and how many records a pass without gradients may hold."""
+"""The memory available to this process, and the number of records that a pass without gradients may hold."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ except ImportError:  # Windows
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _FLOAT = 4  # bytes
-_BESIDE = 64  # what the layers of usual encoders put out at a time, in sizes of their input
-_PART = 8  # of the memory that there is, a pass takes one such part
-_MOST = 512  # records; more make no pass faster
+_BESIDE = 64  # estimated size of the activations of usual encoders at one time, in multiples of the input
+_PART = 8  # a pass takes at most this fraction, 1 / 8, of the memory
+_MOST = 512  # records; larger batches are no faster
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes of memory that this process can have at most, on a device."""
+    """Returns the largest amount of memory that this process can have on a device, bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -38,9 +38,9 @@ def memory_of(device: torch.device) -> int:
 
 
 def _limits() -> Iterator[Path]:
-    """Files with the limits of this process's control groups, and of all groups around them.
+    """Yields the files with the limits of this process's control groups, and of all groups around them.
 
-    A container sees its own group as the root, or by its full path, of which the lower part may not be there.
+    A container sees its own group as the root, or by its full path, whose lower part may not exist inside the container.
     """
     try:
         lines = _OWN_CGROUP.read_text().splitlines()
@@ -56,11 +56,11 @@ def _limits() -> Iterator[Path]:
 
 
 def records_without_gradients(shape: Sequence[int], device: torch.device | str) -> int:
-    """How many records a pass without gradients holds: 512 small images, and fewer of larger ones.
+    """Returns the number of records that a pass without gradients may hold: 512 small images, and fewer of larger ones.
 
     Args:
-        shape: of one record, such as (C, H, W).
-        device: of the pass.
+        shape: Shape of one record, such as (C, H, W).
+        device: Device of the pass.
     """
     each = _FLOAT * math.prod(shape) * _BESIDE
     return max(1, min(_MOST, memory_of(torch.device(device)) // _PART // max(1, each)))

@@ -1,8 +1,8 @@
 """The modes of images (RGB, with transparency, a palette, 16 bits, ...) and how each becomes RGB.
 
-Stock open_clip scales an image in the mode that its file has, and only then makes it RGB. A model that is to see there what it
-was trained on here must see the same, so everything is done in that order. A few modes do not survive it, though: open_clip
-turns them white or black, or fails. Those become 8-bit images first, and the caller learns of it.
+Stock open_clip scales an image in the mode of its file, and converts it to RGB only then. A model trained here must see the
+same pixels there, so everything is done in that order. A few modes do not survive it, though: open_clip turns them white or
+black, or fails. Images in these modes are first converted to 8 bits, and the caller is told.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ GREY_WITH_ALPHA = "greyscale multiplied by its alpha turned back into greyscale"
 
 
 class UnknownRange(ValueError):
-    """Pixels of which nobody says what is black and what is white; the message says so in a few words."""
+    """Pixels whose black and white level are unknown; the message says why in a few words."""
 
 
 def survivable(image: Image.Image) -> tuple[Image.Image, str | None]:
-    """An image in a mode that scaling and open_clip's conversion to RGB do not destroy.
+    """Returns an image in a mode that scaling and open_clip's conversion to RGB do not destroy.
 
-    Values of 16 bits lose their lower 8. Where none is above 255, open_clip reads them as 8 bits, and so do we.
+    Values of 16 bits lose their lower 8. If no value is above 255, open_clip reads them as 8 bits, and so does dpfed.
 
     Args:
-        image: loaded, in any mode.
+        image: Loaded image, in any mode.
 
     Returns:
-        The image, and what was done to it in a few words, or ``None`` when it is what was given.
+        The image, and its conversion in a few words, or ``None`` if it is unchanged.
 
     Raises:
-        UnknownRange: for floating-point numbers, and for integers of 32 bits.
+        UnknownRange: If the pixels are floating-point numbers, or 32-bit integers.
     """
     if image.mode == "F":
         raise UnknownRange("floating-point pixels have no known range")
@@ -51,7 +51,7 @@ def survivable(image: Image.Image) -> tuple[Image.Image, str | None]:
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB, as open_clip converts it: transparency is dropped, not composited."""
+    """Converts an image to RGB as open_clip does: transparency is dropped, not composited."""
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.copy()  # PIL would drop the transparency as well, with a warning
         del image.info["transparency"]
@@ -63,7 +63,7 @@ def _eight_bits(image: Image.Image) -> tuple[Image.Image, str | None]:
     lowest, highest = values.min(), values.max()
     if lowest >= 0 and highest <= _EIGHT_BITS:
         return image, None
-    # PIL scales a .pgm to 16 bits, and opens a 16-bit PNG in this mode at times; a TIFF has signed or 32-bit numbers in it.
+    # PIL scales a .pgm to 16 bits, and sometimes opens a 16-bit PNG in this mode; a TIFF in it has signed or 32-bit numbers.
     if image.mode == "I" and (lowest < 0 or highest > 65535 or image.format == "TIFF"):
         raise UnknownRange("32-bit or signed pixels have no known range")
     twelve = isinstance(image, TiffImageFile) and image.tag_v2.get(_BITS_PER_SAMPLE) == (12,)

@@ -1,4 +1,4 @@
-"""Pictures with names, as people hand them to a command: those of a record store, or image files."""
+"""Named pictures given to a command: those of a record store, or image files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class StoredPictures:
     """The pictures of some or all records of a store, by their position in `rows`.
 
     Args:
-        store: the record store.
-        rows: ``(n,)`` rows of the store; default: all.
+        store: Record store.
+        rows: Rows of the store, ``(n,)``; default: all.
     """
 
     def __init__(self, store: RecordStore, rows: np.ndarray | None = None) -> None:
@@ -36,27 +36,27 @@ class StoredPictures:
         return len(self._rows)
 
     def names(self, numbers: np.ndarray) -> list[str]:
-        """The ids of records."""
+        """Returns the ids of records."""
         return self._store.ids(self._rows[numbers])
 
     def units(self, numbers: np.ndarray) -> np.ndarray | None:
-        """What records share, such as a person, as numbers ``(n,)`` uint64; ``None``: nothing."""
+        """Returns the keys of the records' units, ``(n,)`` uint64; ``None``: the store names no units."""
         return None if self._store.units is None else self._store.units[self._rows[numbers]]
 
     def captions(self, numbers: np.ndarray) -> list[list[str]]:
-        """The captions of records."""
+        """Returns the captions of records."""
         return self._store.captions(self._rows[numbers])
 
     @property
     def captioned(self) -> bool:
-        """Whether records have captions."""
+        """True if records have captions."""
         return self._store.kind == "image-text"
 
     def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
-        """Their pixels as a model sees them, ``(n, 3, size, size)`` uint8.
+        """Returns the records' pixels as a model sees them, ``(n, 3, size, size)`` uint8.
 
         Raises:
-            UserError: for one that cannot be decoded.
+            UserError: If an image cannot be decoded.
         """
         return self._store.images(self._rows[numbers], size, how.resize, how.interpolation)
 
@@ -71,14 +71,14 @@ class PictureFiles:
         return len(self._files)
 
     def names(self, numbers: np.ndarray) -> list[str]:
-        """The paths of files."""
+        """Returns the paths of files."""
         return [str(self._files[number]) for number in numbers]
 
     def units(self, numbers: np.ndarray) -> None:
-        """See `StoredPictures.units`: files share nothing."""
+        """Returns ``None``: files have no units; see `StoredPictures.units`."""
 
     def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
-        """See `StoredPictures.squares`."""
+        """Returns the files' pixels, see `StoredPictures.squares`."""
         import torch
 
         def read(number: int) -> np.ndarray:
@@ -95,14 +95,14 @@ NamedPictures = StoredPictures | PictureFiles
 
 
 def pictures_at(places: Sequence[Path], split: str | None = None) -> NamedPictures:
-    """The pictures of one store; or image files, and all image files below folders.
+    """Opens the pictures of one store, or image files and all image files below folders.
 
     Args:
-        places: a store, or images and folders.
-        split: of the store, such as ``train``; ``None``: all.
+        places: Path of one store, or paths of images and folders.
+        split: Split of the store, such as ``train``; ``None``: all.
 
     Raises:
-        UserError: for no picture, a place that is not there, a store beside other places, or a split of files.
+        UserError: If there are no pictures, a path does not exist, a store is given beside other paths, or files with a split.
     """
     if stores := [place for place in places if is_store(place)]:
         if len(places) > 1:

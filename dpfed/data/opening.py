@@ -1,4 +1,4 @@
-"""From the configuration to its record store."""
+"""Opens the record store that a configuration describes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dpfed.files.atomic import cannot_write
 from dpfed.paths import is_store, local_path
 
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
-_SQUARED = ("crop", "bicubic")  # how an import makes images square
+_SQUARED = ("crop", "bicubic")  # resizing and interpolation by which an import makes images square
 
 
 def open_records(
@@ -32,21 +32,21 @@ def open_records(
     interpolation: str = "bicubic",
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
-    """Opens the records that a configuration names, after generating or importing them if need be.
+    """Opens the records that a configuration names, and generates or imports them first if necessary.
 
     A source is imported once, into ``<stores>/<importer>-<hash>``; the hash changes with the source's files and the options.
     Images below 64 pixels are stored raw; others, and those that the model does not expect cropped and scaled bicubically, as
     original files that are resized when read.
 
     Args:
-        config: the ``[data]`` section, with its size and way to resize resolved.
-        progress: called during an import with (records so far, of how many or ``None``).
-        interpolation: how the model expects images scaled.
-        say: told what an import did not use.
+        config: Section ``[data]``, with its size and resizing resolved.
+        progress: Callback that receives (records imported so far, their number or ``None``).
+        interpolation: Interpolation by which the model expects images to be scaled.
+        say: Callback that receives notes about parts of the source that an import did not use.
 
     Raises:
-        UserError: for an unknown source, a missing path, a source or store that cannot be read, or a
-            store of squares that were made in another way than the model's own.
+        UserError: If the source is unknown, a path is missing, a source or store cannot be read, or a store's images were made
+            square in another way than the model expects.
     """
     if config.source == "shapes":
         return shapes_store(config.records, config.stores, half=config.half)
@@ -67,15 +67,15 @@ def open_records(
 
 
 def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) -> None:
-    """Refuses a store of squares that were made in another way than the model's own.
+    """Rejects a store whose images were made square in another way than the model expects.
 
     Args:
-        store: the records.
-        resize: how an image becomes square.
-        interpolation: how the model expects images scaled.
+        store: Record store.
+        resize: Resizing that the model expects.
+        interpolation: Interpolation that the model expects.
 
     Raises:
-        UserError: saying how they were made.
+        UserError: If they differ; the message says how the stored images were made.
     """
     if store.resized and (resize, interpolation) not in (_SQUARED, ("model", _SQUARED[1])):
         raise UserError(
@@ -92,7 +92,7 @@ def _from_path(
     size: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
-    """Opens ``data.path``, after importing it if it is not a store; without a format the importer is found by looking at it."""
+    """Opens ``data.path``, and imports it first if it is not a store; without a format, the importer is detected."""
     path = local_path(given_path(config), "data.path")
     if format == "store" or is_store(path):
         return RecordStore.open(path)
@@ -112,7 +112,7 @@ def _from_path(
                 public=config.public,
                 progress=progress,
                 say=say,
-                wait=math.inf,  # for another process of the run, which imports it
+                wait=math.inf,  # waits for another process of the run that imports the same source
             )
             for sentence in report.ignored():
                 (say or (lambda text: None))(sentence)
@@ -120,25 +120,25 @@ def _from_path(
             raise cannot_write(target, error) from error
         except UserError as error:  # it may name records
             error.public = f"the records at {path} cannot be imported: `dpfed data import {path} DEST` says why. [{error.code}]"
-            error.command = ""  # of another command
+            error.command = ""  # the advice is for another command
             raise
 
     return open_or_write(Path(config.stores) / f"{format}-{_fingerprint(path, config, size)}", write)
 
 
 def _stored_size(config: DataConfig) -> int | None:
-    """The side of the images that an import stores raw; ``None``: the original files, from which any resize can be made."""
+    """Returns the side of the images that an import stores raw; ``None``: it keeps the original files, for any resize."""
     small = config.size is not None and config.size < _ORIGINALS_FROM
     return config.size if small and config.resize in ("model", _SQUARED[0]) else None
 
 
 def _fingerprint(path: Path, config: DataConfig, size: int | None) -> str:
-    """A short hash of everything that the imported store depends on; files count by name, size and time of change."""
+    """Returns a short hash of all that the imported store depends on; files count by name, size and modification time."""
     digest = hashlib.blake2b(digest_size=6)
     options = (FORMAT_VERSION, str(path), size, config.validation, config.test, config.public)
     digest.update(repr(options).encode())
     if path.is_file():
-        # A table's or a Parquet file's images may lie beside it, but the file that lists them is what is watched.
+        # The images of a table or Parquet file may lie beside it, but only the file that lists them is watched.
         files = [path]
     else:
         files = sorted(walk(path, Access.to(path)))

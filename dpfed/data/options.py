@@ -1,4 +1,4 @@
-"""What may be chosen about records, their views, and the public records beside them: sections of a configuration."""
+"""Sections of a configuration for the records, their views, and the public records that join their groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Resize = Literal["model", "crop", "squash", "pad"]
 
 _FROM_NOTHING = ("shapes", "procedural")  # sources that read no file
 _IMPORTER = "set data.source to the name of an importer"
-# What a source reads. Every source that is not named here is an importer.
+# Sources that each option applies to. Every source that is not named here is an importer.
 _GENERATED = only("data.source", *_FROM_NOTHING)
 _HALVED = only("data.source", "shapes", "scenes")
 _READ = When(
@@ -41,14 +41,14 @@ _OWN = When("data.source", lambda data: data.is_own, "set data.source = 'package
 
 
 class DataConfig(Section):
-    """Which records, and whether anyone may see them."""
+    """The choice of the records, and whether they are public."""
 
     source: str = Field(
         "shapes",
         description="'shapes', 'scenes' or 'procedural' (generated), 'store', an importer, or 'package.module:function', "
         "which returns dpfed.Records",
     )
-    options: Annotated[Arguments, _OWN] = Field({}, description="arguments of that function")
+    options: Annotated[Arguments, _OWN] = Field({}, description="arguments of the function that source names")
     path: Annotated[str | None, _READ] = Field(None, description="a record store, or what the importer reads")
     records: Annotated[int, _GENERATED] = Field(
         20_000, ge=16, le=10_000_000, description="training records to generate (source = 'shapes' or 'procedural')"
@@ -74,27 +74,27 @@ class DataConfig(Section):
 
     @property
     def from_nothing(self) -> bool:
-        """Whether the records are generated, and no file is read."""
+        """True if the records are generated, and no file is read."""
         return self.source in _FROM_NOTHING
 
     @property
     def imports(self) -> bool:
-        """Whether `source` is an importer's name."""
+        """True if `source` is an importer's name."""
         return self.source not in ("store", "scenes", *_FROM_NOTHING) and not self.is_own
 
     @property
     def is_own(self) -> bool:
-        """Whether `source` names a function of the user's own."""
+        """True if `source` names a function of the user's own."""
         return is_name(self.source)
 
     @property
     def finds_store(self) -> bool:
-        """Whether `path` is a record store, although the source is not called one."""
+        """True if `path` is a record store although `source` is not 'store'."""
         if self.path is None or self.source == "store" or self.from_nothing or self.is_own:
             return False
         try:
             return is_store(Path(self.path).expanduser())
-        except (OSError, RuntimeError):  # opening it will say what is wrong
+        except (OSError, RuntimeError):  # opening the path will report the error
             return False
 
 
@@ -208,5 +208,5 @@ class PublicConfig(Section):
 
     @property
     def is_generated(self) -> bool:
-        """Whether the public records are generated."""
+        """True if the public records are generated."""
         return self.source in _FROM_NOTHING

@@ -1,6 +1,6 @@
-"""Work that is handed out to processes: to new ones that share nothing, and that end when this one ends, however it ends.
+"""Work done by separate processes, which share nothing with this one, and which end when this one ends, however it ends.
 
-They are started as programs of their own, so that the main module of this one is not run again, and kept for the next work.
+They are started as programs of their own, so that this process's main module is not run again, and are kept for later work.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import Any, cast
 
 from dpfed.errors import Notice, UserError
 
-_LOOKED_EVERY = 0.2  # seconds between two looks at whether the parent is there
+_LOOKED_EVERY = 0.2  # seconds between two checks whether the parent is alive
 _PROGRAM = "from dpfed.data.processes import serve; serve({0}, {1})"
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def loader_processes(workers: int, work: object) -> int:
-    """How many processes a torch loader can have: none, where new ones cannot be handed what they are to do.
+    """Returns the number of processes that a torch loader can have: 0 if their work cannot be sent to new ones.
 
     On macOS and Windows, and with Python 3.14, a process starts anew and gets a pickled copy, and a lambda or a function inside
     another one cannot be pickled.
 
     Args:
-        workers: asked for.
-        work: what the processes are to hold.
+        workers: Number of processes that were requested.
+        work: Objects that each process needs.
     """
     if workers == 0 or multiprocessing.get_start_method() == "fork":
         return workers
@@ -57,10 +57,10 @@ def loader_processes(workers: int, work: object) -> int:
 
 
 class Processes:
-    """Processes that do work; a context manager, which ends them.
+    """Processes that do work; a context manager that ends them.
 
     Args:
-        workers: at most so many.
+        workers: Largest number of processes.
     """
 
     def __init__(self, workers: int = 1) -> None:
@@ -74,17 +74,17 @@ class Processes:
         self._end()
 
     def each(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
-        """Does the same work with each of some items.
+        """Applies a function to each item.
 
         Args:
-            work: a function of a module.
-            items: what can be pickled. A single one is worked on in this process.
+            work: Function at the top of a module.
+            items: Items that can be pickled. A single one is processed in this process.
 
         Yields:
-            What came out of an item, as soon as it is done, in any order.
+            The result for each item, as soon as it is done, in any order.
 
         Raises:
-            UserError: if a process dies; and whatever the work raises. All processes have ended then.
+            UserError: If a process dies. Errors of `work` are raised, too. In both cases, all processes have ended.
         """
         count = min(self._workers, len(items))
         if count <= 1:
@@ -114,7 +114,7 @@ class Processes:
                 self._end()
 
     def _started(self, count: int) -> list[Connection]:
-        """So many processes, new ones where there are too few."""
+        """Returns `count` processes, and starts new ones if there are too few."""
         paths = os.pathsep.join(path for path in sys.path if path)
         while len(self._all) < count:
             here, there = Pipe()
@@ -143,11 +143,11 @@ def _died(process: subprocess.Popen[bytes]) -> UserError:
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """What a process does: it works on what comes, until the other end is closed.
+    """Runs in a worker process: answers requests until the other end of the connection is closed.
 
     Args:
-        descriptor: of its end of the connection.
-        parent: the process that it ends with.
+        descriptor: File descriptor of the worker's end of the connection.
+        parent: Id of the parent process; the worker ends when the parent does.
     """
     there = Connection(descriptor)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

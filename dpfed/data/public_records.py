@@ -1,7 +1,7 @@
-"""The public records that join the groups of private ones (`dpfed.bounding.methods.public`): who meets who.
+"""The choice of the public records that join the groups of private ones (`dpfed.bounding.methods.public`).
 
-Which public records join a group is a function of the key of the group's own record, and the step: no other private record has
-a part in it. Which set they are drawn from is known before training: `dpfed.data.public_store`.
+The public records that join a group are a function of the key of the group's own record and the step; other private records
+do not affect them. The set that they are drawn from is fixed before training: `dpfed.data.public_store`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class PublicNegatives:
     """Draws public records for each group, and appends them to the group's own records.
 
     Args:
-        views: makes the views of the public store.
-        indices: ``(P,)`` int64 indices of that store.
-        count: M, public records in every group.
+        views: Maker of the public store's views.
+        indices: Indices of that store, ``(P,)`` int64.
+        count: M, number of public records in every group.
 
     Raises:
-        ValueError: if there are fewer than M indices.
+        ValueError: If there are fewer than M indices.
     """
 
     def __init__(self, views: ViewMaker, indices: np.ndarray, count: int) -> None:
@@ -35,19 +35,19 @@ class PublicNegatives:
         self._views, self._indices, self.count = views, indices, count
 
     def of(self, keys: np.ndarray, randomness: Randomness, step: int) -> np.ndarray:
-        """Which public records join some groups; those of one group differ from each other.
+        """Draws the public records of some groups; those of one group differ from each other.
 
         Args:
-            keys: ``(G,)`` uint64, of the record (or unit) that makes each group.
-            randomness: the workers'.
-            step: training step.
+            keys: Key of the record (or unit) that makes each group, ``(G,)`` uint64.
+            randomness: Randomness that the workers share.
+            step: Training step.
 
         Returns:
-            ``(G, M)`` indices of the public store; each row is a function of its key and the step alone.
+            Indices of the public store, ``(G, M)``; each row is a function of its key and the step alone.
         """
         uniforms = randomness.per_record("public", step, keys, self.count)
         places = np.empty((len(keys), 0), np.int64)
-        for column in range(self.count):  # a uniform place among those that are left, counted around the ones that are taken
+        for column in range(self.count):  # a uniform position among the remaining ones, counted around those already taken
             left = len(self._indices) - column
             place = np.minimum((uniforms[:, column] * left).astype(np.int64), left - 1)
             for taken in places.T:  # ascending
@@ -57,11 +57,11 @@ class PublicNegatives:
 
     @staticmethod
     def _apart(randomness: Randomness) -> Randomness:
-        """A public record may have the name of a private one: their views share no draw."""
+        """Derives separate randomness: a public record may have a private one's name, and their views must share no draw."""
         return Randomness(randomness.key("public"))
 
     def prefetch(self, keys: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
-        """Says for whose groups public records will be asked next, in order; see `ViewMaker.prefetch`."""
+        """Announces the groups whose public records are needed next, in order; see `ViewMaker.prefetch`."""
         self._views.prefetch([self.of(own, randomness, step).ravel() for own in keys], self._apart(randomness), step, device)
 
     def joined(
@@ -73,15 +73,15 @@ class PublicNegatives:
         step: int,
         device: torch.device,
     ) -> tuple[dict[str, Tensor], list[int]]:
-        """The groups with their public records behind their own.
+        """Appends public records to the groups.
 
         Args:
-            views: of the groups' own records, one group after the other.
-            offsets: G + 1 offsets of the groups.
-            keys: see `of`.
-            randomness: the workers'.
-            step: training step.
-            device: where the views are.
+            views: Views of the groups' own records, one group after the other.
+            offsets: Offsets of the G groups, G + 1 numbers.
+            keys: Keys of the groups, see `of`.
+            randomness: Randomness that the workers share.
+            step: Training step.
+            device: Device of the views.
 
         Returns:
             Views and offsets, M records longer for every group.

@@ -1,6 +1,6 @@
-"""The public set of a run, whose records join the groups of private ones: fixed before training, without a private record.
+"""The public set of a run, whose records join the groups of private ones: it is fixed before training, without private data.
 
-Nothing here needs torch: what is wrong with a public set is answered at once.
+Nothing here imports torch, so that errors in a public set are reported at once.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.paths import is_store
 
-_SEED = 2**32 - 2  # of generated public records: other ones than any generated data set holds
+_SEED = 2**32 - 2  # seed of generated public records: no generated data set has the same records
 _HASH_BYTES = 16
 _HASH = np.dtype(f"V{_HASH_BYTES}")
 
 
 def public_fingerprint(config: PublicConfig) -> str | None:
-    """The fingerprint of a public store's records; ``None`` of generated ones, which the configuration describes.
+    """Returns the fingerprint of a public store's records; ``None`` for generated ones, which the configuration describes.
 
     Only the store's header is read.
 
     Args:
-        config: with an absolute path.
+        config: Section ``[public]`` with an absolute path.
 
     Raises:
-        UserError: if there is no store, or it is not marked public.
+        UserError: If there is no store, or it is not marked public.
     """
     if config.source != "store":
         return None
@@ -63,18 +63,18 @@ def open_public(
     interpolation: str,
     progress: ImportProgress | None = None,
 ) -> RecordStore:
-    """Opens the public records of a run, after generating them if need be, and holds them against the private ones.
+    """Opens the public records of a run, generates them first if necessary, and compares them with the private ones.
 
     Args:
-        config: with an absolute path.
-        data: its defaults resolved; size of the images, how they become squares, and where generated stores lie.
-        private: the open records of the run.
-        captions: whether the model reads text.
-        interpolation: how the model expects images scaled.
-        progress: called while records are generated.
+        config: Section ``[public]`` with an absolute path.
+        data: Section ``[data]``, resolved: size and resizing of the images, and the folder of generated stores.
+        private: Open records of the run.
+        captions: True if the model reads text.
+        interpolation: Interpolation by which the model expects images to be scaled.
+        progress: Callback that is called while records are generated.
 
     Raises:
-        UserError: for records that are not public, of another kind, fewer than M, or among the private ones.
+        UserError: If the records are not public, of another kind, fewer than M, or share images with the private ones.
     """
     if config.source == "shapes":
         store = shapes_store(config.generated, data.stores, test=0, half=config.half, seed=_SEED)
@@ -91,14 +91,14 @@ def open_public(
 
 
 def given_public(config: PublicConfig, captions: bool) -> RecordStore:
-    """Opens a public store that the user gives, after a look at what its header and index say.
+    """Opens a public store that the user gives, and checks its header and index.
 
     Args:
-        config: with ``source = "store"``.
-        captions: whether the model reads text.
+        config: Section ``[public]`` with ``source = "store"``.
+        captions: True if the model reads text.
 
     Raises:
-        UserError: see `public_fingerprint`; also for records of another kind, or fewer than M.
+        UserError: If `public_fingerprint` raises one, the records are of another kind, or there are fewer than M.
     """
     public_fingerprint(config)
     store = RecordStore.open(_place(config))
@@ -107,7 +107,7 @@ def given_public(config: PublicConfig, captions: bool) -> RecordStore:
 
 
 def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> None:
-    """Refuses public records without captions that are needed, and fewer than join a group."""
+    """Rejects public records that lack needed captions, or are fewer than join a group."""
     if captions and store.kind != "image-text":
         raise UserError(f"public.path: the model reads captions, which {store.path} lacks: give another. [public-no-captions]")
     if store.count("train") < config.records:
@@ -118,7 +118,7 @@ def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> N
 
 
 def share_images(first: RecordStore, second: RecordStore) -> bool:
-    """Whether an image is in both of two stores, byte by byte as it is stored; the first should be the smaller one."""
+    """Returns whether two stores share an image, compared byte by byte as stored; the first should be the smaller store."""
     lengths = np.zeros(0, np.int64)
     for _, batch in first.batches:
         lengths = np.union1d(lengths, first.pictures.lengths(batch))
@@ -128,21 +128,21 @@ def share_images(first: RecordStore, second: RecordStore) -> bool:
 
 
 def refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> None:
-    """Refuses two stores that share images; what was found apart once is not read again, as stores never change.
+    """Rejects two stores that share images; the result is kept on disk, as stores never change.
 
     Args:
-        public: records that anyone may see.
-        private: the records of the run.
-        stores: folder where it is noted that two stores are apart.
+        public: Public records.
+        private: Private records of the run.
+        stores: Folder in which a file records that two stores share no image.
 
     Raises:
-        UserError: if an image is in both, byte by byte as it is stored.
+        UserError: If an image is in both, compared byte by byte as stored.
     """
     known_by = hashlib.blake2b(repr((public.contents, private.contents)).encode(), digest_size=_HASH_BYTES).hexdigest()
     apart = Path(stores) / f"apart-{known_by}"
     if apart.exists():
         return
-    if share_images(public, private):  # how many is private
+    if share_images(public, private):  # their number is private, so the message does not give it
         raise UserError(
             f"public.path: {public.path} and {private.path} share images, and a record cannot be both public and private: "
             "import one of the two again without them (in a federation: the private one). [public-shared-images]"
@@ -153,7 +153,7 @@ def refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> Non
 
 
 def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Of every stored image that is as long as one of these, batch by batch: most files need not be read."""
+    """Yields, batch by batch, hashes of the stored images with one of these lengths: most files need not be read."""
     for _, batch in store.batches:
         rows = np.flatnonzero(np.isin(store.pictures.lengths(batch), lengths)).tolist()
         images = (store.pictures.at(batch, row) for row in rows)
@@ -161,7 +161,7 @@ def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _place(config: PublicConfig) -> Path:
-    """Of the store, in which there is one."""
+    """Returns the path of the public store, after a check that there is one."""
     path = None if config.path is None else Path(config.path).expanduser()
     if path is None or not is_store(path):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Why records cannot be read, said in few words however many they are."""
+"""Short summaries of the reasons why records cannot be read, however many records there are."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 OUTSIDE = "outside of the source's folder"
 
 _EXAMPLES = 3  # records that are named for each reason
-_COUNT = re.compile(r" \((?:after )?[\d,]+ [^()]*\)$")  # "(12 bytes not processed)" differs from record to record
+_COUNT = re.compile(r" \((?:after )?[\d,]+ [^()]*\)$")  # "(12 bytes not processed)" is different for each record
 
 
 def by_reason(broken: Iterable[tuple[str, str]]) -> list[str]:
     """Groups unreadable records by their reason: damaged archives first, as each stands for many records, then by number.
 
     Args:
-        broken: (id, reason) of each; the reason of an archive begins with "archive".
+        broken: (id, reason) of each record; the reason of an archive begins with "archive".
 
     Returns:
         A phrase for each reason, with the number of records and up to three of them: ``no image (5): a, b, c, ...``. Names
@@ -34,7 +34,7 @@ def _some(ids: list[str]) -> str:
 
 
 def mending(broken: Iterable[tuple[str, str]], first: str = "repair them") -> str:
-    """What to do about unreadable records: the end of a sentence, which begins with what is best."""
+    """Returns advice on unreadable records, as the end of a sentence; the best remedy comes first."""
     advice = f"{first}, or leave them out with --skip-broken"
     if any(reason == OUTSIDE for _, reason in broken):
         advice += ", or read what lies outside with `dpfed data import --allow-outside`"
@@ -42,5 +42,5 @@ def mending(broken: Iterable[tuple[str, str]], first: str = "repair them") -> st
 
 
 def visible(name: str) -> str:
-    """A name in one line: control characters, which would break a message or steer a terminal, become escapes."""
+    """Returns a name in one line: control characters, which could break a message or steer a terminal, become escapes."""
     return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in name)

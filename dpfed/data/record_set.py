@@ -1,4 +1,4 @@
-"""What training, evaluation and budgets read of records: of a record store, or of a data set of the user's own."""
+"""The interface to records for training, evaluation and budgets: a record store, or a data set of the user's own."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class RecordSet(ABC):
     """Records by index.
 
     Attributes:
-        name: what the data set is called.
+        name: Name of the data set.
         kind: ``"image"`` or ``"image-text"``.
-        public: anyone may see the records.
-        path: the folder of a store; of other records, what they are called.
-        keys: ``(N,)`` uint64, a function of each record that is unique; never its position.
-        units: ``(N,)`` uint64, equal for records that share a unit; ``None``: there are no units.
-        unit_name: what a unit is called, such as ``"person"``; ``None``: there are none.
-        splits: ``(N,)`` int8, the number of each record's split.
-        labels: name -> ``(N,)`` int64, -1 where a record has none.
-        label_names: name -> what the numbers mean.
-        contents: fingerprint of all records.
-        contents_key: the secret that it is keyed with; ``None``: it has none.
+        public: True if anyone may see the records.
+        path: Folder of a store; for other records, a path made of their name.
+        keys: Unique key of each record, ``(N,)`` uint64, a function of the record; never its position.
+        units: Key of each record's unit, ``(N,)`` uint64; ``None``: there are no units.
+        unit_name: Name of the kind of unit, such as ``"person"``; ``None``: there are no units.
+        splits: Number of each record's split, ``(N,)`` int8.
+        labels: Class numbers by label name, each ``(N,)`` int64, -1 for a record without the label.
+        label_names: Names of the classes by label name, in the order of their numbers.
+        contents: Fingerprint of all records.
+        contents_key: Secret key of the fingerprint; ``None``: the fingerprint has no key.
     """
 
     name: str
@@ -46,30 +46,30 @@ class RecordSet(ABC):
 
     @abstractmethod
     def captions(self, indices: np.ndarray) -> list[list[str]]:
-        """The records' captions, a list for each index; at least one each when the kind is ``"image-text"``."""
+        """Returns the records' captions, a list for each index; at least one each when the kind is ``"image-text"``."""
 
     @abstractmethod
     def encoded(self, indices: np.ndarray) -> list[bytes]:
-        """The images as bytes, one for each index: equal for equal images."""
+        """Returns the images as bytes, one for each index: equal for equal images."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """What two processes compare to see that they have the same records open."""
+        """The value that two processes compare to check that they have opened the same records."""
 
     @property
     def budget_names(self) -> np.ndarray:
-        """``(N,)`` uint64: by which a lifetime budget knows each record again, in any order and among others."""
+        """The names by which a lifetime budget recognises records, ``(N,)`` uint64, in any order and among others."""
         return self.keys
 
     @property
     def budget_fingerprint(self) -> str:
-        """By which a lifetime budget knows all of them together."""
+        """The fingerprint by which a lifetime budget recognises all records together."""
         return self.contents
 
     @property
     def budget_folder(self) -> Path | None:
-        """The folder that keeps a copy of their budget's ledger; ``None``: the registry alone keeps it."""
+        """The folder that keeps a copy of the ledger of the records' budget; ``None``: only the registry keeps it."""
         return self.path
 
     def __len__(self) -> int:
@@ -77,48 +77,48 @@ class RecordSet(ABC):
 
     @property
     def training_records(self) -> int:
-        """How many training records there are."""
+        """The number of training records."""
         return self.count("train")
 
     @property
     def training_units(self) -> int | None:
-        """How many units the training records have; ``None``: there are no units."""
+        """The number of units of the training records; ``None``: there are no units."""
         return None if self.units is None else len(np.unique(self.units[self.split("train")]))
 
     def split(self, name: str) -> np.ndarray:
-        """Rows of a split.
+        """Returns the rows of a split.
 
         Args:
             name: ``"train"``, ``"validation"`` or ``"test"``.
 
         Returns:
-            ``(n,)`` int64, ascending; none when there are no such records.
+            The rows, ``(n,)`` int64, ascending; empty if the split has no records.
 
         Raises:
-            UserError: for any other name.
+            UserError: If the name is another one.
         """
         number = split_number(name)
         found = [first + np.flatnonzero(self.splits[first:end] == number) for first, end in blocks(len(self))]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def count(self, name: str) -> int:
-        """How many records a split has; see `split`."""
+        """Returns the number of records of a split; see `split`."""
         return len(self.split(name))
 
     def within(self, name: str) -> Callable[[int, int], np.ndarray]:
-        """Which of the rows between two are of a split, ``(end - first,)`` bool."""
+        """Returns a function of (first, end) that marks the rows of a split between them, ``(end - first,)`` bool."""
         number = split_number(name)
         return lambda first, end: self.splits[first:end] == number
 
     def smallest(self, rows: Callable[[int, int], np.ndarray], count: int) -> np.ndarray:
-        """Of some rows, those with the smallest keys: always the same records, whatever their order.
+        """Returns those of some rows that have the smallest keys: always the same records, whatever their order.
 
         Args:
-            rows: which of the rows between two are meant, ``(end - first,)`` bool; it is asked for one block after the other.
-            count: how many.
+            rows: Function of (first, end) that marks the rows to choose from, ``(end - first,)`` bool; called block by block.
+            count: Number of rows to return.
 
         Returns:
-            ``(n,)`` int64, in the order of their keys; fewer where there are fewer.
+            The rows, ``(n,)`` int64, in the order of their keys; fewer if there are fewer.
         """
         chosen, keys = np.zeros(0, np.int64), np.zeros(0, np.uint64)
         for first, end in blocks(len(self)):
@@ -130,7 +130,7 @@ class RecordSet(ABC):
         return chosen[np.argsort(keys, kind="stable")]
 
     def share_units(self, first: str, second: str) -> bool:
-        """Whether a unit has records in both of two splits."""
+        """Returns whether a unit has records in both of two splits."""
         units, within = self.units, self.within(first)
         if units is None:
             return False
@@ -139,10 +139,10 @@ class RecordSet(ABC):
 
 
 def split_number(split: str) -> int:
-    """The number of a split.
+    """Returns the number of a split.
 
     Raises:
-        UserError: for a name that is not one.
+        UserError: If there is no split of that name.
     """
     if split not in SPLITS:
         raise UserError(f"unknown split {split!r}; {nearest(split, SPLITS)} [split-unknown]")

@@ -1,4 +1,4 @@
-"""From decoded images to square RGB pixels, as stock open_clip makes them."""
+"""Conversion of decoded images to square RGB pixels, as in stock open_clip."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _KERNELS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BI
 
 
 def square(image: Image.Image, size: int, resize: str = "crop", interpolation: str = "bicubic") -> np.ndarray:
-    """Makes an image square and RGB, to the pixel as stock open_clip's transform for evaluation does.
+    """Makes an image square and RGB, with exactly the pixels of stock open_clip's transform for evaluation.
 
-    The image is scaled in its own mode and becomes RGB afterwards, as there: transparent pixels then do not bleed into their
-    neighbours, and images of 1 bit or with a palette are not smoothed.
+    The image is scaled in its own mode and converted to RGB afterwards, as in open_clip: transparent pixels then do not bleed
+    into their neighbours, and images of 1 bit or with a palette are not smoothed.
 
     Args:
-        image: of `dpfed.data.decoding.decode`.
-        size: side, pixels.
+        image: Image from `dpfed.data.decoding.decode`.
+        size: Side of the result, pixels.
         resize: ``"crop"`` (the shorter side becomes `size`, then the centre), ``"squash"`` (both sides become `size`) or
-            ``"pad"`` (the longer side becomes `size`, then borders of zeros: black, except where the mode means another
-            colour by that, such as CMYK and palettes).
+            ``"pad"`` (the longer side becomes `size`, then borders of zeros: black, except in modes such as CMYK and palettes,
+            where zero is another colour).
         interpolation: ``"bicubic"`` or ``"bilinear"``.
 
     Returns:
-        ``(3, size, size)`` uint8.
+        The pixels, ``(3, size, size)`` uint8.
 
     Raises:
-        ValueError: for another `resize`.
+        ValueError: If `resize` is another word.
     """
     kernel = _KERNELS[interpolation]
     if resize == "crop":

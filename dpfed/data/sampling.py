@@ -1,11 +1,11 @@
-"""Who takes part in a step, and in which group: Poisson sampling with independent group draws.
+"""The draw of a step: which records take part, and in which group. Poisson sampling with independent group draws.
 
 Both draws are functions of the record's own key (`Randomness.per_record`), so adding or removing a record changes no other
 record's part. Where units are protected, they are functions of the unit's key: equal for all of its records, which therefore
 take part together and in one group. Shuffling a sampled batch and cutting it into chunks would not do: one record more pulls
 another one over into the next chunk, two groups change, and the sum can move by 4C instead of 2C.
 
-Also here: which records of a store are one data owner's: found where they are drawn, from the store's own mapped numbers.
+Also here: the rows of a store that belong to one rank, derived on demand from the store's own memory-mapped numbers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class StepDraw:
     """The records of one step, ordered by group.
 
     Attributes:
-        indices: ``(n,)`` int64 indices of the store; the members of a group are adjacent.
-        offsets: ``(G + 1,)`` int64; group g is ``indices[offsets[g]:offsets[g + 1]]``. Empty groups are left out.
-        keys: ``(G,)`` uint64, where every record (or unit) makes a group of its own: its key. ``None``: groups are drawn.
+        indices: Indices of the store, ``(n,)`` int64; the members of a group are adjacent.
+        offsets: Offsets of the groups, ``(G + 1,)`` int64; group g is ``indices[offsets[g]:offsets[g + 1]]``. Empty groups are
+            left out.
+        keys: Key of the record (or unit) that makes each group, ``(G,)`` uint64; ``None``: groups are drawn.
     """
 
     indices: np.ndarray
@@ -43,18 +44,18 @@ class StepDraw:
         return len(self.offsets) - 1
 
     def members(self, group: int) -> np.ndarray:
-        """Rows of one group."""
+        """Returns the rows of one group."""
         return self.between(group, group + 1)
 
     def between(self, first: int, end: int) -> np.ndarray:
-        """Rows of the groups from `first` to `end` - 1."""
+        """Returns the rows of the groups from `first` to `end` - 1."""
         return self.indices[self.offsets[first] : self.offsets[end]]
 
     def microbatches(self, records: int) -> list[tuple[int, int]]:
         """Cuts the groups into runs of about `records` records; a group is never divided.
 
         Returns:
-            ``[(first, end), ...]`` ranges of groups, in order.
+            The ranges of groups, ``[(first, end), ...]``, in order.
         """
         cuts, first = [], 0
         for group in range(1, len(self) + 1):
@@ -65,17 +66,17 @@ class StepDraw:
 
 
 def unit_keys(store: RecordSet, unit: Unit) -> np.ndarray | None:
-    """The unit of every record where units are protected, otherwise ``None``.
+    """Returns the unit of every record if units are protected, otherwise ``None``.
 
     Args:
-        store: the records.
-        unit: what is protected.
+        store: Records.
+        unit: Privacy unit.
 
     Returns:
-        ``(N,)`` uint64, by index in the store; equal for records that share a unit.
+        The units' keys, ``(N,)`` uint64, by index in the store; equal for records that share a unit.
 
     Raises:
-        UserError: if units are to be protected and the records name none.
+        UserError: If units are to be protected and the records name none.
     """
     if unit == "record":
         return None
@@ -85,25 +86,25 @@ def unit_keys(store: RecordSet, unit: Unit) -> np.ndarray | None:
 
 
 def protected_count(store: RecordSet, unit: Unit) -> int:
-    """N of a store's training split: the number of its records, or of its units where units are protected.
+    """Returns N of a store's training split: the number of its records, or of its units where units are protected.
 
     Raises:
-        UserError: see `unit_keys`.
+        UserError: See `unit_keys`.
     """
     units = None if unit_keys(store, unit) is None else store.training_units
     return store.training_records if units is None else units
 
 
 def partition_keys(store: RecordSet, unit: Unit) -> np.ndarray:
-    """What decides the rank of every record, see `dpfed.training.worker.indices_of_rank`.
+    """Returns the keys that decide the rank of every record, see `dpfed.training.worker.indices_of_rank`.
 
-    A function of the record's own key, or of its unit's, so that a protected unit has one rank.
+    The key is a function of the record's own key, or of its unit's, so that a protected unit has one rank.
 
     Returns:
-        ``(N,)`` uint64, by index in the store.
+        The keys, ``(N,)`` uint64, by index in the store.
 
     Raises:
-        UserError: see `unit_keys`.
+        UserError: See `unit_keys`.
     """
     units = unit_keys(store, unit)
     return store.keys if units is None else units
@@ -112,14 +113,14 @@ def partition_keys(store: RecordSet, unit: Unit) -> np.ndarray:
 def participants_of(
     plan: PrivacyPlan, randomness: Randomness, keys: np.ndarray, units: np.ndarray | None = None, mask: RowMask | None = None
 ) -> Callable[[int], np.ndarray]:
-    """Who takes part in a step, as a function of the step: places among some records, ascending.
+    """Returns the participants of a step as a function of the step: positions among some records, ascending.
 
     Args:
-        plan: gives the sampler.
-        randomness: the source of all draws.
-        keys: ``(n,)`` uint64 keys of the records that the worker holds, or has open.
-        units: see `draw_step`.
-        mask: which of them the worker holds; ``None``: all.
+        plan: Plan with the sampler.
+        randomness: Source of all draws.
+        keys: Keys of the records that the worker holds or has open, ``(n,)`` uint64.
+        units: Keys of their units, see `draw_step`.
+        mask: Mask of the records that the worker holds; ``None``: all.
     """
     return plan.mechanism.sampler.participants(randomness, keys if units is None else units, mask)
 
@@ -139,20 +140,20 @@ def draw_step(
     """Draws the records of one step and their groups.
 
     Args:
-        plan: gives the sampler and the caps.
-        randomness: the source of all draws.
-        step: training step.
-        indices: ``(n,)`` int64 indices of the records that the worker holds; ``None``: 0 .. n - 1.
-        keys: ``(n,)`` uint64 keys of those records.
-        groups: among which the records choose: K_w; all K where several workers on the same records divide them.
-        units: ``(n,)`` uint64 keys of their units; ``None`` where each record is protected for itself.
-        participants: what `participants_of` returns for them, which keeps what it drew for later steps; default: a new one.
-        rank: 0 .. world_size - 1.
-        world_size: how many divide the groups: group g belongs to rank g modulo their number.
+        plan: Plan with the sampler and the caps.
+        randomness: Source of all draws.
+        step: Training step.
+        indices: Indices of the records that the worker holds, ``(n,)`` int64; ``None``: 0 .. n - 1.
+        keys: Keys of those records, ``(n,)`` uint64.
+        groups: Number of groups to choose from: K_w, or all K where several workers on the same records divide the groups.
+        units: Keys of their units, ``(n,)`` uint64; ``None`` if records are protected individually.
+        participants: Result of `participants_of` for these records, which caches draws for later steps; default: a new one.
+        rank: Rank of the worker, 0 .. world_size - 1.
+        world_size: Number of workers that divide the groups: group g belongs to rank g modulo this number.
 
     Returns:
-        The drawn records by group; possibly none at all. All records of one unit are in one group. Where the method has
-        every record alone, no two records (or units) share one.
+        The drawn records by group; possibly none at all. All records of one unit are in one group. Where the method puts
+        every record in a group of its own, no two records (or units) share one.
     """
     if groups == 0:
         return StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64))
@@ -181,15 +182,15 @@ def draw_step(
 
 
 def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:
-    """Keeps, of the members of each group (or unit), the `most` of least private priority: a function of these members only.
+    """Keeps the `most` members of lowest random priority in each group (or unit): a function of that group's members only.
 
     Args:
-        number: ``(n,)`` of each member's group (or unit), from 0.
-        priority: ``(n,)``.
-        most: members that stay.
+        number: Number of each member's group (or unit), ``(n,)``, from 0.
+        priority: Priority of each member, ``(n,)``.
+        most: Number of members to keep.
 
     Returns:
-        Places of those that stay, ascending.
+        Positions of the kept members, ascending.
     """
     by_priority = np.lexsort((priority, number))
     ordered = number[by_priority]
@@ -202,10 +203,10 @@ class PartitionRows:
     """The training records of one of several ranks, as rows of the store. Nothing is copied, and nothing is read beforehand.
 
     Args:
-        store: that the worker opened.
-        keys: ``(N,)`` what decides, by row: `dpfed.data.sampling.partition_keys`.
-        rank: 0 .. world_size - 1.
-        world_size: how many there are.
+        store: Record store that the worker opened.
+        keys: Keys that decide the rank, ``(N,)``, by row: `dpfed.data.sampling.partition_keys`.
+        rank: Rank, 0 .. world_size - 1.
+        world_size: Number of ranks.
     """
 
     def __init__(self, store: RecordSet, keys: np.ndarray, rank: int = 0, world_size: int = 1) -> None:
@@ -215,13 +216,13 @@ class PartitionRows:
         self._world_size = world_size
 
     def __call__(self, first: int, end: int) -> np.ndarray:
-        """Which of the rows between two are this rank's, ``(end - first,)`` bool."""
+        """Returns which rows from `first` to `end` - 1 belong to this rank, ``(end - first,)`` bool."""
         training = self._store.splits[first:end] == 0
         if self._world_size == 1:
             return training
         return training & (self._keys[first:end] % np.uint64(self._world_size) == self._rank)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """All of them, ``(n,)`` int64, ascending."""
+        """Returns all rows of this rank, ``(n,)`` int64, ascending."""
         found = [first + np.flatnonzero(self(first, end)) for first, end in blocks(len(self._store))]
         return np.asarray(np.concatenate(found) if found else np.zeros(0, np.int64), dtype)

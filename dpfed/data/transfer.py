@@ -1,4 +1,4 @@
-"""From the host's memory to a device, without a wait."""
+"""Copies from the host's memory to a device without blocking."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """The values on a device.
+    """Returns the values on a device.
 
     A GPU copies from pinned memory while the host continues. From other memory, the host waits until the GPU has done all work
     that was launched before.
@@ -20,11 +20,11 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def copies_beside(device: torch.device) -> bool:
-    """Whether a device copies while the host continues."""
+    """Returns whether a device copies while the host continues."""
     return device.type == "cuda"
 
 
 @functools.cache
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Numbers as float32 on a device: they are copied once, and nobody writes to them."""
+    """Returns numbers as a float32 tensor on a device; it is cached, so nobody may write to it."""
     return torch.tensor(values, device=device)

@@ -1,1 +1,1 @@
-"""What a run tells people: the privacy card and one self-contained HTML file."""
+"""The privacy card of a run, and its report: one self-contained HTML file."""

@@ -1,4 +1,4 @@
-"""What the audit of a claim says on paper, in words."""
+"""The wording of an audit's result for cards and reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dpfed.privacy.promise import round_down, round_up
 
 
 def is_audit(facts: Any) -> bool:
-    """Whether a file's content is what an audit writes, as far as it is read."""
+    """Returns whether a file's content has the fields of an audit that this module reads."""
     numbers = ("claim", "delta", "shown", "moved", "sensitivity", "confidence", "certainty", "owners")
     of_finding = ("epsilon", "rate", "steps")
     try:
@@ -29,24 +29,24 @@ def is_audit(facts: Any) -> bool:
 
 
 def attacked(audit: dict[str, Any]) -> str:
-    """Who shared the work of the mechanism that was attacked."""
+    """Returns, in words, the number of workers among which the attacked mechanism was divided."""
     return "one worker" if audit["owners"] == 1 else f"{audit['owners']} workers"
 
 
 def label(finding: dict[str, Any]) -> str:
-    """Which attack it is, in a word or two."""
+    """Returns a short name of an attack."""
     steps = "1 step" if finding["steps"] == 1 else f"{finding['steps']:,} steps"
     return f"repeated, {steps} at q = {finding['rate']:.3g}"
 
 
 def on_card(audit: dict[str, Any]) -> str:
-    """What a card says: when, of what, its verdict, and what each attack showed."""
+    """Returns the text for a card: the day, the attacked mechanism, the verdict, and the result of each attack."""
     each = "; ".join(f"{label(one)}: {round_down(one['epsilon'])}" for one in audit["findings"])
     return f"{audit['day']}, {attacked(audit)}: {verdict(audit)} At least, by attack: {each}"
 
 
 def verdict(audit: dict[str, Any]) -> str:
-    """The verdict, in a sentence or two."""
+    """Returns the verdict, in a sentence or two."""
     claim = f"epsilon {round_up(audit['claim'])}, delta {round_up(audit['delta'])}"
     reasons = []
     if not audit["moved"] <= audit["sensitivity"] * 1.001:

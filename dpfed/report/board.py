@@ -1,4 +1,4 @@
-"""A page for ethics boards: what a run promises, to whom, and what an attacker could still learn, in words and one picture.
+"""A page for ethics boards: a run's promise, whom it protects, and what an attacker could still learn, with one picture.
 
 It restates the privacy card for readers without mathematics. Where the two differ, the card is right.
 """
@@ -18,15 +18,15 @@ from dpfed.report.facts import DECLARED_PUBLIC, STARTING_WEIGHTS, CardFacts
 from dpfed.report.html import page_style
 
 NO_PROMISE = "No promise"
-_CERTAIN = "100 %"  # as a limit is printed that lies just below
+_CERTAIN = "100 %"  # the printed form of a limit just below certainty
 _VERDICTS = ((CLOSE, "A strong promise"), (LIMITED, "A limited promise"), (math.inf, "A weak promise"))
 
 
 def board_page(facts: CardFacts) -> str:
-    """The page, as HTML that needs no other file.
+    """Renders the page as HTML that needs no other file.
 
     Args:
-        facts: of the run, as its card states them.
+        facts: Facts of the run, as its card states them.
     """
     reasons = void_reasons(facts)
     epsilon, delta = facts.epsilon_spent, facts.plan.promise.delta
@@ -53,7 +53,7 @@ def board_page(facts: CardFacts) -> str:
 
 
 def right_of_100(epsilon: float, delta: float) -> int:
-    """How many of 100 guesses about one record may be right, rounded up."""
+    """Returns how many of 100 guesses about one record may be right, rounded up."""
     return math.ceil(float(guess(float(round_up(epsilon)), delta).removesuffix("%")))
 
 
@@ -120,7 +120,7 @@ def _learnt(facts: CardFacts) -> Iterator[str]:
 
 
 def _plain(value: object) -> object:
-    """Texts without the backticks of Markdown."""
+    """Removes the backticks of Markdown from texts."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value.replace("`", "") if isinstance(value, str) else value

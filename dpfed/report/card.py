@@ -1,4 +1,4 @@
-"""The privacy card: what a run guarantees, to whom, and what it does not, in Markdown."""
+"""The privacy card, in Markdown: a run's guarantee, whom it protects, and what it does not cover."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MARK = "**Mark:** "
 
 
 def privacy_card(facts: CardFacts) -> str:
-    """Words the facts of a run as Markdown.
+    """Writes the facts of a run as Markdown.
 
-    A run whose marks void the guarantee, or whose epsilon is not finite, gets a card whose first line says so and that
-    gives epsilon only as a figure of the accountant.
+    If marks void the guarantee, or epsilon is not finite, the first line of the card says so, and epsilon appears only as a
+    figure of the accountant.
     """
     reasons = void_reasons(facts)
     title = _CARD if facts.plan.bounding.method.sound else _NO_CARD
@@ -51,7 +51,7 @@ def privacy_card(facts: CardFacts) -> str:
 
 
 def void_reasons(facts: CardFacts) -> list[str]:
-    """Why no guarantee holds, a sentence each; none where it does."""
+    """Returns the reasons why no guarantee holds, a sentence each; empty if the guarantee holds."""
     reasons = [mark.text for mark in facts.marks if mark.voids]
     if not reasons and not math.isfinite(facts.epsilon_spent):
         reasons = ["No finite epsilon covers what was released: the noise was too small or missing."]
@@ -67,26 +67,26 @@ def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def card_digest(markdown: str) -> str:
-    """The SHA-256 of a card, as the run's ledger keeps it."""
+    """Returns the SHA-256 of a card, as stored in the run's ledger."""
     return hashlib.sha256(markdown.encode()).hexdigest()
 
 
 def table_rows(markdown: str) -> dict[str, str]:
-    """The rows of a card's tables, by their names."""
+    """Returns the rows of a card's tables, by their names."""
     rows = (re.fullmatch(r"\| (.+?) \| (.+) \|", line) for line in markdown.splitlines())
     return {row[1].replace("\\|", "|"): row[2].replace("\\|", "|") for row in rows if row}
 
 
 def is_void(markdown: str) -> bool:
-    """Whether a card says, in its first line, that no guarantee holds."""
+    """Returns whether the first line of a card says that no guarantee holds."""
     return NO_GUARANTEE in markdown.partition("\n")[0]
 
 
 def lead(markdown: str) -> str:
-    """The paragraph of a card that states the guarantee, or why there is none.
+    """Returns the paragraph of a card that states the guarantee, or why there is none.
 
     Raises:
-        UserError: for a text that is not a privacy card.
+        UserError: If the text is not a privacy card.
     """
     parts = markdown.split("\n\n")
     if len(parts) < 2 or not parts[0].startswith((_CARD, _NO_CARD)):
@@ -95,7 +95,7 @@ def lead(markdown: str) -> str:
 
 
 def marks_of(markdown: str) -> list[str]:
-    """The marks of a card that leave its guarantee."""
+    """Returns the marks of a card that do not void its guarantee."""
     return [line.removeprefix(_MARK) for line in markdown.splitlines() if line.startswith(_MARK)]
 
 
@@ -169,7 +169,7 @@ def _protected(facts: CardFacts) -> Iterator[str]:
 
 
 def questions(facts: CardFacts) -> Iterator[str]:
-    """What whoever relies on a run should ask first."""
+    """Yields the questions to ask before relying on a run."""
     yield (
         "What else was trained on the same records, or published from them? Each training weakens the protection, and all "
         "their epsilons and deltas add up; this promise is for one run alone."
@@ -194,7 +194,7 @@ def _part(share: float) -> str:
 
 def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
     plan, sampling, method = facts.plan, facts.plan.sampling, facts.plan.bounding.method
-    # A voided card has these figures too, since they check the accounting, but never under the name of a promise.
+    # The card of a voided run has these figures too, to check the accounting, but they are not called a promise.
     prefix = "Accountant's figure, not a guarantee: epsilon" if void else "Epsilon"
     yield f"{prefix} spent", f"{round_up(facts.epsilon_spent)} ({plan.promise.accountant})"
     yield f"{prefix} planned", round_up(plan.epsilon())
@@ -241,7 +241,7 @@ def _bounds(facts: CardFacts) -> Iterator[tuple[str, str]]:
 
 
 def _clipping(plan: PrivacyPlan) -> str:
-    """How gradients that are not just clipped to C are bounded."""
+    """Describes how gradients are bounded, if they are not simply clipped to C; empty otherwise."""
     if plan.bounding.method.closed_form:
         parts = (f"{plan.sensitivity_of(step):.6g} in step {step}" for step in range(plan.steps))
         return (
@@ -259,7 +259,7 @@ def _clipping(plan: PrivacyPlan) -> str:
 
 
 def _released(plan: PrivacyPlan) -> str:
-    """The noise of what is released beside the sum: what the sum's noise leaves of sigma's privacy."""
+    """Describes the noise of what is released besides the sum: its share of the privacy that sigma gives."""
     if plan.progress is not None:
         share = plan.progress.share
         return (

@@ -1,4 +1,4 @@
-"""The charts of private training: what was released of its loss, its clipping and its norms, and how far that may be off."""
+"""The charts of private training: the released loss, clipping and norms, with error bands."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _WIDTH, _HEIGHT = 3.6, 2.6  # inches
 
 
 def training_plots(windows: Sequence[MetricsWindow], clip_norm: float | None) -> list[tuple[str, Figure]]:
-    """Charts with their titles; none, if nothing was released.
+    """Draws the charts of training and returns them with their titles; empty if nothing was released.
 
     Args:
-        windows: of a run, in order.
-        clip_norm: C, where it stays what it is.
+        windows: Released figures of a run, in order.
+        clip_norm: C, if it is fixed; otherwise ``None``.
     """
     if not windows:
         return []
@@ -37,11 +37,11 @@ def training_plots(windows: Sequence[MetricsWindow], clip_norm: float | None) ->
 
 
 def training_note(windows: Sequence[MetricsWindow], void: bool) -> str:
-    """What a reader must know of the charts; empty, if there are none.
+    """Returns the note that explains the charts; empty if there are none.
 
     Args:
-        windows: of a run, in order.
-        void: the run promises nothing.
+        windows: Released figures of a run, in order.
+        void: True if the run has no guarantee.
     """
     if not windows:
         return ""
@@ -58,7 +58,7 @@ def training_note(windows: Sequence[MetricsWindow], void: bool) -> str:
 def _banded(
     windows: Sequence[MetricsWindow], values: Sequence[float], errors: Sequence[float], most: float | None = None
 ) -> Figure:
-    """A curve of figures that are at least 0, and the band in which the true one lies."""
+    """Draws a curve of figures that are at least 0, with the band in which the true value lies."""
     canvas, axes = _empty(windows)
     top = most or 1.1 * max(0.0, *(value + error for value, error in zip(values, errors, strict=True)))
     steps = [window.last for window in windows]

@@ -1,6 +1,6 @@
-"""What a privacy card states, as values: the caller reads them from the run, `dpfed.report.card` words them.
+"""The facts that a privacy card states, as values: the caller reads them from the run, `dpfed.report.card` words them.
 
-Also here: what a reader of a privacy card must know beyond the promise: marks, and what no promise covers.
+Also here: what a reader must know besides the promise: marks, and what no promise covers.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ NOT_PROTECTED = (
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that a reader of the card must know.
+    """A statement that a reader of the card must know.
 
     Attributes:
-        text: one sentence.
-        voids: True when no guarantee holds because of it.
+        text: Text of the mark.
+        voids: True if no guarantee holds because of it.
     """
 
     text: str
@@ -85,7 +85,7 @@ UNSOUND = Mark(
 
 
 def foreign_method(said: str) -> Mark:
-    """For a method of bounding that another package brought."""
+    """Returns the mark for a bounding method from another package."""
     return Mark(
         f"The method {said} comes from another package, and dpfed has not checked its proof. So dpfed claims no guarantee.",
         voids=True,
@@ -99,7 +99,7 @@ CONTRADICTED = Mark(
 
 
 def started_privately(run: str, data: str, epsilon: str, delta: str) -> Mark:
-    """For a run that starts from the weights of another private run."""
+    """Returns the mark for a run that starts from the weights of another private run."""
     return Mark(
         f"The starting weights are those of the private run {run} on {data} (epsilon {epsilon}, delta {delta}). For a record "
         "that was in both runs, the epsilons add up, and so do the deltas. This card states only its own."
@@ -107,7 +107,7 @@ def started_privately(run: str, data: str, epsilon: str, delta: str) -> Mark:
 
 
 def foreign_loss(said: str) -> str:
-    """For a loss that another package brought."""
+    """Returns the statement about a loss from another package."""
     return (
         f"What the loss {said} remembers. The guarantee assumes that it computes a group's loss from that group's embeddings "
         "alone. dpfed hands it nothing else, and cannot check that it keeps nothing from one group for the next."
@@ -135,17 +135,17 @@ _OWN_PARTS = {
 
 
 def own_part(key: str, said: str) -> str | None:
-    """What the guarantee assumes of a part of the user's own; ``None``: nothing, for it sees noisy sums alone.
+    """Returns what the guarantee assumes of a user's own part; ``None``: nothing, since the part sees noisy sums only.
 
     Args:
-        key: of the part in a configuration.
-        said: its name, version and hash.
+        key: Key of the part in the configuration.
+        said: Name, version and hash of the part.
     """
     return _OWN_PARTS[key].format(said=said) if key in _OWN_PARTS else None
 
 
 def shared_unit(name: str) -> Mark:
-    """For records that name what they share, such as a person, where each record is protected for itself."""
+    """Returns the mark for records that share units, such as persons, in a run that protects each record individually."""
     return Mark(
         f"The records name a {name}, and several of them may share one {name}. Epsilon is for one record: a {name} with m "
         f"records has m times that epsilon, and a delta that also grows with m. privacy.unit = 'user' protects the {name}."
@@ -158,32 +158,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """All that a card states.
+    """All facts that a card states.
 
     Attributes:
-        name: of the run.
-        plan: of the run, from which all further numbers follow.
-        unit: of privacy, such as ``one record: an image with its captions``.
-        protected: the unit in a word: ``record``, or what records share, such as ``person``.
-        trained: what is trained and from where, such as ``all 234,567 parameters; starting weights: random``.
-        epsilon_spent: for the steps charged so far.
-        other_accountant: that cross-checks it.
-        other_epsilon: its epsilon for the steps charged, None where there is none.
-        steps_charged: steps in the ledger.
-        sampler: such as ``Poisson: every record independently``.
-        options: the method's own public numbers.
-        grouping: how sampled records come into groups.
-        trust_mode: who sees what.
-        noise: its kind, such as ``Gaussian, in floating point``.
-        noise_from: who adds the noise, such as ``added once a step``.
-        sites: of a federation, a line each.
-        outputs: what leaves the trust boundary.
-        marks: what a reader must know beyond this.
-        not_protected: what the guarantee leaves out.
-        secrets: what must stay secret, and who has it.
-        budget: the lifetime budget of the records, in words.
-        audit: what attacks on the claim showed, in words; empty: nobody attacked it.
-        provenance: which run this is, of which records, made with what: names and values.
+        name: Name of the run.
+        plan: Plan of the run, from which all further numbers follow.
+        unit: Privacy unit, such as ``one record: an image with its captions``.
+        protected: Privacy unit in a word: ``record``, or the kind of unit, such as ``person``.
+        trained: Trained parameters and their start, such as ``all 234,567 parameters; starting weights: random``.
+        epsilon_spent: Epsilon of the steps charged so far.
+        other_accountant: Name of the accountant that cross-checks it.
+        other_epsilon: Epsilon of that accountant for the steps charged; ``None``: there is none.
+        steps_charged: Number of steps in the ledger.
+        sampler: Description of the sampler, such as ``Poisson: every record independently``.
+        options: Public numbers of the method.
+        grouping: Description of how sampled records are assigned to groups.
+        trust_mode: Trust mode, which says who sees what.
+        noise: Kind of noise, such as ``Gaussian, in floating point``.
+        noise_from: Description of who adds the noise, such as ``added once a step``.
+        sites: Lines about the sites of a federation, one each.
+        outputs: Outputs that leave the trust boundary.
+        marks: Marks that a reader must know.
+        not_protected: Statements of what the guarantee does not cover.
+        secrets: Statements of what must stay secret, and who has it.
+        budget: Lifetime budget of the records, in words.
+        audit: Result of attacks on the claim, in words; empty: there was no audit.
+        provenance: Names and values that identify the run, its records, and its software.
     """
 
     name: str
@@ -212,15 +212,15 @@ class CardFacts:
 
     @property
     def complete(self) -> bool:
-        """Whether all planned steps are charged."""
+        """True if all planned steps are charged."""
         return self.steps_charged >= self.plan.steps
 
     @property
     def of_units(self) -> bool:
-        """Whether all records of a unit, such as a person, are protected together."""
+        """True if all records of a unit, such as a person, are protected together."""
         return self.protected != "record"
 
     @property
     def one(self) -> str:
-        """Whom the guarantee is about, in words."""
+        """The unit that the guarantee protects, in words."""
         return f"{self.protected} with all its records" if self.of_units else "training record"

@@ -1,4 +1,4 @@
-"""Pictures of records in a report, as files: only ever of public or generated records. Reading them takes no torch."""
+"""The picture files of records in a report, only of public or generated records. Reading them does not need torch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Gallery:
     confusions: tuple[Confusion, ...] = ()
 
     def write(self, folder: str | Path) -> None:
-        """Writes PNG files and an index into a folder, which is made."""
+        """Writes PNG files and an index into a folder, which is created."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         count = 0
@@ -74,10 +74,10 @@ class Gallery:
 
     @classmethod
     def read(cls, folder: str | Path) -> Gallery:
-        """Reads what `write` wrote.
+        """Reads a gallery that `write` wrote.
 
         Raises:
-            UserError: for a missing or damaged file.
+            UserError: If a file is missing or damaged.
         """
         folder = Path(folder)
         try:
@@ -91,12 +91,12 @@ class Gallery:
 
 
 def _tile(item: dict, folder: Path) -> Tile:
-    # Path(...).name: an index must not lead out of its folder.
+    # Path(...).name, so that an index cannot point outside its folder.
     return Tile(_kept(folder / Path(item["file"]).name), str(item["text"]), str(item["role"]))
 
 
 def _kept(file: Path) -> bytes:
-    """A picture's bytes, which a browser can show."""
+    """Returns the bytes of a PNG file, after a check that it can be decoded."""
     png = read_bytes(file)
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:

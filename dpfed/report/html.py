@@ -1,4 +1,4 @@
-"""One self-contained HTML file about a run, or about several side by side."""
+"""One self-contained HTML file about a run, or about several runs side by side."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ ERROR_BARS = (
 
 
 def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> None:
-    """Writes a report: all about one run, or a comparison of several.
+    """Writes a report about one run, or a comparison of several.
 
-    The file needs nothing else: style and pictures are inside, there is no script, and whatever comes from a run is escaped.
+    The file needs no other file: style and pictures are inside, there is no script, and all text from a run is escaped.
 
     Args:
-        path: of the file.
-        runs: at least one.
-        note: a sentence above a comparison.
+        path: Path of the file.
+        runs: Runs, at least one.
+        note: Sentence above a comparison.
 
     Raises:
-        UserError: for no runs, or a path that cannot be written.
+        UserError: If there are no runs, or the path cannot be written.
     """
     if not runs:
         raise UserError("a report needs at least one run. [report-runs-missing]")
@@ -77,7 +77,7 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> N
 
 
 def page_style() -> Markup:
-    """The style sheet of the pages, which is written in their template and holds nothing of any run."""
+    """Returns the style sheet of the pages, which comes from their template and contains nothing of any run."""
     return Markup(palette() + _template().partition("{{ style }}")[2].partition("</style>")[0])  # noqa: S704
 
 
@@ -140,7 +140,7 @@ def _single(run: RunView) -> dict:
 
 
 def _maps(maps: Sequence[EmbeddingMap]) -> list[tuple[str, Figure]]:
-    """Two charts for each label, before and after training; one where only the trained model is known."""
+    """Draws two charts for each label, before and after training; one if only the trained model is known."""
     plots = []
     for one in maps:
         for when, points in (("before", one.before), ("after", one.after)):
@@ -154,13 +154,13 @@ def _drawn(plots: list[tuple[str, Figure]]) -> list[tuple[str, Markup]]:
 
 
 def _groups(table: list[Result]) -> list[tuple[str, str, list[Result]]]:
-    """Results that were measured alike: (split, protocol, results)."""
+    """Groups results with the same measurement: (split, protocol, results)."""
     keys = dict.fromkeys((item.split, item.protocol) for item in table)
     return [(*key, [item for item in table if (item.split, item.protocol) == key]) for key in keys]
 
 
 def _tiles(run: RunView, first: list[Result]) -> list[tuple[str, str, str]]:
-    """Figures to open with: (name, value, remark)."""
+    """Returns the figures at the top of a report: (name, value, remark)."""
     tiles = []
     if run.void:
         tiles.append(("Privacy", "none", "no guarantee holds"))
@@ -177,7 +177,7 @@ def _tiles(run: RunView, first: list[Result]) -> list[tuple[str, str, str]]:
 
 
 def _comparison(runs: Sequence[RunView]) -> dict:
-    if len({run.name for run in runs}) < len(runs):  # of one configuration: their folders tell them apart
+    if len({run.name for run in runs}) < len(runs):  # runs of one configuration are named by their folders
         runs = [dataclasses.replace(run, name=Path(run.folder).name) for run in runs]
     tables = [{item.name: item for item in run.table} for run in runs]
     names = list(dict.fromkeys(name for table in tables for name in table))
@@ -210,7 +210,7 @@ def _comparison(runs: Sequence[RunView]) -> dict:
 
 
 def _marks(row: list[Result | None]) -> list[str]:
-    """For each run ``best``, or ``near`` where no more than chance may separate it from the best, or nothing."""
+    """Returns ``best``, ``near`` (the difference from the best may be chance) or an empty text for each run."""
     measured = {item.trained: item for item in row if item is not None and item.trained is not None}
     if sum(item is not None and item.trained is not None for item in row) < 2:
         return [""] * len(row)
@@ -222,8 +222,8 @@ def _marks(row: list[Result | None]) -> list[str]:
 
 
 def card_html(text: str) -> Markup:
-    """A privacy card as HTML, without its title."""
-    # Raw HTML, links and pictures stay text: a card needs none, and a report must not lead anywhere.
+    """Converts a privacy card to HTML, without its title."""
+    # Raw HTML, links and pictures stay text: a card needs none, and a report must not link anywhere.
     renderer = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "image", "autolink"])
     return Markup(renderer.render(text.partition("\n")[2]))  # noqa: S704  markdown-it escapes all text
 

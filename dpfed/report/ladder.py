@@ -1,4 +1,4 @@
-"""What each ingredient brought: runs in a row, what each changed, and how far its first figure moved."""
+"""The gain of each ingredient: a sequence of runs, the keys that each changed, and the change of the first metric."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dpfed.files.toml_file import leaves
 from dpfed.report.results import Result, difference, shown
 from dpfed.report.view import RunView
 
-_MOST = 6  # keys that a rung names
-_NAMES = ("name", "data.path", "data.stores")  # say which run or which files, and change nothing
+_MOST = 6  # keys shown for each rung
+_NAMES = ("name", "data.path", "data.stores")  # keys that only name the run or its files
 
 
 def ladder(runs: Sequence[RunView], figures: Sequence[Result | None]) -> list[tuple[str, str, str, str]]:
-    """Rungs: name of the run, the keys that it changed, its figure, and the difference from the rung below.
+    """Returns the rungs: name of the run, changed keys, its figure, and the difference from the rung below.
 
     Args:
-        runs: in order, each with something added to the one before.
-        figures: the same metric of each; ``None``: it was not measured.
+        runs: Runs in order, each with something added to the one before.
+        figures: The same metric of each run; ``None``: it was not measured.
     """
     rungs = []
     first = figures[0]
@@ -44,7 +44,7 @@ def _difference(below: Result | None, figure: Result) -> str:
 
 
 def _changed(runs: Sequence[RunView], number: int) -> str:
-    """Keys that a run's configuration has otherwise than the run before, with the new values."""
+    """Returns the keys that differ from the previous run's configuration, with their new values."""
     if number == 0:
         return ""
     before, after = (leaves(tomllib.loads(run.config_toml)) for run in runs[number - 1 : number + 1])

@@ -1,4 +1,4 @@
-"""Which pictures a report shows: of public or generated records, chosen by the model's features."""
+"""The choice of a report's pictures: public or generated records, selected by the model's features."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POOL = 2_000  # records among which neighbours and answers are looked for
 def build_gallery(
     trained: Embedder, store: RecordSet, read: ReadImages, config: Config, untrained: Embedder | None = None
 ) -> Gallery | None:
-    """Pictures and charts of held-out records as the model sees them; None unless the store is public.
+    """Builds pictures and charts of held-out records as the model sees them; ``None`` unless the store is public.
 
     Args:
         trained: Embedder of the trained model.
@@ -38,7 +38,7 @@ def build_gallery(
         config: Configuration of the run; ``evaluation.split`` chooses the records, or all splits where that one is empty.
         untrained: Embedder of the model before training; ``None``: only the trained one is shown.
     """
-    # Not a matter of taste: a picture of a private record would leave the trust boundary without any noise.
+    # This check protects privacy: a picture of a private record would leave the trust boundary without any noise.
     if not store.public:
         return None
     split = config.evaluation.split
@@ -96,7 +96,7 @@ def _retrieval(embedder: Embedder, image_z: Tensor, pictures: Tensor, captions: 
 
 
 def _neighbours(features: list[Tensor], pictures: Tensor, kind: str) -> Section:
-    """The nearest records of a few, by each model: strips of one record follow each other, the trained model's last."""
+    """Shows the nearest records of a few: each record has a strip per model, the trained model's last."""
     near = [_nearest(one) for one in features]
     strips = tuple(
         Strip("", (Tile(_png(pictures[i]), role="query"), *(Tile(_png(pictures[j])) for j in of_model[i])))
@@ -120,7 +120,7 @@ def _nearest(features: Tensor) -> list[list[int]]:
 def _confusions(
     embedders: list[Embedder], image_z: list[Tensor], store: RecordSet, indices: np.ndarray, config: Config
 ) -> tuple[Confusion, ...]:
-    """What each model takes for what, for each label that zero-shot classification can predict."""
+    """Counts each model's confusions, for each label that zero-shot classification can predict."""
     found = []
     for column in class_columns(store, config.evaluation):
         labels = torch.from_numpy(np.asarray(store.labels[column][indices], dtype=np.int64))
@@ -138,7 +138,7 @@ def _confusions(
 
 
 def _rows(counts: np.ndarray, shown: list[int]) -> Counts:
-    """The rows and columns of some classes; where others are left out, their columns are added up in a last one."""
+    """Selects the rows and columns of some classes; a last column sums the columns of the others, if there are any."""
     rows = counts[np.ix_(shown, shown)]
     if len(shown) < len(counts):
         rows = np.column_stack([rows, counts[shown].sum(axis=1) - rows.sum(axis=1)])
@@ -146,9 +146,9 @@ def _rows(counts: np.ndarray, shown: list[int]) -> Counts:
 
 
 def _visible(images: Tensor) -> Tensor | None:
-    """Images as bytes, ``(n, 3, H, W)`` or ``(n, 1, H, W)``; None where they have other channels than a screen.
+    """Returns images as bytes, ``(n, 3, H, W)`` or ``(n, 1, H, W)``; ``None`` if they have neither 1 nor 3 channels.
 
-    Images of a user's own come normalised: each channel is stretched from its least value to its largest.
+    Images of a user's own data set are normalised: each channel is stretched from its least value to its largest.
     """
     if images.shape[1] not in (1, 3):
         return None

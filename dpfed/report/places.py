@@ -1,4 +1,4 @@
-"""Where a model places records: a map of its features by t-SNE (van der Maaten and Hinton 2008), coloured by label."""
+"""A map of a model's features of records by t-SNE (van der Maaten and Hinton 2008), coloured by label."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from dpfed.report.record_charts import COLOURED, EmbeddingMap, Points
 if TYPE_CHECKING:
     from dpfed.data.record_set import RecordSet
 
-DOTS = 300  # more make a page heavy, and hide each other
-FEWEST = 12  # below, there is no map to see
-LABELS = 3  # each makes a map of its own
+DOTS = 300  # more dots make a page heavy, and hide each other
+FEWEST = 12  # fewer records make no meaningful map
+LABELS = 3  # labels for which a map is drawn
 _PERPLEXITY = 20.0
 
 
 def embedding_maps(features: list[Tensor], store: RecordSet, indices: np.ndarray) -> tuple[EmbeddingMap, ...]:
-    """A map for each of the first labels, of the same places: those where the models put the records.
+    """Returns a map for each of the first labels; all maps have the same positions, coloured by different labels.
 
     Args:
-        features: ``(n, F)`` of each model, the trained one last.
-        store: has the labels. The caller made sure that it is public.
-        indices: (n,) its records.
+        features: Features of each model, ``(n, F)``, the trained model last.
+        store: Records with their labels; the caller has checked that they are public.
+        indices: Indices of the records, ``(n,)``.
     """
     columns = [name for name in store.labels if (store.labels[name][indices] >= 0).any()][:LABELS]
     chosen = np.sort(np.random.default_rng(0).permutation(len(indices))[:DOTS])  # a store may be ordered by class
@@ -36,15 +36,15 @@ def embedding_maps(features: list[Tensor], store: RecordSet, indices: np.ndarray
 
 
 def places_of(features: Tensor) -> Points:
-    """Two coordinates in [0, 1] for each record, near each other where the cosine of features is high.
+    """Computes two coordinates in [0, 1] for each record; records with a high cosine of features are near each other.
 
     Args:
-        features: (n, F), n at least 3.
+        features: Features, ``(n, F)``, n at least 3.
     """
     from sklearn.manifold import TSNE  # takes a second
 
     x = normalize(features.float(), dim=1).double().nan_to_num().numpy()
-    if not x.std(axis=0).any():  # a model that says the same of every record
+    if not x.std(axis=0).any():  # the model gives the same features for every record
         return ((0.5, 0.5),) * len(x)
     perplexity = min(_PERPLEXITY, (len(x) - 1) / 3)
     start = "pca" if min(x.shape) >= 2 else "random"
@@ -54,12 +54,12 @@ def places_of(features: Tensor) -> Points:
 
 
 def most_frequent(labels: np.ndarray, count: int, most: int) -> list[int]:
-    """The classes that most records have, at most so many, in the order of their numbers.
+    """Returns the most frequent classes, at most `most`, in the order of their numbers.
 
     Args:
-        labels: (n,) numbers of classes; -1: none.
-        count: of classes.
-        most: that are wanted.
+        labels: Class numbers, ``(n,)``; -1: none.
+        count: Number of classes.
+        most: Largest number of classes to return.
     """
     sizes = np.bincount(labels[labels >= 0], minlength=count)
     return sorted(np.argsort(-sizes, kind="stable")[:most].tolist())

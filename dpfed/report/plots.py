@@ -1,4 +1,4 @@
-"""The charts of a report. Each function gives one figure; the page gives it its title."""
+"""The charts of a report. Each function returns one figure; the page adds its title."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dpfed.report.record_charts import OTHERS
 from dpfed.report.results import Interval, Result, label, shown
 from dpfed.report.style import INK, MUTED, RULE, SERIES, TARGET, TRAINED, UNTRAINED, figure
 
-_LEGEND = 44  # letters of a class's name in a legend
+_LEGEND = 44  # longest class name in a legend, characters
 WIDTH, HEIGHT = 5.0, 2.9  # inches; two stand side by side on a page of 1000 pixels
 _DASHES = (0, (4, 3))
-# Classes that are called by colours, as those of the generated shapes, get them.
+# Classes named after colours, such as those of the generated shapes, are drawn in these colours.
 _CALLED = {
     **{"red": "#d55e00", "green": "#009e73", "blue": "#0072b2", "yellow": "#8c6d31", "orange": "#e69f00"},
     **{"purple": "#7a5195", "pink": "#cc79a7", "cyan": "#56b4e9", "grey": "#5a6773", "gray": "#5a6773"},
@@ -28,12 +28,12 @@ _CALLED = {
 
 
 def epsilon_plot(spent: EpsilonCurve, planned: EpsilonCurve, budget: float | None = None) -> Figure:
-    """Privacy spent over steps, beside what is planned and what is allowed.
+    """Draws the privacy spent over steps, with the planned and the largest allowed epsilon.
 
     Args:
-        spent: steps and epsilon after them; not empty.
-        planned: the same as planned, drawn dashed; empty: nothing was planned.
-        budget: the largest epsilon that is allowed; ``None``: not known.
+        spent: Steps and the epsilon after each; not empty.
+        planned: Planned steps and epsilon, drawn dashed; empty: nothing was planned.
+        budget: Largest epsilon that is allowed; ``None``: not known.
     """
     step, epsilon = spent[-1]
     last = max(planned[-1][0] if planned else 0, step, 1)
@@ -64,11 +64,11 @@ def epsilon_plot(spent: EpsilonCurve, planned: EpsilonCurve, budget: float | Non
 
 
 def norm_plot(norms: Sequence[tuple[int, float]], noise: float | None) -> Figure:
-    """The norm of the noisy gradient over steps, beside that of the noise alone: where they meet, nothing else is seen.
+    """Draws the norm of the noisy gradient over steps, and that of the noise alone: where they meet, no signal is visible.
 
     Args:
-        norms: steps, and the norms of the noisy gradients.
-        noise: the norm that the noise alone has, very nearly; ``None``: not known.
+        norms: Steps, and the norms of the noisy gradients.
+        noise: Approximate norm of the noise alone; ``None``: not known.
     """
     canvas, axes = _over_steps(max(*(step for step, _ in norms), 1))
     axes.plot(*zip(*norms, strict=True), color=TRAINED, linewidth=2)
@@ -80,7 +80,7 @@ def norm_plot(norms: Sequence[tuple[int, float]], noise: float | None) -> Figure
 
 
 def _over_steps(last: int) -> tuple[Figure, Axes]:
-    """An empty chart over so many steps."""
+    """Returns an empty chart over `last` steps."""
     canvas, axes = figure(WIDTH, HEIGHT)
     axes.set_xlim(0, last * 1.02)
     axes.set_xlabel("step", color=MUTED, fontsize=9)
@@ -90,7 +90,7 @@ def _over_steps(last: int) -> tuple[Figure, Axes]:
 
 
 def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> Figure:
-    """Metrics over steps: trained points, and the untrained model as a dashed line in the same colour."""
+    """Draws metrics over steps: trained points, and the untrained model as a dashed line in the same colour."""
     canvas, axes = figure(WIDTH, HEIGHT)
     ends = []
     for name, colour in zip(names, SERIES, strict=False):
@@ -135,11 +135,11 @@ def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> Fi
 
 
 def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
-    """Untrained beside trained, one pair of bars for each metric, and a tick where guessing would be.
+    """Draws the untrained beside the trained model, a pair of bars for each metric, and a tick at chance level.
 
     Args:
-        results: at least one.
-        tall: as high as two other charts, which stand beside it.
+        results: Metrics, at least one.
+        tall: True to make it as high as two other charts, which stand beside it.
     """
     rows = list(results)
     canvas, axes = figure(WIDTH, 2 * HEIGHT + 0.6 if tall else max(HEIGHT, 0.4 * len(rows) + 0.4))
@@ -176,12 +176,12 @@ def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
 
 
 def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void: Sequence[bool]) -> Figure:
-    """One metric of several runs: a bar for the trained model, a tick for the untrained one.
+    """Draws one metric of several runs: a bar for the trained model, a tick for the untrained one.
 
     Args:
-        names: of the runs, each shown beside its bar.
-        results: the metric of each run, None where it was not measured.
-        void: runs without a guarantee are drawn in grey.
+        names: Names of the runs, each shown beside its bar.
+        results: Metric of each run; ``None``: it was not measured.
+        void: True for each run without a guarantee; its bar is grey.
     """
     canvas, axes = figure(2 * WIDTH, 0.46 * len(names) + 1.0)
     ends = [0.0]
@@ -209,7 +209,7 @@ def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void
 
 
 def _whisker(axes: Axes, y: float, interval: Interval | None) -> None:
-    """How far a bar may be off."""
+    """Draws the error interval of a bar."""
     if interval is not None:
         axes.plot(interval, [y, y], color=INK, linewidth=1, solid_capstyle="butt")
         for end in interval:
@@ -223,7 +223,7 @@ def _percent(axes: Axes, side: str) -> None:
 
 
 def _spread(values: Sequence[float], gap: float) -> list[float]:
-    """Heights for labels beside the values: at least ``gap`` apart, in the same order, the lowest one in place."""
+    """Returns heights for labels beside the values: at least ``gap`` apart, in the same order, the lowest one in place."""
     order = sorted(range(len(values)), key=lambda index: values[index])
     placed = list(values)
     for below, above in zip(order, order[1:], strict=False):
@@ -232,12 +232,12 @@ def _spread(values: Sequence[float], gap: float) -> list[float]:
 
 
 def map_plot(points: Sequence[tuple[float, float]], classes: Sequence[int], names: Sequence[str]) -> Figure:
-    """One map: a dot for each record, in the colour of its class.
+    """Draws one map: a dot for each record, in the colour of its class.
 
     Args:
-        points: of n records.
-        classes: of the same records; -1 is drawn in grey.
-        names: of the classes.
+        points: Positions of n records.
+        classes: Classes of the same records; -1 is drawn in grey.
+        names: Names of the classes.
     """
     shown = [_short(name) for name in (*names, OTHERS)]
     columns = max(1, min(4, int(WIDTH / (0.6 + 0.08 * max(map(len, shown))))))  # inches of a marker, and of a letter

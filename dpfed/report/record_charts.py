@@ -1,4 +1,4 @@
-"""Charts of public records, as values that a run keeps: where the model places them, and which classes it confuses."""
+"""Charts of public records, as values that a run keeps: maps of their features, and confusion matrices."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Counts = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class EmbeddingMap:
-    """Where a model places some public records, in two dimensions.
+    """A two-dimensional map of a model's features of some public records.
 
     Attributes:
-        label: what the colours tell, such as ``shape``.
-        names: of the classes; at most `COLOURED`, the most frequent.
-        classes: of n records, the number of each one's class; -1: another class, or none.
-        after: n points of the trained model, each coordinate in [0, 1].
-        before: the same of the untrained model; empty: it is not known.
+        label: Label that the colours show, such as ``shape``.
+        names: Names of the classes; at most `COLOURED`, the most frequent.
+        classes: Class number of each of n records; -1: another class, or none.
+        after: Positions by the trained model, n points, each coordinate in [0, 1].
+        before: Positions by the untrained model; empty: not known.
     """
 
     label: str
@@ -34,14 +34,14 @@ class EmbeddingMap:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Which classes a model takes for which, without having been trained on them.
+    """The confusion matrix of a model that was not trained on the classes.
 
     Attributes:
-        label: that is predicted, such as ``shape``.
-        names: of C classes; at most `SHOWN`, the most frequent.
-        after: C rows of the trained model, one for each true class: how many records it gave to each of the classes, and, where
-            classes are left out, last how many to the others.
-        before: the same of the untrained model; empty: it is not known.
+        label: Label that is predicted, such as ``shape``.
+        names: Names of C classes; at most `SHOWN`, the most frequent.
+        after: Counts of the trained model, C rows, one for each true class: the number of records assigned to each class and,
+            if classes are left out, last the number assigned to the others.
+        before: Counts of the untrained model; empty: not known.
     """
 
     label: str
@@ -51,12 +51,12 @@ class Confusion:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What the columns are called."""
+        """The names of the columns."""
         return self.names if len(self.after[0]) == len(self.names) else (*self.names, OTHERS)
 
     @property
     def tables(self) -> list[tuple[str, list[tuple[str, list[tuple[int, int]]]]]]:
-        """Tables to show: a title, and rows with their class and, for each column, a count and its percentage of the row."""
+        """The tables to show: a title, and rows with a class and, for each column, a count and its percentage of the row."""
         titled = (("Before training", self.before), ("After training", self.after))
         return [
             (title, [(name, _percent(row)) for name, row in zip(self.names, counts, strict=True)])
@@ -66,15 +66,15 @@ class Confusion:
 
 
 def as_json(maps: tuple[EmbeddingMap, ...], confusions: tuple[Confusion, ...]) -> dict[str, Any]:
-    """What a run's folder keeps of these."""
+    """Converts the charts to the JSON that a run's folder stores."""
     return {"maps": [vars(one) for one in maps], "confusions": [vars(one) for one in confusions]}
 
 
 def from_json(kept: Mapping[str, Any]) -> tuple[tuple[EmbeddingMap, ...], tuple[Confusion, ...]]:
-    """What `as_json` gave.
+    """Restores the charts from the output of `as_json`.
 
     Raises:
-        ValueError, KeyError, TypeError: for anything else.
+        ValueError, KeyError, TypeError: If the input is anything else.
     """
     maps = tuple(
         EmbeddingMap(

@@ -1,4 +1,4 @@
-"""Evaluations worded for people: names, units, the untrained beside the trained model, and which figures come first."""
+"""Evaluations in words: names, units, the untrained beside the trained model, and the choice of headline figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from dpfed.evaluation.intervals import apart
 
-# The first that a run has is what its report opens with.
+# A report opens with the first of these that the run has.
 _HEADLINES = ("image_to_text_R@10", "text_to_image_R@10", "linear_probe_accuracy", "knn3_accuracy", "knn200_accuracy")
 Interval = tuple[float, float]
 
@@ -36,15 +36,15 @@ class Result:
     """One metric of a run: its last trained value beside its untrained one.
 
     Attributes:
-        name: as in results.json.
-        untrained: None where it was not measured.
-        trained: None where it was not measured.
-        protocol: how, for people.
-        split: which records.
-        untrained_interval: 95%, over the draw of held-out records; ``None``: not known.
-        trained_interval: the same of the trained value.
-        change: the same of trained minus untrained, on the same records, and over what noise alone does.
-        chance: what guessing gives; ``None``: not known.
+        name: Name, as in results.json.
+        untrained: Value of the untrained model; ``None``: it was not measured.
+        trained: Value of the trained model; ``None``: it was not measured.
+        protocol: Description of the measurement.
+        split: Split of the records.
+        untrained_interval: 95% interval over the draw of held-out records; ``None``: not known.
+        trained_interval: 95% interval of the trained value; ``None``: not known.
+        change: 95% interval of trained minus untrained, on the same records, which also covers what noise alone does.
+        chance: Value of guessing; ``None``: not known.
     """
 
     name: str
@@ -59,26 +59,26 @@ class Result:
 
     @property
     def label(self) -> str:
-        """The name for people."""
+        """The name in words."""
         return label(self.name)
 
     @property
     def difference(self) -> str:
-        """Trained minus untrained, in percentage points, with its sign and how far it may be off."""
+        """The difference trained minus untrained in percentage points, with its sign and error."""
         if self.untrained is None or self.trained is None:
             return "–"
         return difference(self.trained - self.untrained, self.change)
 
     @property
     def improved(self) -> bool | None:
-        """Whether training helped; None where that is within error, or one side or its error is not known."""
+        """True if training helped; ``None`` if the difference is within error, or a value or its error is not known."""
         if self.untrained is None or self.trained is None or self.change is None or within(self.change):
             return None
         return self.trained > self.untrained
 
 
 def results_of(evaluations: list[dict[str, Any]]) -> list[Result]:
-    """One `Result` for each metric, in the order in which they were first measured."""
+    """Returns one `Result` for each metric, in the order in which they were first measured."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for item in evaluations:
         sides = found.setdefault(item["name"], {})
@@ -101,18 +101,18 @@ def results_of(evaluations: list[dict[str, Any]]) -> list[Result]:
 
 
 def headlines(results: list[Result], limit: int) -> list[Result]:
-    """The metrics that matter most, at most so many."""
+    """Returns the most important metrics, at most `limit`."""
     return most_telling(results, limit)
 
 
 def most_telling(figures: list[Figure], limit: int) -> list[Figure]:
-    """Of some figures with names, those that matter most, at most so many."""
+    """Returns the most important of some named figures, at most `limit`."""
     ordered = [item for first in _HEADLINES for item in figures if item.name.partition("[")[0] == first]
     return (ordered or figures)[:limit]
 
 
 def label(name: str) -> str:
-    """``knn3_accuracy[shape]`` -> ``3-NN accuracy (shape)``; an unknown name stays as it is."""
+    """Words a name: ``knn3_accuracy[shape]`` -> ``3-NN accuracy (shape)``; an unknown name is returned unchanged."""
     base, _, column = name.rstrip("]").partition("[")
     base = re.sub(r"^knn(\d+)_accuracy$", r"\1-NN accuracy", base)
     for key, words in _WORDS.items():
@@ -121,7 +121,7 @@ def label(name: str) -> str:
 
 
 def shown(value: float | None, interval: Interval | None = None) -> str:
-    """A share in percent, and how far it may be off where that is known."""
+    """Returns a share in percent, with its error where that is known."""
     if value is None:
         return "–"
     text = f"{100 * value:.1f} %"
@@ -129,7 +129,7 @@ def shown(value: float | None, interval: Interval | None = None) -> str:
 
 
 def difference(change: float, interval: Interval | None, digits: int = 1) -> str:
-    """A change in percentage points, with its sign; one that may be chance says so."""
+    """Returns a change in percentage points, with its sign; the text says if the change may be chance."""
     text = f"{100 * change:+.{digits}f}".replace("-", "−")
     if interval is None:
         return f"{text} pts"
@@ -138,20 +138,20 @@ def difference(change: float, interval: Interval | None, digits: int = 1) -> str
 
 
 def within(change: Interval) -> bool:
-    """Whether a change may be chance."""
+    """Returns whether a change may be chance."""
     return change[0] <= 0 <= change[1]
 
 
 def tied(first: Result, other: Result) -> bool:
-    """Whether the trained figures of two runs differ by no more than may be chance; equal ones do not."""
+    """Returns whether the trained figures of two runs differ by no more than chance may cause."""
     if first.trained is None or other.trained is None or first.trained_interval is None or other.trained_interval is None:
         return first.trained == other.trained
-    # Other runs' outcomes are not known query by query, so the two figures are taken as unrelated.
+    # Outcomes for single queries of other runs are not known, so the two figures are treated as independent.
     return within(apart(first.trained, first.trained_interval, other.trained, other.trained_interval))
 
 
 def _off(value: float, interval: Interval, digits: int = 1) -> str:
-    """How far the interval goes from the value, to the side where it goes further; never less."""
+    """Returns the larger distance from the value to an end of the interval, rounded up."""
     scale = 10 ** (2 + digits)
     most = max(interval[1] - value, value - interval[0], 0.0)
     return f"{math.ceil(round(most * scale, 9)) / 10**digits:,.{digits}f}"

@@ -33,7 +33,7 @@ _DARK = {
 
 
 def figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty chart of so many inches with quiet axes."""
+    """Returns an empty chart with quiet axes; width and height in inches."""
     canvas = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.add_subplot()
@@ -42,7 +42,7 @@ def figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def quiet(axes: Axes) -> None:
-    """Leaves of an axes box what helps to read values."""
+    """Removes everything from an axes box that does not help to read values."""
     axes.set_facecolor(PAPER)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -53,25 +53,25 @@ def quiet(axes: Axes) -> None:
 
 
 def palette() -> str:
-    """The style sheet's part with the colours of charts, light and dark."""
+    """Returns the part of the style sheet with the colours of charts, light and dark."""
     light = "".join(f"{_variable(colour)}: {colour}; " for colour in _DARK)
     night = "".join(f"{_variable(colour)}: {other}; " for colour, other in _DARK.items())
     return f":root {{ {light}}}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {night}}} }}"
 
 
 def inline_svg(canvas: Figure, title: str) -> Markup:
-    """A figure as an SVG element for an HTML page that has the `palette`; equal figures give equal text.
+    """Converts a figure to an SVG element for an HTML page that has the `palette`; equal figures give equal text.
 
     Args:
-        canvas: the figure.
-        title: for those who cannot see it.
+        canvas: Figure.
+        title: Title for readers who cannot see the figure.
     """
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "dpfed", "svg.fonttype": "path"}):
         canvas.savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
-    # Without comments and metadata, which hold texts and addresses, and without names that several figures share.
+    # Removes comments and metadata, which hold texts and addresses, and ids that several figures share.
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)
     box = text.partition('viewBox="')[2].partition('"')[0]
@@ -89,5 +89,5 @@ def _paint(colour: str) -> str:
 
 
 def uri(content: bytes, kind: str) -> str:
-    """Bytes as a ``data:`` address, so that a page needs no other file."""
+    """Encodes bytes as a ``data:`` address, so that a page needs no other file."""
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"

@@ -1,4 +1,4 @@
-"""The chart of a federation: which sites took part in which steps."""
+"""The chart of a federation: the sites that took part in each step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _WIDTH, _ROW = 5.0, 0.34  # inches
 
 
 def timeline_plot(steps: Sequence[Mapping[str, Any]]) -> Figure:
-    """A row for each site, with a stretch of one colour for as long as it did the same.
+    """Draws a row for each site, with a stretch of one colour for each period of the same state.
 
     Args:
-        steps: in order, each as the journal's last line about it: ``step``, ``event``, ``arrived`` and ``missing``. One of
-            them names a site.
+        steps: Steps in order, each as the journal's last line about it: ``step``, ``event``, ``arrived`` and ``missing``. At
+            least one of them names a site.
     """
     sites = sites_in(steps)
     canvas, axes = figure(_WIDTH, _ROW * len(sites) + 0.8)
@@ -41,7 +41,7 @@ def timeline_plot(steps: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def sites_in(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """All sites that a journal names, in alphabetical order."""
+    """Returns all sites that a journal names, in alphabetical order."""
     return sorted({str(site) for line in steps for site in (*line.get("arrived", ()), *line.get("missing", ()))})
 
 

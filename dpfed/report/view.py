@@ -1,4 +1,4 @@
-"""A finished or stopped run as its report sees it."""
+"""A finished or stopped run as seen by its report."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from dpfed.report.results import Result, results_of
 
 @dataclass(frozen=True)
 class RunView:
-    """What a report needs of a run.
+    """The data of a run that a report needs.
 
     Attributes:
-        name: of the run.
-        folder: the run's directory.
-        config_toml: the resolved configuration.
-        results: results.json: ``{"privacy": {"epsilon", "delta", "clip_norm", "clipping", ...}, "evaluations": [{"name",
-            "value", "model", "split", "protocol", "step"}], "run": {"id", "ledger", ...}}``.
-        metrics: lines of metrics.jsonl, each with ``step``.
-        card_markdown: the privacy card.
-        spent: epsilon over steps, from the ledger; empty: its file is not there.
-        gallery: pictures; only for public or generated records.
-        audit: what attacks on the claim showed, if there were any.
-        steps_of_sites: of a federation, the journal's last line about each step.
+        name: Name of the run.
+        folder: Directory of the run.
+        config_toml: Resolved configuration.
+        results: Contents of results.json: ``{"privacy": {"epsilon", "delta", "clip_norm", "clipping", ...}, "evaluations":
+            [{"name", "value", "model", "split", "protocol", "step"}], "run": {"id", "ledger", ...}}``.
+        metrics: Lines of metrics.jsonl, each with ``step``.
+        card_markdown: Privacy card.
+        spent: Epsilon over steps, from the ledger; empty: its file is missing.
+        gallery: Pictures; only for public or generated records.
+        audit: Result of attacks on the claim, if there were any.
+        steps_of_sites: Last line of a federation's journal about each step.
     """
 
     name: str
@@ -46,7 +46,7 @@ class RunView:
 
     @property
     def epsilon(self) -> float:
-        """Privacy spent; infinity for a run without privacy."""
+        """The epsilon spent; infinity for a run without privacy."""
         spent = self.results["privacy"]["epsilon"]
         return math.inf if spent is None else float(spent)
 
@@ -57,17 +57,17 @@ class RunView:
 
     @property
     def target(self) -> float | None:
-        """Epsilon that the configuration asks for, None where it gives the noise instead."""
+        """The epsilon that the configuration sets; ``None`` if it sets the noise instead."""
         return self._config.get("privacy", {}).get("epsilon")
 
     @property
     def noisy(self) -> bool:
-        """Whether the steps had noise at all."""
+        """True if the steps had noise."""
         return self._config.get("bounding", {}).get("method") != "none"
 
     @property
     def closed_form(self) -> bool:
-        """Whether the model follows in closed form from two noisy sums, without gradients."""
+        """True if the model follows in closed form from two noisy sums, without gradients."""
         return self._config.get("bounding", {}).get("method") == "moments"
 
     @property
@@ -76,7 +76,7 @@ class RunView:
 
     @property
     def void(self) -> bool:
-        """Whether the privacy card says that no guarantee holds."""
+        """True if the privacy card says that no guarantee holds."""
         return is_void(self.card_markdown)
 
     @property
@@ -86,12 +86,12 @@ class RunView:
 
     @property
     def marks(self) -> list[str]:
-        """What a reader must know beside the guarantee."""
+        """The marks that a reader must know besides the guarantee."""
         return marks_of(self.card_markdown)
 
     @property
     def about(self) -> str:
-        """Which run this is, in a line."""
+        """One line that identifies the run."""
         made = self.results["run"]
         last = made["environments"][-1]
         code = f"dpfed {last['versions']['dpfed']}" + (f" at {last['commit'][:12]}" if last["commit"] else "")
@@ -108,20 +108,20 @@ class RunView:
 
     @property
     def windows(self) -> list[MetricsWindow]:
-        """The released figures of training, where there are any."""
+        """The released figures of training, if there are any."""
         return [MetricsWindow.read(line["phase"]) for line in self.metrics if "phase" in line]
 
     @property
     def clip_norm(self) -> float | None:
-        """C, where gradients are clipped to one that stays."""
+        """The clip norm C if it is fixed; otherwise ``None``."""
         privacy = self.results["privacy"]
         return privacy["clip_norm"] if privacy["clipping"] == "fixed" else None
 
     @property
     def noise_norm(self) -> float | None:
-        """The norm of a step's noise, very nearly: std sqrt(P) / divisor; ``None`` where it changes from step to step."""
+        """The approximate norm of a step's noise: std sqrt(P) / divisor; ``None`` if it changes from step to step."""
         privacy = self.results["privacy"]
-        # Sites that share the noise out may add more than the plan asks for.
+        # Sites that share the noise may add more than the plan requires.
         carried = [line["noise_of_sites"] for line in self.steps_of_sites if line.get("noise_of_sites")]
         steady = privacy.get("clipping") == "fixed" and privacy.get("noise_std") and not privacy.get("progress")
         trained = privacy.get("trained_parameters")

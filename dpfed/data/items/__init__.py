@@ -1,1 +1,1 @@
-"""Records out of any map-style data set, read and augmented in processes."""
+"""Records from any map-style data set, read and augmented in processes."""

@@ -1,4 +1,4 @@
-"""Labels of items: what they say of a record, and as numbers."""
+"""Labels of items, as text and as numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dpfed.errors import UserError
 
 
 def labels_in_words(labels: Mapping[str, Any], classes: Mapping[str, Sequence[str]]) -> str:
-    """A record's labels by the names of their classes, whose numbers may depend on which classes other records have.
+    """Describes a record's labels by the names of their classes, since class numbers may depend on other records.
 
     Args:
-        labels: of the record, by name.
-        classes: names of the classes, by the label's name, where they are known.
+        labels: Labels of the record, by label name.
+        classes: Names of the classes by label name, where they are known.
     """
     text = ""
     for name, value in sorted(labels.items()):
@@ -28,17 +28,17 @@ def labels_in_words(labels: Mapping[str, Any], classes: Mapping[str, Sequence[st
 def numbered_labels(
     given: Sequence[Mapping[str, Any]], known: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
-    """Classes as numbers, and the names of the numbers.
+    """Converts the labels of records to class numbers.
 
     Args:
-        given: labels of each record, by name, as they stand in the item.
-        known: names of the classes, by the label's name, where they are known.
+        given: Labels of each record by label name, as they stand in the item.
+        known: Names of the classes by label name, where they are known.
 
     Returns:
-        By the label's name, ``(N,)`` int64, -1 where a record has none; and the names of the numbers.
+        The class numbers by label name, each ``(N,)`` int64, -1 for a record without the label; and the names of the classes.
 
     Raises:
-        UserError: for labels that are neither whole numbers nor texts, or are both.
+        UserError: If labels are neither whole numbers nor texts, or a mixture of both.
     """
     labels: dict[str, np.ndarray] = {}
     names: dict[str, list[str]] = {}

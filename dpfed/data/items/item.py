@@ -1,4 +1,4 @@
-"""What an item of a data set holds: its image, and where its captions, labels, key and unit are."""
+"""The parts of an item of a data set: image, captions, labels, key and unit."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from torch import Tensor
 from dpfed.data.store.record import is_text
 
 Part: TypeAlias = "str | int | Callable[[Any], Any]"
-"""Where a part of an item is: a column, a place in a tuple, or a function of the item."""
+"""The location of a part in an item: a column, a position in a tuple, or a function of the item."""
 
-_IMAGES = ("image", "img", "jpg", "png", "pixel_values")  # columns that hold the image, where nobody says
+_IMAGES = ("image", "img", "jpg", "png", "pixel_values")  # default columns of the image
 _DTYPES = (torch.uint8, torch.uint16, torch.float16, torch.float32, torch.float64)
 _MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"}
 
 
 class BrokenItem(Exception):
-    """An item that is not what it has to be; the text says what it is, in a few words."""
+    """An item that cannot be used; the message says briefly what the item is."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the parts of an item are.
+    """The locations of the parts of an item.
 
     Attributes:
-        image: ``None``: the item itself, the first of a tuple, or the column ``image``.
-        captions: a text, or several; ``None``: the second of a tuple if it is one, otherwise there are none.
-        labels: by name. Without any, the second of a tuple or the column ``label``, if that is a whole number.
-        key: what tells a record from all others, wherever it stands; ``None``: its contents.
-        unit: what several records share, such as a person; ``None``: nothing.
+        image: Location of the image; ``None``: the item itself, the first of a tuple, or the column ``image``.
+        captions: Location of a text or of several texts; ``None``: the second of a tuple if it is one, otherwise none.
+        labels: Locations of the labels by name; ``None``: the second of a tuple or the column ``label``, if a whole number.
+        key: Location of the key that identifies the record, whatever its position; ``None``: the contents are the key.
+        unit: Location of the name of the record's unit, such as a person; ``None``: there are no units.
     """
 
     image: Part | None = None
@@ -45,18 +45,18 @@ class Parts:
     unit: Part | None = None
 
     def image_of(self, item: Any) -> Image.Image | Tensor:
-        """The image of an item.
+        """Returns the image of an item.
 
         Raises:
-            BrokenItem: if it is none.
+            BrokenItem: If it is not an image.
         """
         return image_of(_image_part(item) if self.image is None else part_of(item, self.image))
 
     def captions_of(self, item: Any) -> list[str]:
-        """The texts of an item.
+        """Returns the texts of an item.
 
         Raises:
-            BrokenItem: if `captions` leads to something else, or to none.
+            BrokenItem: If `captions` leads to something else, or to no text.
         """
         if self.captions is None:
             second = _second(item)
@@ -70,7 +70,7 @@ class Parts:
         return texts
 
     def labels_of(self, item: Any) -> dict[str, Any]:
-        """The labels of an item by name, as they stand there; ``None``: it has none."""
+        """Returns the labels of an item by name, as they stand in the item; ``None`` for a missing label."""
         if self.labels is not None:
             return {name: _plain(part_of(item, part)) for name, part in self.labels.items()}
         second = item.get("label") if isinstance(item, Mapping) else _second(item)
@@ -79,10 +79,10 @@ class Parts:
 
 
 def part_of(item: Any, part: Part) -> Any:
-    """A part of an item.
+    """Returns a part of an item.
 
     Raises:
-        BrokenItem: if it has no such part.
+        BrokenItem: If the item has no such part.
     """
     if callable(part):
         return part(item)
@@ -94,16 +94,16 @@ def part_of(item: Any, part: Part) -> Any:
 
 
 def image_of(value: Any) -> Image.Image | Tensor:
-    """An image in one of two forms.
+    """Converts an image to one of two forms.
 
     Args:
-        value: a PIL image; an array ``(H, W)``, ``(H, W, 3)`` or ``(C, H, W)``; a tensor ``(C, H, W)``.
+        value: PIL image; array ``(H, W)``, ``(H, W, 3)`` or ``(C, H, W)``; or tensor ``(C, H, W)``.
 
     Returns:
         A PIL image, or a tensor ``(C, H, W)`` of uint8, uint16 or floats.
 
     Raises:
-        BrokenItem: for anything else.
+        BrokenItem: If it is anything else.
     """
     if isinstance(value, Image.Image):
         if value.mode not in _MODES:
@@ -127,12 +127,12 @@ def image_of(value: Any) -> Image.Image | Tensor:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether all of some numbers are finite: their least and largest tell, in a tenth of the time of asking each."""
+    """Returns whether all numbers are finite; testing only the least and largest takes a tenth of the time of testing each."""
     return all(bool(bound.isfinite()) for bound in values.aminmax())
 
 
 def content_of(image: Image.Image | Tensor) -> bytes:
-    """The contents of an image as bytes: equal for equal images, and for no others."""
+    """Returns the contents of an image as bytes, which are equal for equal images only."""
     if isinstance(image, Tensor):
         pixels = image.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{image.dtype} {tuple(image.shape)}\n".encode() + pixels
@@ -141,7 +141,7 @@ def content_of(image: Image.Image | Tensor) -> bytes:
 
 
 def hashed(*parts: bytes) -> bytes:
-    """16 bytes that tell some contents from all others."""
+    """Returns a hash of some contents, 16 bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -150,7 +150,7 @@ def hashed(*parts: bytes) -> bytes:
 
 
 def described(value: Any) -> str:
-    """A value in a few words: what it is, and not what it holds."""
+    """Describes a value in a few words: its type and shape, not its contents."""
     if isinstance(value, Tensor):
         return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, tuple | list):
@@ -179,7 +179,7 @@ def _second(item: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and tensors of one number as Python's."""
+    """Converts numbers of numpy and tensors of one number to Python's."""
     if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.dim() == 0):
         return value.item()
     return value

@@ -1,4 +1,4 @@
-"""Training items and held-out ones as one sequence."""
+"""Training items and held-out items as one sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpfed.errors import UserError
 
 
 class Joined(Sequence[Any]):
-    """The training items, and behind them those that are held out."""
+    """The training items, followed by the held-out ones."""
 
     def __init__(self, sets: Sequence[Any]) -> None:
         self._sets = list(sets)
@@ -34,7 +34,7 @@ class Joined(Sequence[Any]):
 
     @property
     def splits(self) -> np.ndarray:
-        """``(N,)`` int8."""
+        """The split of each item, ``(N,)`` int8."""
         return np.repeat(np.arange(len(SPLITS), dtype=np.int8), np.diff([0, *self._ends]))
 
     def __len__(self) -> int:

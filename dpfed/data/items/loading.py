@@ -1,7 +1,7 @@
-"""Reads items and makes their views in processes: torch's `DataLoader`, which gets step by step what to read.
+"""Reads items and makes their views in processes: torch's `DataLoader`, which receives its requests step by step.
 
-Every random generator that a transform may use is seeded for each view, by the record's own key and the step: so a view is a
-function of the record and its own draws, wherever and among whichever others it is made.
+Every random generator that a transform may use is seeded for each view, by the record's own key and the step. A view is
+therefore a function of the record and its own draws, whatever other records are processed with it, and in whichever process.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _CHUNK = 16  # records
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """A request for the views of some records.
 
     Attributes:
-        rows: ``(n,)`` of the data set.
-        seeds: ``(n, V)`` uint64, of each view; ``None``: the plain image.
+        rows: Rows of the data set, ``(n,)``.
+        seeds: Seed of each view, ``(n, V)`` uint64; ``None``: the plain image.
     """
 
     rows: np.ndarray
     seeds: np.ndarray | None = None
 
     def same_as(self, other: Request) -> bool:
-        """Whether both ask for the same."""
+        """Returns whether both requests have the same rows and seeds."""
         if (self.seeds is None) != (other.seeds is None) or not np.array_equal(self.rows, other.rows):
             return False
         return self.seeds is None or other.seeds is None or np.array_equal(self.seeds, other.seeds)
 
     def chunks(self, size: int) -> Iterator[Request]:
-        """The same in pieces of so many records."""
+        """Splits the request into requests of at most `size` records."""
         for first in range(0, len(self.rows), size):
             seeds = None if self.seeds is None else self.seeds[first : first + size]
             yield Request(self.rows[first : first + size], seeds)
@@ -53,13 +53,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an item becomes what a model reads.
+    """The steps that turn an item into input of the model.
 
     Attributes:
-        items: the data set.
-        parts: of an item.
-        transform: makes a random view of an image, or a list of views.
-        plain: makes the image without augmentation.
+        items: Data set.
+        parts: Locations of the parts of an item.
+        transform: Function that makes a random view of an image, or a list of views.
+        plain: Function that makes the image without augmentation.
     """
 
     items: Sequence[Any]
@@ -68,11 +68,11 @@ class Recipe:
     plain: Transform
 
     def views(self, row: int, seeds: np.ndarray | None) -> list[Tensor]:
-        """The V views of one record, each ``(C, H, W)`` float32.
+        """Makes the V views of one record, each ``(C, H, W)`` float32.
 
         Args:
-            row: of the data set.
-            seeds: ``(V,)`` uint64, or one for a transform that makes all views at once; ``None``: the plain image.
+            row: Row of the data set.
+            seeds: Seeds, ``(V,)`` uint64, or one for a transform that makes all views at once; ``None``: the plain image.
         """
         image = self.parts.image_of(self.items[row])
         if seeds is None:
@@ -91,14 +91,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong in another process."""
+    """An error in another process."""
 
     row: int
     said: str
 
 
 class _Reads(Dataset[Any]):
-    """Answers requests in a process of the loader."""
+    """Answers the requests inside a process of the loader."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -108,7 +108,7 @@ class _Reads(Dataset[Any]):
 
 
 def answer(recipe: Recipe, request: Request) -> Tensor | Failure:
-    """``(n, V, C, H, W)``, or what went wrong with the first item that failed."""
+    """Returns the views ``(n, V, C, H, W)``, or the error of the first item that failed."""
     made: list[Tensor] = []
     count = 1
     for number, row in enumerate(request.rows.tolist()):
@@ -122,11 +122,11 @@ def answer(recipe: Recipe, request: Request) -> Tensor | Failure:
             return Failure(row, str(error))
         except Exception as error:  # whatever a foreign transform or data set raises
             return Failure(row, f"{type(error).__name__}: {error}")
-    return default_collate(made).unflatten(0, (-1, count))  # in a process of a loader, into memory that both share
+    return default_collate(made).unflatten(0, (-1, count))  # in a loader's process, this collates into shared memory
 
 
 class _Queue(Sampler[Request]):
-    """What the loader's processes are to do next."""
+    """The queue of requests for the loader's processes."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -139,12 +139,12 @@ class _Queue(Sampler[Request]):
 
 
 class ItemLoader:
-    """Reads ahead what will be asked for, in processes.
+    """Reads announced requests ahead, in processes.
 
     Args:
-        recipe: how an item becomes what a model reads.
-        workers: processes; 0: everything is done in this one; ``None``: as many as there are cores.
-        chunk: records that travel together between two processes.
+        recipe: Steps that turn an item into input of the model.
+        workers: Number of processes; 0: this process does everything; ``None``: one for each core.
+        chunk: Number of records that are sent together from one process to another.
     """
 
     def __init__(self, recipe: Recipe, workers: int | None = None, chunk: int = _CHUNK) -> None:
@@ -156,11 +156,11 @@ class ItemLoader:
         self._expected: deque[Request] = deque()
 
     def prefetch(self, requests: Sequence[Request]) -> None:
-        """Says what will be asked for next, in order. What was begun already is kept."""
+        """Announces the next requests, in order; work that has begun on them is kept."""
         if self._workers == 0 or _is_coming(requests, self._expected):
             return
         self._expected = deque(requests)
-        # A request travels whole, without a copy at its end, unless that leaves processes without work.
+        # A request is sent whole, which saves a copy at its end, unless that leaves processes without work.
         most = max((len(request.rows) for request in requests), default=1)
         alone = len(requests) < self._workers
         self._size = max(1, min(self._chunk, -(-most // self._workers) if alone else most))
@@ -168,10 +168,10 @@ class ItemLoader:
         self._coming = iter(self._started())
 
     def __call__(self, request: Request) -> Tensor:
-        """``(n, V, C, H, W)`` float32.
+        """Returns the views ``(n, V, C, H, W)`` float32.
 
         Raises:
-            UserError: if an item cannot be read, or a transform fails; it says at which place of the data set.
+            UserError: If an item cannot be read, or a transform fails; the message gives the item's position in the data set.
         """
         if self._workers == 0:
             with generators_kept():
@@ -196,7 +196,7 @@ class ItemLoader:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def close(self) -> None:
-        """Ends the processes; they start again when something is asked for."""
+        """Ends the processes; the next request starts new ones."""
         self._expected.clear()
         self._coming, self._loader = iter(()), None
 
@@ -216,7 +216,7 @@ class ItemLoader:
 
 
 def _is_coming(requests: Sequence[Request], expected: deque[Request]) -> bool:
-    """Whether these are the next that come anyway."""
+    """Returns whether these are the next expected requests."""
     return len(requests) <= len(expected) and all(map(Request.same_as, requests, expected))
 
 
@@ -231,10 +231,10 @@ def _unfailed(found: Tensor | Failure) -> Tensor:
 
 
 def tensor_of(view: Any, what: str) -> Tensor:
-    """A view as a float32 tensor.
+    """Checks a view and returns it as a float32 tensor.
 
     Raises:
-        BrokenItem: if it is something else than a tensor ``(C, H, W)`` of finite floats.
+        BrokenItem: If the view is not a tensor ``(C, H, W)`` of finite floats.
     """
     if not isinstance(view, Tensor) or not view.is_floating_point() or view.dim() != 3:
         end = "; let it end with v2.ToImage() and v2.ToDtype(torch.float32, scale=True)"
@@ -245,15 +245,15 @@ def tensor_of(view: Any, what: str) -> Tensor:
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds every generator that a transform may use without having one of its own: of torch, numpy and Python."""
+    """Seeds every global generator that a transform may use: those of torch, numpy and Python."""
     torch.default_generator.manual_seed(seed & (2**63 - 1))
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 what a foreign transform uses
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 foreign transforms use it
     random.seed(seed)
 
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """A block after which these generators go on as if nothing had been drawn."""
+    """Restores the state of these generators at the end of the block."""
     kept = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         yield

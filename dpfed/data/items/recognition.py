@@ -1,4 +1,4 @@
-"""By what a lifetime budget knows a picture again, in whatever form a data set gives it."""
+"""The form of a picture by which a lifetime budget recognises it, in whatever form a data set gives it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dpfed.data.items.item import content_of
 
 _BYTES = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4, "YCbCr": 3}  # modes of PIL with a byte for each channel
 _AS = {"1": "L", "P": "RGB"}
-_NEAR = 0.2  # of a level of 255; half precision is off by 0.06
+_NEAR = 0.2  # tolerance in levels of 255; half precision is off by 0.06
 
 
 def picture_of(image: Image.Image | Tensor) -> bytes:
-    """A picture as bytes: equal whether it is a PIL image, an array, a tensor of uint8, or such a one over 255.
+    """Returns a picture as bytes, the same for a PIL image, an array, a uint8 tensor and a tensor divided by 255.
 
-    A grey picture is the same with one channel and with three. A picture that was scaled, cropped or encoded anew is another.
+    A grey picture gives the same bytes with one channel and with three. Scaling, cropping or encoding anew changes them.
 
     Args:
-        image: a PIL image, or a tensor ``(C, H, W)``.
+        image: PIL image, or tensor ``(C, H, W)``.
     """
     pixels = _pixels(image)
     if pixels is None:
@@ -30,7 +30,7 @@ def picture_of(image: Image.Image | Tensor) -> bytes:
 
 
 def _pixels(image: Image.Image | Tensor) -> np.ndarray | None:
-    """``(H, W, C)`` uint8, uint16 or float32; ``None``: a picture of another kind."""
+    """Returns the pixels, ``(H, W, C)`` uint8, uint16 or float32; ``None`` for other kinds of pictures."""
     if isinstance(image, Image.Image):
         image = image.convert(_AS[image.mode]) if image.mode in _AS else image
         if image.mode in _BYTES:
@@ -41,7 +41,7 @@ def _pixels(image: Image.Image | Tensor) -> np.ndarray | None:
 
 
 def _levels(given: np.ndarray) -> np.ndarray:
-    """Numbers k/255 as k, uint8; others as they are."""
+    """Converts numbers k/255 to k, uint8; returns other numbers unchanged."""
     scaled = given * 255
     whole = np.rint(scaled)
     scaled -= whole

@@ -1,4 +1,4 @@
-"""Records out of any map-style data set: of torch, of Hugging Face, a list of images, or a record store."""
+"""Records from any map-style data set: of torch, of Hugging Face, a list of images, or a record store."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from dpfed.errors import UserError
 
 @dataclass(frozen=True)
 class _Index:
-    """What was read of all records.
+    """The facts about all records that one pass over the data set collects.
 
     Attributes:
-        keys: see `RecordSet`.
-        labelled_keys: the same where labels count among what makes records equal.
-        pictures: hash of each picture, whatever its form.
+        keys: Keys of the records, see `RecordSet`.
+        labelled_keys: Keys for losses that read labels: records with different labels are then not equal.
+        pictures: Hash of each picture, independent of its form.
     """
 
     keys: np.ndarray
@@ -49,32 +49,33 @@ class Records(RecordSet):
 
     An item is an image, a tuple that begins with one, or a mapping. Images are PIL images, arrays ``(H, W)``, ``(H, W, 3)`` or
     ``(C, H, W)``, or tensors ``(C, H, W)`` of uint8, uint16 or floats with any number of channels. Random transforms do not
-    belong into the data set: give them to `Views`.
+    belong in the data set: give them to `Views`.
 
     Args:
-        data: the training records.
-        image: where an item has its image: a column, a place in a tuple, or a function of the item. Default: the item itself,
-            the first of a tuple, or the column ``image``.
-        caption: where it has its text, or a list of texts. Default: the second of a tuple, if that is a text.
-        label: where it has its class, or a mapping from names of labels to that; read for k-NN, the linear probe, and losses of
+        data: Training records.
+        image: Location of the image in an item: a column, a position in a tuple, or a function of the item. Default: the item
+            itself, the first of a tuple, or the column ``image``.
+        caption: Location of the text, or of a list of texts. Default: the second of a tuple, if that is a text.
+        label: Location of the class, or a mapping from label names to locations; read for k-NN, the linear probe, and losses of
             classes such as `dpfed.losses.SupCon`.
             Default: the second of a tuple, or the column ``label``, if that is a whole number.
-        key: what tells a record from all others, wherever it stands in the data set. Default: a hash of image and captions, and
-            of the labels where a loss reads them.
-        unit: what several records share, such as a person. `Privacy(unit="user")` protects all records of one together.
-        validation: a data set of held-out records, on which the model is measured.
-        test: another one.
-        name: what the data set is called, on the card too. Default: the name of its class.
-        public: anyone may see the records.
-        workers: processes that read items and make views; 0: this process does it. Default: as many as there are cores.
+        key: Location of the key that identifies a record, whatever its position in the data set. Default: a hash of image and
+            captions, and of the labels where a loss reads them.
+        unit: Location of the name of the record's unit, such as a person. `Privacy(unit="user")` protects all records of a
+            unit together.
+        validation: Data set of held-out records, on which the model is measured.
+        test: Data set of further held-out records.
+        name: Name of the data set, also on the card. Default: the name of its class.
+        public: True if anyone may see the records.
+        workers: Number of processes that read items and make views; 0: this process does it. Default: one for each core.
 
     Attributes:
-        source: the data set as it was given.
-        reads_labels: whether the loss of the run that is opened reads labels: they then count among what makes records equal.
-        equal: how many records have an image and captions that another one has, too; each of them counts.
+        source: Data set as it was given.
+        reads_labels: True if the loss of the open run reads labels: records with different labels are then not equal.
+        equal: Number of records whose image and captions another record has, too; each of them counts.
 
     Raises:
-        UserError: for a data set without a length, or keys that are equal or that are positions; when the records are opened.
+        UserError: If the data set has no length, or keys are equal or are positions; raised when the records are opened.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Records(RecordSet):
 
     @property
     def held_out(self) -> tuple[str, ...]:
-        """The held-out splits that there are."""
+        """The held-out splits that have records."""
         return tuple(split for number, split in enumerate(SPLITS) if number and bool((self.splits == number).any()))
 
     def __repr__(self) -> str:
@@ -123,7 +124,7 @@ class Records(RecordSet):
 
     @property
     def keys(self) -> np.ndarray:  # type: ignore[override]
-        """See `RecordSet`, as for all that follows."""
+        """See `RecordSet`, also for the properties below."""
         if self.store is not None:
             return self.store.keys
         return self._index.labelled_keys if self.reads_labels else self._index.keys
@@ -153,7 +154,7 @@ class Records(RecordSet):
 
     @property
     def equal(self) -> int:
-        """How many records have an image and captions that another one has, too."""
+        """The number of records whose image and captions another record has, too."""
         return self._index.equal if self.store is None else 0
 
     @property
@@ -184,7 +185,7 @@ class Records(RecordSet):
 
     @functools.cached_property
     def budget_names(self) -> np.ndarray:  # type: ignore[override]
-        """See `RecordSet`: hashes of the pictures, and of their number among equal ones; whatever keys and captions are."""
+        """See `RecordSet`: hashes of each picture and its number among equal ones, independent of keys and captions."""
         if self.store is not None:
             return self.store.budget_names
         seen = Counter[str]()
@@ -196,7 +197,7 @@ class Records(RecordSet):
 
     @functools.cached_property
     def budget_fingerprint(self) -> str:  # type: ignore[override]
-        """See `RecordSet`: of the training records' pictures and units, in any order."""
+        """See `RecordSet`: a hash of the training records' pictures and units, in any order."""
         if self.store is not None:
             return self.store.budget_fingerprint
         units = [""] * len(self) if self.units is None else self.units.tolist()
@@ -205,7 +206,7 @@ class Records(RecordSet):
 
     @property
     def budget_folder(self) -> Path | None:
-        """See `RecordSet`. A run's folder gets no copy: people pass it on, and the ledger has a plain hash of the pictures."""
+        """See `RecordSet`. A run's folder gets no copy: people share it, and the ledger has a plain hash of the pictures."""
         return None if self.store is None else self.store.path
 
     def captions(self, indices: np.ndarray) -> list[list[str]]:
@@ -241,10 +242,11 @@ class Records(RecordSet):
         return _Index(keys, labelled, pictures, units, labels, names, captions, equal)
 
     def _keys(self, scanned: list[Scanned], by_label: bool = False) -> tuple[np.ndarray, int]:
-        """The records' keys, and how many records are equal to another one.
+        """Returns the records' keys, and the number of records that are equal to another one.
 
-        Of a unit's equal records the first, second, ... have keys of their own, which do not change with one more. Where a loss
-        reads labels, records with two labels are not equal: without the first of them, the second would take its place.
+        The first, second, ... of a unit's equal records have different keys, which do not change when another one is added.
+        Where a loss reads labels, records with different labels are not equal: without the first of them, the second would
+        take its place.
         """
         counts = Counter(one.content for one in scanned)
         equal = sum(count for count in counts.values() if count > 1)
@@ -270,7 +272,7 @@ class Records(RecordSet):
         return keys, equal
 
     def _class_names(self) -> Mapping[str, Sequence[str]]:
-        """The names of the classes of a torchvision or Hugging Face data set."""
+        """Returns the names of the classes of a torchvision or Hugging Face data set."""
         features = getattr(self.source, "features", None)
         found: dict[str, Sequence[str]] = {}
         for name, part in (self.parts.labels or {"label": "label"}).items():

@@ -1,6 +1,6 @@
-"""Reads every item of a data set once: what its key is, its captions and labels, and the shape of its image.
+"""Reads every item of a data set once: its key, captions and labels, and hashes of its contents.
 
-Some are read a second time, in another order: an item that comes out differently is not a function of its record.
+Some items are read a second time, in another order: an item that then differs is not a function of its record.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from dpfed.errors import UserError
 
 _CHUNK = 64
 _AGAIN = 256  # items that are read a second time
-_SMALL = 64  # items that this process reads by itself
+_SMALL = 64  # data sets of at most this many items are read in this process
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """What an item says of its record.
+    """The facts that an item gives about its record.
 
     Attributes:
-        content: hash of image and captions.
-        picture: hash of the picture alone, whatever form it has.
-        captions: texts.
-        labels: by name, as they stand in the item.
-        key: as it stands there; ``None``: the content is the key.
-        unit: as it stands there.
+        content: Hash of image and captions.
+        picture: Hash of the picture alone, independent of its form.
+        captions: Captions of the record.
+        labels: Labels by name, as they stand in the item.
+        key: Key as it stands in the item; ``None``: the content is the key.
+        unit: Name of the unit as it stands in the item; ``None``: there is none.
     """
 
     content: bytes
@@ -75,13 +75,13 @@ def scan(
     """Reads every item of a data set.
 
     Args:
-        items: the data set.
-        parts: of an item.
-        workers: processes; ``None``: as many as there are cores.
-        advance: learns how many were read.
+        items: Data set.
+        parts: Locations of the parts of an item.
+        workers: Number of processes; ``None``: one for each core.
+        advance: Callback that receives the number of items read so far.
 
     Raises:
-        UserError: for a data set that is none, has no length, or whose items are broken or come out differently.
+        UserError: If it is not a data set, has no length, or has items that are broken or differ when read again.
     """
     count = length_of(items)
     workers = 0 if count <= _SMALL else cores() if workers is None else workers
@@ -106,10 +106,10 @@ def scan(
 
 
 def length_of(items: Any) -> int:
-    """How many items a map-style data set has.
+    """Returns the number of items of a map-style data set.
 
     Raises:
-        UserError: if it does not say, or is none.
+        UserError: If it has no length, or is not a map-style data set.
     """
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
         raise UserError(

@@ -17,7 +17,7 @@ class StoreItems(Sequence[Any]):
     """The images of a store, by row, at their stored size.
 
     Args:
-        store: the records; each process opens it anew.
+        store: Record store; each process opens it anew.
     """
 
     def __init__(self, store: RecordStore) -> None:
@@ -25,7 +25,7 @@ class StoreItems(Sequence[Any]):
 
     @functools.cached_property
     def splits(self) -> np.ndarray:
-        """``(N,)`` int8."""
+        """The split of each record, ``(N,)`` int8."""
         return self._store.splits
 
     def __len__(self) -> int:

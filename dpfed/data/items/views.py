@@ -1,4 +1,4 @@
-"""Random views of the user's own: any callable as transform, of records of any data set."""
+"""The user's own random views: any callable as transform, for records of any data set."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Views:
     """Random views of an image.
 
     Args:
-        transform: a callable that makes a view out of an image as the data set gives it (a PIL image, or a tensor
+        transform: Callable that makes a view of an image as the data set gives it (a PIL image, or a tensor
             ``(C, H, W)``): a float tensor ``(C, H, W)``, the same shape for every image. It may draw from the generators of
-            torch, numpy and `random`, which are seeded for each view. It may also give a list of all views at once.
-        count: V, views of each image; of a transform that gives a list: as many as it gives. Default: 2, and 1 for models that
-            read text.
-        plain: makes the image for evaluation, without randomness. Default: scaled and cropped to the size of a view, as floats
-            in [0, 1], with the normalisation that stands in `transform`, if that is a `Compose`.
+            torch, numpy and `random`, which are seeded for each view. It may also return a list of all views at once.
+        count: V, number of views of each image; a transform that returns a list determines it. Default: 2, and 1 for models
+            that read text.
+        plain: Callable that makes the image for evaluation, without randomness. Default: scaled and cropped to the size of a
+            view, as floats in [0, 1], with the normalisation found in `transform`, if that is a `Compose`.
 
     Raises:
-        UserError: if these are not callables, or the count is below 1.
+        UserError: If these are not callables, or the count is below 1.
     """
 
     def __init__(self, transform: Transform, count: int | None = None, plain: Transform | None = None) -> None:
@@ -55,10 +55,10 @@ class Views:
 
 
 def simclr_transform(size: int) -> Transform:
-    """The usual random views of colour images: crops, flips, colours, grey.
+    """Returns the usual random augmentation of colour images: crops, flips, colour jitter, greyscale.
 
     Args:
-        size: side of a view, pixels.
+        size: Side of a view, pixels.
     """
     from torchvision.transforms import v2  # takes a second, and most runs make no such views
 
@@ -76,11 +76,11 @@ def simclr_transform(size: int) -> Transform:
 
 
 def plain_like(transform: Transform, shape: Shape) -> Transform:
-    """What makes an image for evaluation, of the shape that a transform makes, with the normalisation that stands in it.
+    """Returns a transform for evaluation, with the output shape and the normalisation of a training transform.
 
     Args:
-        transform: of training.
-        shape: (C, H, W) of a view.
+        transform: Transform of training.
+        shape: Shape (C, H, W) of a view.
     """
     from torchvision.transforms import v2
 
@@ -101,7 +101,7 @@ def plain_like(transform: Transform, shape: Shape) -> Transform:
 
 
 class _Colours:
-    """An image as a tensor with as many channels as a view has."""
+    """Converts an image to a tensor with the number of channels of a view."""
 
     def __init__(self, channels: int) -> None:
         self._mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(channels)
@@ -116,25 +116,25 @@ class _Colours:
 
 
 class _AsTheyAre(ImageViews):
-    """Takes the place of `ImageViews` where images come as the model reads them."""
+    """The substitute for `ImageViews` where images already come as the model reads them."""
 
     def __init__(self) -> None:
         super().__init__(ViewsConfig())
 
     def plain(self, images: Tensor) -> Tensor:
-        """The same."""
+        """Returns the images unchanged."""
         return images
 
 
 @dataclass(frozen=True, kw_only=True)
 class ItemViews(RecordViews):
-    """How the records of a data set become what a model reads. `Views.plain` prepares images, and nothing else does.
+    """The preparation of a data set's records for the model. `Views.plain` alone prepares images for evaluation.
 
     Attributes:
-        records: of which views are made.
-        loader: reads them.
-        shape: (C, H, W) of a view.
-        draws: seeds of a record: as many as views, or one for a transform that makes all of them.
+        records: Records of which views are made.
+        loader: Loader that reads the records.
+        shape: Shape (C, H, W) of a view.
+        draws: Number of seeds for each record: one for each view, or one for a transform that makes all views at once.
     """
 
     records: Records
@@ -144,16 +144,16 @@ class ItemViews(RecordViews):
 
     @classmethod
     def of(cls, records: Records, views: Views, count: int, tokenizer: Tokenizer | None = None) -> ItemViews:
-        """Tries the transform on a few records, and gets ready to make views of all.
+        """Tries the transform on a few records, and prepares the views of all.
 
         Args:
-            records: opened or not.
-            views: of the user.
-            count: V, where `views` does not say.
-            tokenizer: of models that read text.
+            records: Records, opened or not.
+            views: Views that the user defined.
+            count: V, used if `views` does not give it.
+            tokenizer: Tokenizer of models that read text.
 
         Raises:
-            UserError: if the transform fails, gives something else than views, or does not give the same for the same seeds.
+            UserError: If the transform fails, returns something other than views, or differs for the same seeds.
         """
         count = views.count or count
         trial = Recipe(records.items, records.parts, views.transform, _unchanged)
@@ -187,16 +187,16 @@ class ItemViews(RecordViews):
         )
 
     def read(self, store: RecordSet, indices: np.ndarray) -> Tensor:
-        """Images for evaluation: float32 ``(n, C, H, W)``.
+        """Reads the images for evaluation: float32 ``(n, C, H, W)``.
 
         Args:
-            store: the records.
-            indices: ``(n,)`` of them.
+            store: The records; `records` is read in any case.
+            indices: Indices of records, ``(n,)``.
         """
         return self.loader(Request(np.asarray(indices)))[:, 0]
 
     def maker(self, store: RecordSet, count: int | None = None) -> ViewMaker:
-        """Makes the views of training."""
+        """Returns the maker of the training views."""
         return ItemMaker(self)
 
 
@@ -204,7 +204,7 @@ class ItemMaker(ViewMaker):
     """Makes the random views of items; each record's views depend on that record and its own draws only.
 
     Args:
-        views: how.
+        views: Preparation of the records.
     """
 
     def __init__(self, views: ItemViews) -> None:
@@ -234,7 +234,7 @@ class ItemMaker(ViewMaker):
 
 
 _TRIED = 16
-_TOGETHER, _MOST_TOGETHER = 64 << 20, 256  # bytes and records that travel together between two processes
+_TOGETHER, _MOST_TOGETHER = 64 << 20, 256  # bytes and records that are sent together from one process to another
 
 
 def _unchanged(image: Any) -> Any:
@@ -242,7 +242,7 @@ def _unchanged(image: Any) -> Any:
 
 
 def _tried(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray) -> tuple[Tensor, bool]:
-    """``(n, V, C, H, W)``, and whether the transform makes all views of an image at once."""
+    """Returns ``(n, V, C, H, W)``, and whether the transform makes all views of an image at once."""
     with generators_kept():
         first = recipe.parts.image_of(_item(recipe, int(rows[0])))
         try:
@@ -282,12 +282,12 @@ def _plain(recipe: Recipe, rows: np.ndarray) -> Tensor:
 
 
 def _refuse_unsteady(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray, made: Tensor) -> None:
-    """Refuses a transform whose views are not a function of the image and of the generators' seeds.
+    """Rejects a transform whose views are not a function of the image and of the generators' seeds.
 
     Raises:
-        UserError: saying which generators there are.
+        UserError: If views differ; the message names the seeded generators.
     """
-    _made(recipe, rows[:1], seeds[:1, :1])  # one call more, for a counter whose turns are as many as the calls of a trial
+    _made(recipe, rows[:1], seeds[:1, :1])  # an extra call detects a counter whose period is the number of calls of a trial
     again = _made(recipe, rows, seeds)
     others = _made(recipe, rows[::-1].copy(), seeds[::-1].copy()).flip(0)
     alone = torch.cat([_made(recipe, rows[place : place + 1], seeds[place : place + 1]) for place in (len(rows) - 1, 0)])

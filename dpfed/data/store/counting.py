@@ -1,4 +1,4 @@
-"""How many training records (or units) a run will have, where that stands somewhere before any record is read or made."""
+"""Number of training records (or units) of a run, where it is known before any record is read or made."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from dpfed.privacy.promise import Unit
 
 
 def known_count(data: DataConfig, unit: Unit) -> int | None:
-    """N of a configuration: of the configuration itself for generated records, of the header of a store on this machine.
+    """Returns N of a configuration: its own number for generated records, the header's for a store on this machine.
 
     Nothing is imported, generated, copied or decoded.
 
     Args:
-        data: which records.
-        unit: what is protected.
+        data: Configuration of the records.
+        unit: Privacy unit.
 
     Returns:
-        The number, or ``None`` where only an import can tell.
+        The number of training records (or units); ``None`` if only an import can tell.
 
     Raises:
-        UserError: for records that are not there, a damaged store, or units that the records do not name.
+        UserError: If the records are missing, the store is damaged, or units are protected that the records do not name.
     """
     if data.from_nothing:
         if unit == "user":
@@ -41,10 +41,10 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
 
 
 def store_at_hand(data: DataConfig) -> Path | None:
-    """The store on this machine that records are read from as they are; ``None``: they are yet to be made or imported.
+    """Returns the path of the store that is read as it is; ``None`` if the records must first be made or imported.
 
     Raises:
-        UserError: where there is nothing.
+        UserError: If there is nothing at the path.
     """
     if data.from_nothing or data.is_own:
         return None
@@ -56,10 +56,10 @@ def store_at_hand(data: DataConfig) -> Path | None:
 
 
 def given_path(data: DataConfig) -> str:
-    """``data.path`` of a source that reads files.
+    """Returns ``data.path`` of a source that reads files.
 
     Raises:
-        UserError: where it is missing.
+        UserError: If it is missing.
     """
     if data.path is None:
         raise UserError(f"data.source = {data.source!r} needs data.path, the place of the records. [data-path-missing]")
@@ -67,17 +67,17 @@ def given_path(data: DataConfig) -> str:
 
 
 def require_something_at(path: Path) -> None:
-    """Refuses a place of records where nothing is.
+    """Raises an error if there is nothing at the path of the records.
 
     Raises:
-        UserError: naming it.
+        UserError: If there is nothing; the message names the path.
     """
     if not os.path.exists(path):
         raise UserError(f"data.path: there is nothing at {path}; give the path of a local file or folder. [data-path-nothing]")
 
 
 def no_units(name: str) -> UserError:
-    """The error of records that name no units, which are to be protected."""
+    """Returns the error for protected units that the records do not name."""
     return UserError(
         f"privacy.unit = 'user' protects all records that share a unit, and the records of {name} name no units: set "
         "it to 'record', give Records(unit=...), or import a source that names them (a column 'person_id', 'patient_id' or "

@@ -1,9 +1,9 @@
-"""A store divided among simulated institutions, whose records are unlike each other's, for experiments with federations.
+"""Division of a store among simulated institutions with differing records, for experiments with federations.
 
-Each record has a home site: that of the store's first label, or without labels of the first words of its caption. With
-probability `skew` it goes there, and otherwise to any site. Both are drawn from the record's own key and public constants, so
-the site of a record is a function of that record and of public options alone: which other records there are moves nothing.
-Where the store names units, the key is that of the unit, so that a unit stays together.
+Each record has a home site, which follows from the store's first label, or without labels from the caption's first words. With
+probability `skew` the record goes to its home site, otherwise to a site drawn uniformly. Both draws depend on the record's own
+key and public constants only, so a record's site does not depend on which other records exist. Where the store names units,
+the unit's key is used, so that a unit stays together.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from dpfed.paths import local_path
 from dpfed.privacy.randomness import Randomness
 
 EVALUATION = "evaluation"  # the folder of the held-out records
-_BATCH_RECORDS, _BATCH_BYTES = 1024, 64 << 20  # in memory before a batch is written
+_BATCH_RECORDS, _BATCH_BYTES = 1024, 64 << 20  # limits of a batch in memory; a batch that reaches one is written
 _OPENING_WORDS = 3  # enough to tell "a large red ..." from "a small blue ...", few enough for many records to share them
 _PUBLIC = Randomness.from_seed(0)  # nothing about a division is secret
 
 
 def site_folder(site: int) -> str:
-    """The folder of a site's store."""
+    """Returns the name of the folder of a site's store."""
     return f"site-{site}"
 
 
 def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
-    """The site of every record of a store.
+    """Assigns every record of a store to a site.
 
     Args:
-        store: the records; the sites of held-out ones mean nothing.
-        sites: how many there are, at least 2.
-        skew: the probability that a record goes to its home site, 0 (all sites are alike) to 1 (sites share no label). A
-            record without the label goes to any site; the home of class c is c modulo `sites`.
+        store: Store to divide; sites of its held-out records have no meaning.
+        sites: Number of sites, at least 2.
+        skew: Probability that a record goes to its home site, 0 (all sites are alike) to 1 (sites share no label). A record
+            without the label goes to any site; the home of class c is c modulo `sites`.
 
     Returns:
-        ``(N,)`` int64, 0 .. sites - 1, by index in the store.
+        The sites, ``(N,)`` int64, 0 .. sites - 1, by index in the store.
 
     Raises:
-        UserError: for fewer than two sites, a skew that is not a probability or that needs labels or captions where the store
-            has neither, or units that have records of several home sites.
+        UserError: If there are fewer than two sites, if the skew is not a probability, if it needs labels or captions and the
+            store has neither, or if a unit has records of several home sites.
     """
     if sites < 2:
         raise UserError(f"a store is divided among at least 2 sites, got {sites}; ask for more. [store-few-sites]")
@@ -75,24 +75,24 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
 def divide_store(
     source: str | Path, dest: str | Path, sites: int, skew: float, progress: Callable[[int, int | None], None] | None = None
 ) -> list[RecordStore]:
-    """Writes a store for each site, and one for the evaluation: all of them, or nothing.
+    """Writes a store for each site and one for the evaluation; an error leaves none of them.
 
     ``site-0``, ``site-1``, ... hold the training records of one site each, and nothing else; ``evaluation`` holds the held-out
     records, and no training record. Keys, ids, labels, units, captions and images are those of the source, in its order.
 
     Args:
-        source: the store to divide.
-        dest: the directory to create; must not exist.
-        sites: see `site_of_records`, as for `skew`.
-        skew: the probability that a record goes to its home site.
-        progress: called with (records so far, all records).
+        source: Store to divide.
+        dest: Directory to create; it must not exist.
+        sites: Number of sites, see `site_of_records`.
+        skew: Probability that a record goes to its home site, see `site_of_records`.
+        progress: Callback that receives (records written so far, all records).
 
     Returns:
-        The stores of the sites, in order, and that of the evaluation.
+        The stores of the sites, in order, followed by the evaluation's store.
 
     Raises:
-        UserError: see `site_of_records`; when a site or the evaluation would have no record, the source cannot be read, or
-            `dest` exists or cannot be written.
+        UserError: If `site_of_records` raises one, a site or the evaluation would have no record, the source cannot be read,
+            or `dest` exists or cannot be written.
     """
     sites, path = (
         whole_number(sites, "the number of sites", most=MOST_SITES),
@@ -117,7 +117,7 @@ def divide_store(
 
 
 def _traits(store: RecordStore, by: str) -> np.ndarray:
-    """What decides each record's home: ``(N,)`` int64, the label (-1: none) or a hash of the caption's opening words."""
+    """Returns the traits that decide each record's home: ``(N,)`` int64, a label (-1: none) or a hash of the opening words."""
     if by in store.labels:
         return store.labels[by]
     traits = np.empty(len(store), np.int64)
@@ -158,8 +158,8 @@ def _write_header(store: RecordStore, indices: np.ndarray, folder: Path) -> None
         "records": len(indices),
         "splits": {split: len(own) for split, own in splits.items()},
         **({} if store.units is None else {"training_units": len(np.unique(store.units[splits["train"]]))}),
-        "skipped": [],  # what was left out when the source was written has no site
-        "contents": {"fingerprint": ""},  # the whole store's is not a part's: `_add_contents` reads the part for its own
+        "skipped": [],  # records that were left out when the source was written belong to no site
+        "contents": {"fingerprint": ""},  # the source's fingerprint does not apply; `_add_contents` computes the part's own
         "files": {name: (folder / name).stat().st_size for name in (INDEX, RECORDS)},
     }
     header.pop("left_out", None)
@@ -179,17 +179,17 @@ def _write_parts(
     part_of_record: np.ndarray,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> None:
-    """Shares the records of a store out to folders, with an index and a file of records in each.
+    """Distributes the records of a store among folders, with an index and a file of records in each.
 
     Images, captions and ids are copied as they are stored, and records keep their order.
 
     Args:
-        store: what is copied.
-        folders: made here, one for each part.
-        part_of_record: ``(N,)`` integers, the part that each record goes to.
-        progress: called with (records so far, all records).
+        store: Store to copy from.
+        folders: Folders to create, one for each part.
+        part_of_record: Number of the part that each record goes to, ``(N,)`` integers.
+        progress: Callback that receives (records written so far, all records).
     """
-    order = np.argsort(part_of_record.astype(np.uint16), kind="stable")  # 16 bits are sorted by counting
+    order = np.argsort(part_of_record.astype(np.uint16), kind="stable")  # numpy sorts 16-bit integers by counting
     ends = np.cumsum(np.bincount(part_of_record, minlength=len(folders)))
     for folder, rows, end in zip(folders, np.split(order, ends[:-1]), ends.tolist(), strict=True):
         folder.mkdir()
@@ -200,7 +200,7 @@ def _write_parts(
 
 
 def _write_records(store: RecordStore, rows: np.ndarray, file: Path) -> list[int]:
-    """Writes some records, some megabytes at a time; gives the lengths of the batches."""
+    """Writes some records, some megabytes at a time, and returns the lengths of the batches."""
     waiting: list[pa.RecordBatch] = []
     lengths: list[int] = []
     schema = records_schema(store.size)

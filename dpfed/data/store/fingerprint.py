@@ -1,11 +1,11 @@
-"""The fingerprint of a data set: which records these are, in a line that may be published.
+"""The fingerprint of a data set: it identifies the records, and may be published.
 
-A plain hash of private records would be an exact function of them: whoever knows all records but one could try candidates for
-the last until the hash fits. So the hash of private records is keyed with a secret that is drawn when the store is written and
-stays in it. Only who has the store can compute the fingerprint; to all others it is a random number. Public records need no
-key, so that two people can see that they have the same ones.
+A plain hash of private records would be an exact function of them: an attacker who knows all records but one could try
+candidates for the last one until the hash matches. The hash of private records is therefore keyed with a secret, which is drawn
+when the store is written and never leaves it. Only a holder of the store can compute the fingerprint; to everybody else it is a
+random number. Public records need no key, so that two people can see that they have the same ones.
 
-The order of the records does not matter, and neither does how a store is laid out.
+The fingerprint depends neither on the order of the records nor on the layout of the store.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ _FINGERPRINT_BYTES = 16
 
 
 def new_key(public: bool) -> bytes:
-    """What a new store's fingerprint is keyed with; public records need nothing."""
+    """Returns the secret key for the fingerprint of a new store; empty for public records."""
     return b"" if public else secrets.token_bytes(_KEY_BYTES)
 
 
 def record_digest(key: bytes, id: str, image: bytes, captions: Sequence[str], unit: int, labels: Mapping[str, int]) -> bytes:
-    """The digest of a record as it is stored, of `RECORD_BYTES` bytes.
+    """Returns the digest of a record as it is stored, `RECORD_BYTES` bytes.
 
     Args:
-        key: of the fingerprint.
-        id: of the record.
-        image: the stored bytes.
-        captions: its texts.
-        unit: the key of its unit; its own where it has none.
-        labels: by name; -1 says the same as an absent one.
+        key: Key of the fingerprint.
+        id: Id of the record.
+        image: Stored bytes of the image.
+        captions: Captions of the record.
+        unit: Key of the record's unit; the record's own key if it has no unit.
+        labels: Class numbers by label name; -1 and an absent label are equivalent.
     """
     digest = hashlib.blake2b(key=key, digest_size=RECORD_BYTES, person=b"dpfed record")
     given = sorted((name, int(number)) for name, number in labels.items() if number >= 0)
-    # repr() of the lot cannot be read in two ways; the image comes last, at its own length.
+    # repr() of the tuple is unambiguous; the image comes last, and its length is part of the tuple.
     digest.update(repr((id, list(captions), int(unit), given, len(image))).encode())
     digest.update(image)
     return digest.digest()
 
 
 def fingerprint_of(key: bytes, digests: np.ndarray, splits: np.ndarray) -> str:
-    """The fingerprint of records, in any order.
+    """Returns the fingerprint of records, which does not depend on their order.
 
     Args:
-        key: of the fingerprint.
-        digests: ``(n, RECORD_BYTES)`` uint8.
-        splits: ``(n,)`` int8, the split of each.
+        key: Key of the fingerprint.
+        digests: Digests of the records, ``(n, RECORD_BYTES)`` uint8.
+        splits: Split of each record, ``(n,)`` int8.
     """
-    first, second = digests.view(">u8").T  # they are sorted as texts are: by the first bytes that differ
+    first, second = digests.view(">u8").T  # big-endian, so that numbers sort in the order of their bytes
     order = np.argsort(first.astype(np.uint64))
     if (np.diff(first[order]) == 0).any():
         order = np.lexsort((np.asarray(splits, np.uint8), second, first))
@@ -71,19 +71,19 @@ def fingerprint_of(key: bytes, digests: np.ndarray, splits: np.ndarray) -> str:
 
 
 def contents_header(key: bytes, digests: bytes | bytearray, splits: np.ndarray) -> dict[str, str]:
-    """What a store says of its contents; the key must not leave the store.
+    """Returns the header's entry about the contents; the key must not leave the store.
 
     Args:
-        key: of the fingerprint; empty for public records.
-        digests: of all records, see `record_digest`.
-        splits: ``(n,)`` int8, the split of each.
+        key: Key of the fingerprint; empty for public records.
+        digests: Concatenated digests of all records, see `record_digest`.
+        splits: Split of each record, ``(n,)`` int8.
     """
     fingerprint = fingerprint_of(key, np.frombuffer(bytes(digests), np.uint8).reshape(-1, RECORD_BYTES), splits)
     return {"fingerprint": fingerprint} | ({"key": key.hex()} if key else {})
 
 
 def contents_of(store: RecordStore, key: bytes) -> dict[str, str]:
-    """Reads every record of a store as it is now, and gives its `contents_header` for a key."""
+    """Reads every record of a store and returns the store's `contents_header` for a key."""
     digests = bytearray()
     units = store.keys if store.units is None else store.units
     for rows, batch in store.batches:

@@ -1,6 +1,6 @@
-"""What a store says of each record in numbers: key, split, unit and labels, mapped from its index.
+"""The numbers that a store has for each record: key, split, unit and labels, memory-mapped from its index.
 
-Splits and labels are read and checked when a store is opened, a block after the other; keys and units only where they are used.
+Splits and labels are read and checked block by block when a store is opened; keys and units only where they are used.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import pyarrow as pa
 from dpfed.data.store.layout import Layout, damaged
 from dpfed.data.store.record import SPLITS
 
-BLOCK = 1 << 20  # numbers that are looked at together: bounds the workspace to some megabytes
-WHOLE = 1 << 22  # records whose units are counted when a store is opened: that takes a second for some millions
+BLOCK = 1 << 20  # numbers that are processed together: bounds the workspace to some megabytes
+WHOLE = 1 << 22  # up to this many records, units are counted when a store is opened: a second for some millions
 
 
 def groups_of(places: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Sorts places by the piece that holds them.
+    """Groups positions by the piece that holds them.
 
     Args:
-        places: ``(n,)`` in any order, each below the last start.
-        starts: where each piece begins, and where the last one ends, ascending.
+        places: Positions, ``(n,)`` in any order, each below the last start.
+        starts: Start of each piece and the end of the last one, ascending.
 
     Yields:
-        A piece, which of the places it holds, and where these are in it.
+        The piece's number, the indices into `places` of the positions in it, and these positions relative to its start.
     """
     if len(places) == 0:
         return
@@ -37,26 +37,26 @@ def groups_of(places: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.
 
 
 def blocks(count: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
-    """Cuts 0 .. `count` - 1 into runs: where each begins and ends."""
+    """Cuts 0 .. `count` - 1 into runs; yields the start and end of each."""
     return ((first, min(first + size, count)) for first in range(0, count, size))
 
 
 class Index:
-    """The numbers of all open records.
+    """The numbers of all records of an open store.
 
     Args:
-        layout: of the store.
-        table: all columns as they are stored, mapped.
+        layout: Layout of the store.
+        table: All columns as they are stored, memory-mapped.
 
     Attributes:
-        table: all columns as they are stored.
-        keys: ``(N,)`` uint64.
-        units: ``(N,)`` uint64; ``None``: the store names none.
-        splits: ``(N,)`` int8.
-        labels: name -> ``(N,)`` int64.
+        table: All columns as they are stored.
+        keys: Keys of the records, ``(N,)`` uint64.
+        units: Keys of the records' units, ``(N,)`` uint64; ``None``: the store names no units.
+        splits: Splits of the records, ``(N,)`` int8.
+        labels: Class numbers by label name, each ``(N,)`` int64.
 
     Raises:
-        UserError: for numbers that are not what the header says.
+        UserError: If the numbers contradict the header.
     """
 
     def __init__(self, layout: Layout, table: pa.Table) -> None:
@@ -70,12 +70,12 @@ class Index:
         return len(self.table)
 
     def rows(self, split: int) -> np.ndarray:
-        """Rows of a split, ``(n,)`` int64, ascending."""
+        """Returns the rows of a split, ``(n,)`` int64, ascending."""
         found = [first + np.flatnonzero(self.splits[first:end] == split) for first, end in blocks(len(self))]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def _check(self) -> None:
-        """Accounting follows from how many records (or units) there are to train on, so it is not taken from the header."""
+        """Checks the header's counts, since accounting follows from the number of training records (or units)."""
         counts = [0] * len(SPLITS)
         for first, end in blocks(len(self)):
             own = self._within(self.splits[first:end], 0, len(SPLITS))

@@ -1,10 +1,10 @@
-"""What a record store's directory holds.
+"""The files in a record store's directory.
 
     store.json                 format version, name, kind, counts, label names, and the sizes of the other files
     index.arrow                key, split, labels and unit (if any) of every record
     records.arrow              id, image and captions
 
-Also here: what ``store.json`` says, checked: a store may have been damaged, or made by somebody else.
+Also here: the checks of ``store.json``, since a store may be damaged or written by somebody else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Strict(BaseModel):
-    """No guesses: ``"no"`` is not false, and ``1.0`` is not 1."""
+    """A model without type coercion: ``"no"`` is not false, and ``1.0`` is not 1."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -83,8 +83,8 @@ class _Header(_Strict):
 
 FORMAT_VERSION = 5
 HEADER, INDEX, RECORDS = STORE_HEADER, "index.arrow", "records.arrow"
-MOST_SKIPPED = 10_000  # of the records that were left out, so many are listed
-_SHOWN = 80  # characters of what is wrong with a header
+MOST_SKIPPED = 10_000  # at most this many of the records that were left out are listed
+_SHOWN = 80  # characters shown of the description of a header's error
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Layout:
     """The header of a store, checked.
 
     Attributes:
-        place: where the store is, for messages.
-        header: what ``store.json`` says.
+        place: Path of the store, for messages.
+        header: Contents of ``store.json``.
     """
 
     place: str
@@ -101,23 +101,23 @@ class Layout:
 
     @property
     def splits(self) -> dict[str, int]:
-        """Records of the whole store by split."""
+        """The number of records in the whole store by split."""
         return self.header["splits"]
 
     @property
     def training_units(self) -> int | None:
-        """Units of the training records; ``None``: the store names no units."""
+        """The number of units of the training records; ``None``: the store names no units."""
         return self.header.get("training_units")
 
     def check_sizes(self, path: Path) -> None:
-        """Checks that all files are there and whole.
+        """Checks that all files exist and are complete.
 
         Raises:
-            UserError: when one is missing, or longer or shorter than it was written.
+            UserError: If a file is missing, or longer or shorter than it was written.
         """
         for name in (INDEX, RECORDS):
             file, expected = path / name, self.header["files"][name]
-            if not file.is_file():  # nothing else is opened: a pipe would wait for ever
+            if not file.is_file():  # nothing else may be opened: a pipe would block for ever
                 raise damaged(path, f"{name} is missing or not a file")
             actual = file.stat().st_size
             if actual != expected:
@@ -128,7 +128,7 @@ def read_layout(path: Path) -> Layout:
     """Reads the header of a store on this machine.
 
     Raises:
-        UserError: when there is no store, or its header is damaged or of another format.
+        UserError: If there is no store, or its header is damaged or of another format.
     """
     if not path.exists():
         raise UserError(f"there is no record store at {path}; import one with `dpfed data import`. [store-missing]")
@@ -154,5 +154,5 @@ def read_layout(path: Path) -> Layout:
 
 
 def damaged(place: str | Path, what: str) -> UserError:
-    """The error of a store that cannot be read as it was written."""
+    """Returns the error for a store that cannot be read as it was written."""
     return UserError(f"the record store {place} is damaged: {what}; delete it and import the data again. [store-damaged]")

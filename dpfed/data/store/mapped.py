@@ -1,9 +1,9 @@
-"""The records of a store by their indices: Arrow batches, mapped; a batch is found and checked when it is first read.
+"""The records of a store by index: memory-mapped Arrow batches; a batch is located and checked when it is first read.
 
-An index says where each batch begins, so that no batch is touched to find another one.
+The index file stores the start of each batch, so that finding one batch touches no other.
 
-Arrow takes the offsets in a file as they are, so a damaged one would read other memory of the process. Everything is checked
-before it is used: the index when a store is opened, a batch of records when the first of them is read.
+Arrow trusts the offsets in a file, so a damaged offset would read other memory of the process. Everything is therefore checked
+before it is used: the index when a store is opened, a batch of records when one of its records is first read.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from dpfed.data.store.layout import damaged
 
 
 class Damage(ValueError):
-    """A file that is not as it was written; the message says what is wrong, in a few words, and names no record."""
+    """A file that differs from what was written; the message says briefly what is wrong, and names no record."""
 
 
 def check_index(index: pa.Table, header: dict[str, Any]) -> None:
     """Checks the columns of an index and their types; `dpfed.data.store.index` checks the numbers.
 
     Args:
-        index: of a store.
-        header: of the store.
+        index: Table of the store's index.
+        header: Header of the store.
 
     Raises:
-        Damage: when they are not what the header says.
+        Damage: If they contradict the header.
     """
     index.validate(full=True)
     labels = [f"label:{name}" for name in header["label_names"]]
@@ -48,22 +48,22 @@ def check_index(index: pa.Table, header: dict[str, Any]) -> None:
 
 
 def records_schema(size: int | None) -> pa.Schema:
-    """The columns of a file of records.
+    """Returns the schema of a file of records.
 
     Args:
-        size: side of raw images, pixels; ``None``: files.
+        size: Side of raw images, pixels; ``None``: image files are stored as they are.
     """
     image = {"image": pa.large_binary() if size is None else pa.binary(3 * size * size)}
     return pa.schema({"id": pa.string(), **image, "captions": pa.list_(pa.string())})
 
 
 def check_batch(batch: pa.RecordBatch, kind: str) -> None:
-    """Checks that every offset of a batch of records lies within it, that texts are texts, and that nothing is missing.
+    """Checks that every offset of a batch of records lies within it, that texts are valid, and that no value is missing.
 
-    Reads ids, captions and offsets, not the images.
+    The check reads ids, captions and offsets, not the images.
 
     Raises:
-        Damage: when the batch cannot be used.
+        Damage: If the batch cannot be used.
     """
     try:
         batch.validate(full=True)
@@ -82,15 +82,15 @@ def _check_types(schema: pa.Schema, types: dict[str, pa.DataType]) -> None:
             raise Damage("a column is missing or of another type")
 
 
-_KEPT = 4096  # batches that stay at hand: each takes some kilobytes beside what is mapped
+_KEPT = 4096  # batches that are cached: each takes some kilobytes besides the mapped memory
 _STARTS = b"dpfed batches of records.arrow"
 
 
 def starts_of(schema: pa.Schema) -> np.ndarray:
-    """Where the batches of records begin, as an index says it: ``(b + 1,)`` int64.
+    """Returns the starts of the batches of records from the schema of an index, ``(b + 1,)`` int64.
 
     Raises:
-        Damage: if it does not say it.
+        Damage: If the schema does not contain them.
     """
     noted = (schema.metadata or {}).get(_STARTS)
     if noted is None:
@@ -99,30 +99,30 @@ def starts_of(schema: pa.Schema) -> np.ndarray:
 
 
 def with_starts(schema: pa.Schema, counts: Sequence[int]) -> pa.Schema:
-    """The schema of an index that says where batches begin.
+    """Returns the schema of an index with the starts of the batches in its metadata.
 
     Args:
-        schema: its columns.
-        counts: the number of records in each batch.
+        schema: Columns of the index.
+        counts: Number of records in each batch.
     """
     return schema.with_metadata({_STARTS: np.cumsum([0, *counts]).astype("<i8").tobytes()})
 
 
 class MappedBatches:
-    """Batches of records (id, image, captions), one after the other; iterating gives each with its indices, a slice.
+    """Batches of records (id, image, captions), in order; iterating yields the slice of indices of each batch, and the batch.
 
     Args:
-        file: of the records.
-        header: of the store.
-        starts: see `starts_of`.
+        file: File of the records.
+        header: Header of the store.
+        starts: Starts of the batches, see `starts_of`.
 
     Raises:
-        Damage: if the starts, or the columns, cannot be those of this file.
+        Damage: If the starts or the columns do not match the file.
     """
 
     def __init__(self, file: Path, header: dict[str, Any], starts: np.ndarray) -> None:
         with pa.memory_map(str(file)) as source:
-            mapped = source.read_buffer()  # stays when the file is closed: a process may not have many files open
+            mapped = source.read_buffer()  # outlives the closed file: the number of open files of a process is limited
         self._path = file.parent
         self._kind = header["kind"]
         self._starts = starts
@@ -144,11 +144,11 @@ class MappedBatches:
             yield slice(start, start + len(batch)), batch
 
     def column(self, name: str, indices: np.ndarray) -> list[Any]:
-        """The values of a column, one for each index.
+        """Returns the values of a column, one for each index.
 
         Raises:
-            IndexError: for an index that does not exist.
-            UserError: when a batch is damaged.
+            IndexError: If an index does not exist.
+            UserError: If a batch is damaged.
         """
         result: list[Any] = [None] * len(indices)
         for places, batch, local in self.holding(indices):
@@ -158,17 +158,17 @@ class MappedBatches:
         return result
 
     def holding(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, np.ndarray]]:
-        """The batches that hold some indices.
+        """Finds the batches that hold some indices.
 
         Args:
-            indices: ``(n,)``, in any order.
+            indices: Indices of records, ``(n,)``, in any order.
 
         Yields:
-            Places in `indices`, the batch that holds these indices, and where in the batch.
+            Positions in `indices`, the batch that holds these records, and their rows in the batch.
 
         Raises:
-            IndexError: for an index that does not exist.
-            UserError: when a batch is damaged.
+            IndexError: If an index does not exist.
+            UserError: If a batch is damaged.
         """
         indices = np.asarray(indices, np.int64)
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
@@ -199,6 +199,6 @@ class MappedBatches:
 
 @lru_cache(maxsize=1)
 def _turn(process: int) -> threading.Lock:
-    # Arrow does not say that threads may share a reader. One per process: another thread of a parent may have held it at the
-    # time of a fork.
+    # Arrow does not promise that threads may share a reader. The lock is made per process: at the time of a fork, another
+    # thread of the parent may hold the parent's lock.
     return threading.Lock()

@@ -1,9 +1,9 @@
-"""The images of a store, as they are stored and as square pixels.
+"""The images of a store, as stored and as square pixels.
 
-Also here: files of images decoded by processes, which share nothing but the memory that the pixels go to.
+Also here: decoding of image files in several processes, which share only the memory that receives the pixels.
 
-Threads would take turns: a third of what an image costs is spent under the interpreter's lock. Each process opens the store for
-itself. The memory has no name, so nothing can be left behind, and only processes of the same user can open it.
+Threads would wait for each other: a third of the time per image is spent under the interpreter's lock. Each process opens the
+store for itself. The shared memory has no name, so nothing can be left behind, and only processes of the same user can open it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from dpfed.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Opened = tuple[Callable[..., Any], tuple[Any, ...]]  # what opens a store, and with what: see `RecordStore.__reduce__`
+Opened = tuple[Callable[..., Any], tuple[Any, ...]]  # function that opens a store, and its arguments: `RecordStore.__reduce__`
 
-_LEAST_CORES = 4  # with fewer, threads do as well, and take less memory
+_LEAST_CORES = 4  # with fewer cores, threads are as fast and take less memory
 _MOST = 16  # processes
 _PART = 16  # images that a process takes at a time
 _WORTH = 4 * _PART
-_FREE = 4  # blocks of memory that are kept
+_FREE = 4  # blocks of memory that are kept for reuse
 
 
 class Wanted(NamedTuple):
-    """How images become square, see `RecordStore.images`."""
+    """Side and resizing of square images, see `RecordStore.images`."""
 
     size: int
     resize: str
@@ -52,20 +52,20 @@ class Wanted(NamedTuple):
 
 
 def in_processes(opened: Opened, indices: np.ndarray, wanted: Wanted, workers: int | None = None) -> Tensor | None:
-    """Decodes files of a store in processes.
+    """Decodes image files of a store in several processes.
 
     Args:
-        opened: the store.
-        indices: ``(n,)``.
-        wanted: how they become square.
-        workers: processes; default: one for each core that is this process's own, if these are many.
+        opened: Function and arguments that open the store.
+        indices: Indices of the records, ``(n,)``.
+        wanted: Side and resizing of the square images.
+        workers: Number of processes; default: one for each core of this rank, if there are enough cores and images.
 
     Returns:
-        ``(n, 3, size, size)`` uint8; ``None`` where threads are to do it.
+        The images, ``(n, 3, size, size)`` uint8; ``None`` if threads should decode instead.
 
     Raises:
-        IndexError: for an index that does not exist.
-        UserError: when a file cannot be decoded, or a process dies.
+        IndexError: If an index does not exist.
+        UserError: If a file cannot be decoded, or a process dies.
     """
     if workers is None:
         workers = min(_MOST, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
@@ -84,19 +84,19 @@ def in_processes(opened: Opened, indices: np.ndarray, wanted: Wanted, workers: i
             pass
     images = _images(block.memory, wanted)[: len(indices)]
     weakref.finalize(images, pool.free.append, block).atexit = False
-    return torch.from_numpy(images)  # whose views keep the array, as those of an array would not
+    return torch.from_numpy(images)  # views of this tensor keep the array alive; views of an array would keep only its base
 
 
 class _Block:
     """Memory that processes write pixels to.
 
     Args:
-        size: bytes.
+        size: Size in bytes.
 
     Attributes:
-        size: as given.
-        memory: mapped here.
-        place: where other processes of this user open it, and a number that no other block has.
+        size: Size in bytes.
+        memory: Memory mapping in this process.
+        place: Path at which other processes of this user open it, and a number that is unique among blocks.
     """
 
     numbers = itertools.count()
@@ -112,10 +112,10 @@ class _Block:
 
 
 class _Pool:
-    """Processes, and the blocks that nobody reads: memory that was touched before costs half as much to write.
+    """Processes, and unused blocks of memory: writing to memory that was touched before costs half as much.
 
     Args:
-        workers: processes.
+        workers: Number of processes.
     """
 
     def __init__(self, workers: int) -> None:
@@ -123,7 +123,7 @@ class _Pool:
         atexit.register(self.processes.__exit__)
 
     def block(self, size: int) -> _Block:
-        """A block of at least so many bytes."""
+        """Returns a block of at least `size` bytes."""
         while self.free:
             block = self.free.popleft()
             if block.size >= size:
@@ -133,11 +133,11 @@ class _Pool:
 
 @functools.cache
 def _pool(process: int, workers: int) -> _Pool:
-    return _Pool(workers)  # those of a parent are not a fork's
+    return _Pool(workers)  # a fork cannot use the processes of its parent
 
 
 def _decode(part: tuple[Opened, tuple[str, int], int, np.ndarray, Wanted]) -> None:
-    """What a process does with a part."""
+    """Decodes one part in a worker process."""
     opened, place, start, indices, wanted = part
     pixels = _images(_memory(*place), wanted)
     _store(opened).pictures.decode_into(pixels[start : start + len(indices)], indices, wanted)
@@ -167,15 +167,15 @@ _RESIZED_AT_ONCE = 16  # images: their float32 pixels stay in the cache, which i
 
 
 class Pictures:
-    """Images by index.
+    """The images of a store, by index.
 
     Args:
-        path: the store's directory, for messages.
-        size: side of raw images, pixels; ``None``: the original files are stored.
-        batches: the records.
+        path: Directory of the store, for messages.
+        size: Side of raw images, pixels; ``None``: the original files are stored.
+        batches: Records of the store.
 
     Attributes:
-        opened: what another process opens the store with; ``None``: it cannot.
+        opened: Function and arguments with which another process opens the store; ``None``: another process cannot open it.
     """
 
     opened: Opened | None = None
@@ -184,19 +184,19 @@ class Pictures:
         self._path, self._size, self._batches = path, size, batches
 
     def stored(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """The images of a batch as they are stored: files, or raw pixels."""
+        """Yields the images of a batch as they are stored: files, or raw pixels."""
         return (self.at(batch, row) for row in range(len(batch)))
 
     def at(self, batch: pa.RecordBatch, row: int) -> bytes:
-        """One of them."""
+        """Returns one stored image of a batch."""
         return batch.column("image")[row].as_py()
 
     def lengths(self, batch: pa.RecordBatch) -> np.ndarray:
-        """The bytes of each image of a batch, ``(n,)``; no image is read."""
+        """Returns the size in bytes of each image of a batch, ``(n,)``; no image is read."""
         return np.asarray(pc.binary_length(batch.column("image")))
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
-        """See `RecordStore.encoded`."""
+        """Returns stored images, see `RecordStore.encoded`."""
         result = [b""] * len(indices)
         for places, batch, local in self._batches.holding(indices):
             for place, row in zip(places.tolist(), local.tolist(), strict=True):
@@ -204,12 +204,12 @@ class Pictures:
         return result
 
     def squares(self, indices: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
-        """See `RecordStore.images`."""
+        """Returns square images, see `RecordStore.images`."""
         import torch
 
         if self._size is None:
             return self._decoded(np.asarray(indices), size, resize, interpolation)
-        whole = np.dtype((np.void, 3 * self._size**2))  # one element per image: a gather is then one memcpy each
+        whole = np.dtype((np.void, 3 * self._size**2))  # one element per image, so that a gather is one memcpy per image
         stored = np.empty(len(indices), whole)
         for places, batch, local in self._batches.holding(indices):
             stored[places] = np.frombuffer(batch.column("image").buffers()[1], whole, len(batch))[local]
@@ -224,16 +224,16 @@ class Pictures:
             return images
         result = np.empty((len(indices), 3, size, size), np.uint8)
         for _ in decoders().map(lambda file: self._decode(result, wanted, *file), self._files(indices)):
-            pass  # an error in a thread is raised here
+            pass  # iterating raises the errors of the threads
         return torch.from_numpy(result)
 
     def decode_into(self, result: np.ndarray, indices: np.ndarray, wanted: Wanted) -> None:
         """Decodes files in this thread.
 
         Args:
-            result: ``(n, 3, size, size)`` uint8.
-            indices: ``(n,)``.
-            wanted: how they become square.
+            result: Output array, ``(n, 3, size, size)`` uint8.
+            indices: Indices of the records, ``(n,)``.
+            wanted: Side and resizing of the square images.
         """
         for file in self._files(indices):
             self._decode(result, wanted, *file)

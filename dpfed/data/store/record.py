@@ -1,6 +1,7 @@
-"""One record: what is given to be stored, its splits and kinds, and the key that follows from its id.
+"""One record: the input of a store, the splits and kinds, and the key that follows from the record's id.
 
-Also here: which training records are held out: a choice by names alone, the same on every machine and in any order.
+Also here: the choice of held-out training records. It depends on names alone, so it is
+the same on every machine and in any order.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ class RecordInput:
     """One record to be stored.
 
     Attributes:
-        id: unique and stable name of the record.
-        image: an encoded file, a PIL image, or a uint8 array ``(H, W)`` or ``(H, W, 3)``.
-        captions: texts of the image; blank ones are dropped.
-        labels: label name -> class number; -1 or absent: none.
+        id: Unique and stable name of the record.
+        image: Encoded file, PIL image, or uint8 array ``(H, W)`` or ``(H, W, 3)``.
+        captions: Texts of the image; blank ones are dropped.
+        labels: Class number by label name; -1 or absent: none.
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        unit: what this record shares with others, such as a person; ``None`` or blank: it is its own unit.
-        place: where it stands at the source, for messages; ``None``: its id says that.
+        unit: Name of the record's privacy unit, such as a person; ``None`` or blank: the record is its own unit.
+        place: Position of the record at its source, for messages; ``None``: messages use the id.
     """
 
     id: str
@@ -44,17 +45,17 @@ class RecordInput:
 
     @property
     def called(self) -> str:
-        """What messages call it."""
+        """The name of the record in messages."""
         return self.place or self.id
 
 
 def record_key(id: str) -> int:
-    """The stable 64-bit key of a record (or a unit): a hash of its id (or name) and of nothing else."""
+    """Returns the stable 64-bit key of a record (or a unit): a hash of its id (or name) and of nothing else."""
     return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=8).digest(), "little")
 
 
 def is_text(text: str) -> bool:
-    """Whether a text can be written as UTF-8; file names and JSON can hold halves of surrogate pairs, which cannot."""
+    """Returns whether a text can be written as UTF-8; file names and JSON can hold lone surrogates, which cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -63,10 +64,10 @@ def is_text(text: str) -> bool:
 
 
 def check_types(record: RecordInput) -> None:
-    """Refuses what Python would take for something else, such as one text for a sequence of one-letter texts.
+    """Rejects types that Python would silently misread, such as one text in place of a sequence of texts.
 
     Raises:
-        UserError: saying what was given.
+        UserError: If a field has another type; the message says what was given.
     """
     if not isinstance(record, RecordInput):
         raise UserError(f"expected a dpfed.RecordInput, got {type(record).__name__}. [record-type]")
@@ -86,11 +87,11 @@ def check_types(record: RecordInput) -> None:
 
 
 def hold_out_hash(unit: str, split: str) -> int:
-    """What decides whether a unit is held out for a split: units with the smallest hashes are.
+    """Returns the hash that decides whether a unit is held out for a split: the units with the smallest hashes are held out.
 
     Args:
-        unit: name of the unit, or the id of a record that is its own unit.
-        split: part of the hash's key, so that the choices for different splits are unrelated.
+        unit: Name of the unit, or the id of a record that is its own unit.
+        split: Name of the split; it is part of the hash's key, so that the choices for different splits are unrelated.
     """
     return int.from_bytes(hashlib.blake2b(unit.encode(), key=f"dpfed {split}".encode(), digest_size=8).digest(), "little")
 
@@ -99,11 +100,11 @@ def selected(hashes: np.ndarray, count: int) -> np.ndarray:
     """Selects whole units in the order of their hashes until at least `count` records are selected.
 
     Args:
-        hashes: ``(n,)`` uint64, the hash of each record's unit.
-        count: how many records.
+        hashes: Hash of each record's unit, ``(n,)`` uint64.
+        count: Number of records to select, at least.
 
     Returns:
-        ``(n,)`` bool. Without shared units exactly `count` records are selected (all, when there are fewer).
+        The selection, ``(n,)`` bool. Without shared units exactly `count` records are selected (all, if there are fewer).
     """
     units, sizes = np.unique(hashes, return_counts=True)
     return np.isin(hashes, units[np.cumsum(sizes) - sizes < count])

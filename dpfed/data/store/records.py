@@ -1,8 +1,8 @@
-"""Record stores: an immutable directory of records, memory-mapped, of which only what is asked for is read.
+"""Record stores: immutable directories of records, memory-mapped, so that only the requested parts are read.
 
 The index (key, split, labels and unit of every record) and the records themselves (id, image and captions, in batches of about
-a thousand) are mapped, and read at access. `dpfed.data.store.layout` says which files there are.
-A store is made by `dpfed.data.store.writing.StoreWriter`, and never changed afterwards.
+a thousand) are mapped, and read at access. `dpfed.data.store.layout` lists the files.
+A store is written by `dpfed.data.store.writing.StoreWriter`, and never changed afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpfed.data.store.pictures import Pictures
 from dpfed.errors import UserError
 from dpfed.paths import local_path
 
-if TYPE_CHECKING:  # torch takes seconds and half a gigabyte, and whoever imports or counts records does without
+if TYPE_CHECKING:  # torch takes seconds and half a gigabyte, and importing or counting records does not need it
     from torch import Tensor
 
 
@@ -33,26 +33,26 @@ class RecordStore(RecordSet):
     """Records on disk, by index. Open one with `RecordStore.open`.
 
     Attributes:
-        path: the store's directory.
-        name: what the data set is called.
+        path: Directory of the store.
+        name: Name of the data set.
         kind: ``"image"`` or ``"image-text"``.
-        public: anyone may see the records.
-        size: side of the stored images, pixels; ``None`` when the original files are stored.
-        resized: at least one stored image became a square of that side by cropping and bicubic scaling.
-        converted: what was done to images that stock open_clip would destroy -> to how many (`dpfed.data.modes`), as the
-            import counted them.
-        batches: the records as they are stored (id, image, captions); iterating gives each batch with its indices.
-        pictures: the images, batch by batch (`dpfed.data.store.pictures`).
-        index: key, split, unit (if any) and labels of every record (`dpfed.data.store.index`).
-        keys: ``(N,)`` uint64, a stable hash of each record's id; unique. As units and labels, it is mapped.
-        units: ``(N,)`` uint64, the same for records that share a unit; ``None`` when the source names no units.
-        unit_name: what a unit is called, such as ``"person"``; ``None``: there are none.
-        splits: ``(N,)`` int8, the number of each record's split.
-        labels: name -> ``(N,)`` int64, -1 where a record has none.
-        label_names: name -> what the numbers mean.
-        left_out: how many records were left out as unreadable when the store was written.
-        contents: fingerprint of all records of the whole store (`dpfed.data.store.fingerprint`).
-        contents_key: the secret that it is keyed with, which must not leave the store; ``None``: the records are public.
+        public: True if anyone may see the records.
+        size: Side of the stored images, pixels; ``None``: the original files are stored.
+        resized: True if at least one stored image was cropped or scaled (bicubic) to a square of that side.
+        converted: Number of images by conversion, for images that stock open_clip would destroy (`dpfed.data.modes`), as
+            counted by the import.
+        batches: Records as they are stored (id, image, captions); iterating yields each batch with its indices.
+        pictures: Images of the records, batch by batch (`dpfed.data.store.pictures`).
+        index: Key, split, unit (if any) and labels of every record (`dpfed.data.store.index`).
+        keys: Stable hash of each record's id, ``(N,)`` uint64; unique. Like units and labels, it is memory-mapped.
+        units: Key of each record's unit, ``(N,)`` uint64; ``None``: the source names no units.
+        unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the source names no units.
+        splits: Number of each record's split, ``(N,)`` int8.
+        labels: Class numbers by label name, each ``(N,)`` int64, -1 for a record without the label.
+        label_names: Names of the classes by label name, in the order of their numbers.
+        left_out: Number of records that were left out as unreadable when the store was written.
+        contents: Fingerprint of all records of the whole store (`dpfed.data.store.fingerprint`).
+        contents_key: Secret key of the fingerprint, which must not leave the store; ``None``: the records are public.
     """
 
     def __init__(self, path: Path, layout: Layout, index: Index, batches: MappedBatches) -> None:
@@ -77,10 +77,10 @@ class RecordStore(RecordSet):
         """Opens a store.
 
         Args:
-            path: the store's directory.
+            path: Directory of the store.
 
         Raises:
-            UserError: when there is no store, or it is damaged or of another format.
+            UserError: If there is no store, or it is damaged or of another format.
         """
         path = local_path(path, "the place of the store")
         layout = read_layout(path)
@@ -102,17 +102,17 @@ class RecordStore(RecordSet):
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
-        """(id, reason) of the records that were left out as unreadable when the store was written: 10,000 of them at most."""
+        """The (id, reason) of records that were left out as unreadable when the store was written, at most 10,000."""
         return [(entry["id"], entry["reason"]) for entry in self._layout.header["skipped"]]
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of what the store's header says."""
+        """The hash of the store's header."""
         return hashlib.blake2b(json.dumps(self._layout.header, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     @property
     def training_units(self) -> int | None:
-        """How many units the training records have; ``None`` when the store names no units."""
+        """The number of units of the training records; ``None``: the store names no units."""
         return None if self.units is None else self._layout.training_units
 
     def __len__(self) -> int:
@@ -125,56 +125,56 @@ class RecordStore(RecordSet):
         return RecordStore.open, (self.path,)  # another process maps the files itself
 
     def count(self, name: str) -> int:
-        """How many records a split has, by the header, which `Index` checks; see `split`."""
+        """Returns the number of records of a split, from the header, which `Index` checks; see `split`."""
         split_number(name)
         return self._layout.splits[name]
 
     def ids(self, indices: np.ndarray) -> list[str]:
-        """The records' ids, one for each index."""
+        """Returns the records' ids, one for each index."""
         return self.batches.column("id", indices)
 
     def captions(self, indices: np.ndarray) -> list[list[str]]:
-        """The records' captions, a list for each index; at least one each when the kind is ``"image-text"``."""
+        """Returns the records' captions, a list for each index; at least one each when the kind is ``"image-text"``."""
         return self.batches.column("captions", indices)
 
     def images(self, indices: np.ndarray, size: int, resize: str = "crop", interpolation: str = "bicubic") -> Tensor:
-        """The records' images.
+        """Returns the records' images.
 
         Args:
-            indices: ``(n,)`` indices, in any order.
-            size: side, pixels.
-            resize: how an original file becomes square: ``"crop"`` (shorter side, then the centre), ``"squash"`` (both sides,
-                the ratio is lost) or ``"pad"`` (longer side, black borders). Images that are stored square stay whole.
+            indices: Indices of the records, ``(n,)``, in any order.
+            size: Side of the result, pixels.
+            resize: Method by which an original file becomes square: ``"crop"`` (shorter side, then the centre), ``"squash"``
+                (both sides, the ratio is lost) or ``"pad"`` (longer side, black borders). Images stored square stay whole.
             interpolation: ``"bicubic"`` or ``"bilinear"``.
 
         Returns:
-            ``(n, 3, size, size)`` uint8.
+            The images, ``(n, 3, size, size)`` uint8.
 
         Raises:
-            IndexError: for an index that does not exist.
-            UserError: when a stored file cannot be decoded any more.
+            IndexError: If an index does not exist.
+            UserError: If a stored file can no longer be decoded.
         """
         return self.pictures.squares(indices, size, resize, interpolation)
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
-        """The stored images as they are, one for each index: files, or raw ``(3, size, size)`` pixels."""
+        """Returns the stored images as they are, one for each index: files, or raw ``(3, size, size)`` pixels."""
         return self.pictures.encoded(indices)
 
 
 def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
-    """Opens a store, after writing it if it is not there yet.
+    """Opens a store, and writes it first if it does not exist.
 
     Args:
-        path: where the store is or will be.
-        write: writes it; called at most once.
+        path: Directory of the store.
+        write: Function that writes the store; called at most once.
 
     Raises:
-        UserError: when writing or opening fails.
+        UserError: If writing or opening fails.
     """
     if not path.exists():
         try:
             write(path)
         except UserError:
-            if not path.exists():  # otherwise another process was faster, and its store will do
+            if not path.exists():  # otherwise another process was faster, and its store is used
                 raise
     return RecordStore.open(path)

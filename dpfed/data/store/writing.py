@@ -1,4 +1,4 @@
-"""Writing a record store: all of it, or nothing."""
+"""Writing a record store, completely or not at all."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from dpfed.paths import local_path
 
 _BATCH_RECORDS = 1024
 _BATCH_BYTES = 64 << 20  # images in memory before a batch is written
-_THREAD_RECORDS = 32  # records that a thread decodes at a time: enough to pay for handing them over
+_THREAD_RECORDS = 32  # records that a thread decodes at a time: enough to outweigh the cost of handing them over
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """The bytes of an image in a store, and what was done to it."""
+    """The bytes of an image in a store, and the conversions that were applied to it."""
 
     content: bytes
     converted: str | None
@@ -46,30 +46,29 @@ class StoreWriter:
     """Writes a record store; a context manager.
 
     Everything goes to a hidden directory beside `path` that is renamed at the end of the ``with`` block. When the block fails,
-    it is removed, so a store is either complete or absent. Every image is decoded once: none that cannot be read gets in.
+    it is removed, so a store is either complete or absent. Every image is decoded once, so an unreadable one is never stored.
 
     Args:
-        path: the directory to create; must not exist.
-        name: what the data set is called.
+        path: Directory to create; it must not exist.
+        name: Name of the data set.
         kind: ``"image"`` or ``"image-text"``.
-        size: store square images of this side, raw (fast); ``None``: keep the original files.
-        public: anyone may see the records.
-        label_names: what the class numbers of each label mean; every label that is used must be here.
-        skip_broken: leave unreadable records out, and list them in the store, instead of refusing to write it.
-        unit_name: what a unit is called, such as ``"person"``; ``None``: no record names one.
+        size: Side of the square raw images to store, pixels (fast); ``None``: the original files are kept.
+        public: True if anyone may see the records.
+        label_names: Names of the classes by label name, in the order of their numbers; every label that is used must be here.
+        skip_broken: True to leave unreadable records out and list them in the store, instead of refusing to write it.
+        unit_name: Name of the kind of unit, such as ``"person"``; ``None``: no record names a unit.
 
     Attributes:
-        broken: (id, reason) of the unreadable records met so far.
-        converted: what was done to images that stock open_clip cannot read sensibly -> how many they are
-            (`dpfed.data.modes`).
-        several: files with several pictures, of which the first is stored.
-        repeated: training records that show the picture of another one; known when the block has ended.
-        shared: held-out records that show the picture of a training record, likewise.
+        broken: (id, reason) of the unreadable records found so far.
+        converted: Number of images by conversion, for images that stock open_clip cannot read sensibly (`dpfed.data.modes`).
+        several: Number of files with several pictures, of which the first is stored.
+        repeated: Number of training records with the same picture as another one; known after the block.
+        shared: Number of held-out records with the same picture as a training record; known after the block.
 
     Raises:
-        UserError: when `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
+        UserError: If `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
             unreadable.
-        ValueError: for labels, kinds, splits or units that the store does not know.
+        ValueError: If a label, kind, split or unit is unknown to the store.
     """
 
     def __init__(
@@ -135,8 +134,8 @@ class StoreWriter:
         """Adds a record.
 
         Raises:
-            UserError: when its id was added before, or for a class number out of range.
-            ValueError: for a label, split or unit that the store does not know.
+            UserError: If its id was added before, or a class number is out of range.
+            ValueError: If a label, split or unit is unknown to the store.
         """
         check_types(record)
         if not is_text(record.id):
@@ -159,16 +158,16 @@ class StoreWriter:
         """Counts a record whose image is missing or unreadable at the source.
 
         Args:
-            id: the id that the record would have had, or where it stands at the source.
-            reason: a few words.
+            id: Id that the record would have had, or its position at the source.
+            reason: Reason in a few words.
         """
         self.broken.append((id.encode("utf-8", "backslashreplace").decode(), reason))
 
     def counted(self, id: str) -> str:
-        """An id that is free: the given one, or with a number for each further record that has it.
+        """Returns an unused id: the given one, or the given one with a number if a record already has it.
 
-        For ids that follow from all that a record holds. Records that share one are then equal, and which of them has which
-        number means nothing: with one of them less, the highest number is missing.
+        This serves ids that are hashes of the whole record. Records with the same id are then equal, and the order of their
+        numbers has no meaning: if one of them is removed, the highest number is missing.
         """
         if record_key(id) not in self._seen:
             return id
@@ -176,18 +175,18 @@ class StoreWriter:
         return f"{id}+{self._copies[id] + 1}"
 
     def hold_out(self, count: int, split: str) -> None:
-        """Moves training records to another split: whole units, those with the smallest keyed hash, `count` records or more.
+        """Moves training records to another split: whole units, those with the smallest keyed hashes, at least `count` records.
 
         Without units that is exactly `count`; with units it may be a few more, so that no unit is torn apart. The choice
         depends on the units (ids) alone, not on their order, and is made at the end of the ``with`` block, before any private
         mechanism runs: the guarantee is about the training split that results.
 
         Args:
-            count: how many, at least.
+            count: Number of records, at least.
             split: ``"validation"`` or ``"test"``.
 
         Raises:
-            UserError: when that is not a number of records; at the end of the block, when it would leave no training record.
+            UserError: If `count` is not a number of records; at the end of the block, if no training record would be left.
         """
         self._held_out.append((whole_number(count, f"the number of {split} records"), split))
 
@@ -257,7 +256,7 @@ class StoreWriter:
             numbers.append(record.labels.get(label, -1))
 
     def _encode(self, record: RecordInput) -> _Stored | BrokenImage:
-        """What to store, or what is wrong with the image."""
+        """Returns the image as it is stored, or the error if it cannot be read."""
         size, several = self._size, holds_several(record.image)
         try:
             with decoded(record.image) as (image, converted):
@@ -272,8 +271,8 @@ class StoreWriter:
         """Writes index and header.
 
         Raises:
-            UserError: for unreadable records, no records, or more held out than there are.
-            OSError: if a file cannot be written.
+            UserError: If records are unreadable, there are none, or more are to be held out than exist.
+            OSError: If a file cannot be written.
         """
         broken, met = self.broken, len(self.broken) + len(self._keys)
         sentence = f"{len(broken):,} of {met:,} records cannot be read: {'; '.join(by_reason(broken))}" if broken else ""
@@ -291,7 +290,7 @@ class StoreWriter:
         columns |= {f"label:{label}": np.frombuffer(own, np.int64) for label, own in self._labels.items()}
         write_index(self._partial / INDEX, pa.table(columns), self._batches)
         images: dict[str, object] = {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size}
-        # What does not apply to most stores is left out of them.
+        # Optional entries are written only where they apply.
         header = {
             "dpfed_store": FORMAT_VERSION,
             "name": self._name,
@@ -312,7 +311,7 @@ class StoreWriter:
         (self._partial / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
     def _compare(self, training: np.ndarray) -> None:
-        """Counts pictures that are there twice."""
+        """Counts pictures that occur twice."""
         pictures = np.frombuffer(self._pictures, np.uint64)
         own = np.unique(pictures[training])
         self.repeated = int(training.sum()) - len(own)
@@ -332,7 +331,7 @@ class StoreWriter:
 
 
 def write_index(file: Path, table: pa.Table, batches: Sequence[int]) -> None:
-    """Writes what a store says of each record in numbers, and how many records each batch has."""
+    """Writes the index: the numbers of each record, and the number of records in each batch."""
     schema = with_starts(table.schema, batches)
     with pa.ipc.new_file(str(file), schema) as writer:
         writer.write_table(table.cast(schema))

@@ -1,1 +1,1 @@
-"""From stored images and captions to the views that a model sees."""
+"""Preparation of stored images and captions as views that a model sees."""

@@ -1,4 +1,4 @@
-"""From indices of a store to the views of their records."""
+"""Makes the views of records, given by their indices in a store."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dpfed.data.views.texts import TextViews
 from dpfed.objectives.classes import LABEL
 from dpfed.privacy.randomness import Randomness
 
-_AHEAD = 2  # microbatches whose images are read before they are asked for
+_AHEAD = 2  # microbatches whose images are read ahead
 
 
 class ReadAhead:
-    """Reads images in a thread before they are asked for; what comes out is what `read` gives.
+    """Reads images in a thread ahead of their use; the result is that of `read`.
 
-    The thread ends with this object. An error in it is raised where the images are asked for.
+    The thread ends with this object. Its errors are raised in the call that needs the images.
 
     Args:
-        read: indices ``(n,)`` -> images.
+        read: Function from indices ``(n,)`` to images.
     """
 
     def __init__(self, read: Callable[[np.ndarray], Tensor]) -> None:
@@ -36,7 +36,7 @@ class ReadAhead:
         self._begun: deque[tuple[np.ndarray, Future[Tensor]]] = deque()
 
     def prefetch(self, batches: Iterable[np.ndarray]) -> None:
-        """Says which indices will be asked for next, in order; what was begun for them already is kept."""
+        """Announces the indices of the next calls, in order; reads that have begun for them are kept."""
         self._later = deque(batches)
         begun, self._begun = self._begun, deque()
         for indices, images in begun:
@@ -47,7 +47,7 @@ class ReadAhead:
         self._begin()
 
     def __call__(self, indices: np.ndarray) -> Tensor:
-        """The images of some indices; indices that were not expected are read at once."""
+        """Returns the images of some indices; indices that were not announced are read at once."""
         if not self._begun or not np.array_equal(indices, self._begun[0][0]):
             return self._read(indices)
         _, images = self._begun.popleft()
@@ -64,15 +64,15 @@ class ViewMaker:
     """Makes the random views of records; each record's views depend on that record and its own draws only.
 
     Args:
-        store: the records.
-        read: their images, indices ``(n,)`` -> uint8 ``(n, 3, size, size)``.
-        views: random image views.
-        count: views per record: 2 + N_a images of records that are images alone, otherwise 1 + N_a images and as many texts.
-        tokenizer: for models that read text; ``None`` for image models.
-        text_views: random views of the captions; ``None``, or views that change nothing, give each record one text.
+        store: Records.
+        read: Function from indices ``(n,)`` to their images, uint8 ``(n, 3, size, size)``.
+        views: Random views of images.
+        count: Number of views per record: 2 + N_a images of records without text, otherwise 1 + N_a images and as many texts.
+        tokenizer: Tokenizer of models that read text; ``None`` for image models.
+        text_views: Random views of the captions; ``None``, or views that change nothing, give each record one text.
 
     Attributes:
-        classes: ``(N,)`` int64 of the records, for a loss that reads them; -1 where a record has none.
+        classes: Classes of the records, ``(N,)`` int64, for a loss that reads them; -1 for a record without a class.
     """
 
     classes: np.ndarray | None = None
@@ -93,13 +93,13 @@ class ViewMaker:
         self._tokenizer, self._text_views = tokenizer, text_views
 
     def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
-        """Views of some records.
+        """Makes the views of some records.
 
         Args:
-            indices: ``(n,)`` indices of the store.
-            randomness: source of the views' parameters and of the choice of a caption (one for all texts of a record).
-            step: training step.
-            device: where the views are made.
+            indices: Indices of the store, ``(n,)``.
+            randomness: Source of the views' parameters and of the choice of a caption (one for all texts of a record).
+            step: Training step.
+            device: Device on which the views are made.
 
         Returns:
             ``{"image": (n, V, 3, H, W) float32, "text": (n, W, L) int64}``; W is `count`, or 1 without text views. With
@@ -113,21 +113,21 @@ class ViewMaker:
         return result
 
     def prefetch(self, batches: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
-        """Says for which indices views will be asked next, in order, so that their images can be read meanwhile.
+        """Announces the indices of the next calls, in order, so that their images can be read meanwhile.
 
-        Raw images that are computed on the CPU are a copy in memory: nothing is gained, and nothing is read ahead.
+        Raw images that are processed on the CPU are already in memory: reading ahead would gain nothing, and is omitted.
 
         Args:
-            batches: ``(n,)`` indices of each call.
-            randomness: of these calls.
-            step: training step.
-            device: where the views will be made.
+            batches: Indices of each call, ``(n,)``.
+            randomness: Randomness of these calls.
+            step: Training step.
+            device: Device on which the views will be made.
         """
         if getattr(self._store, "size", None) is None or device.type != "cpu":
             self._read.prefetch(batches)
 
     def _images(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> Tensor:
-        """``(n, V, 3, H, W)``."""
+        """Returns the image views, ``(n, V, 3, H, W)``."""
         keys, columns = self._store.keys[indices], self._views.columns * self._count
         drawn = randomness.per_record("views", step, keys, columns).astype(np.float32)
         uniforms = torch.from_numpy(drawn).view(len(indices), self._count, self._views.columns)
@@ -136,7 +136,7 @@ class ViewMaker:
     def _texts(
         self, tokenizer: Callable[[list[str]], Tensor], indices: np.ndarray, randomness: Randomness, step: int
     ) -> Tensor:
-        """Tokens ``(n, W, L)`` of the records' texts; W = 1 where all of a record would be the same."""
+        """Returns tokens ``(n, W, L)`` of the records' texts; W = 1 where all texts of a record would be the same."""
         keys = self._store.keys[indices]
         choice = randomness.per_record("caption", step, keys, 1)[:, 0]
         captions = [own[int(u * len(own))] for u, own in zip(choice, self._store.captions(indices), strict=True)]

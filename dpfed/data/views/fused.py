@@ -1,7 +1,7 @@
 """Random views on a GPU: one kernel makes a view from its own pixels and parameters, and reads and writes it once.
 
-So a view is a function of its record alone by construction, however many records are made together. The formulas are those of
-`dpfed.data.views.images`; only the rounding of float32 differs. A blur takes one launch more for each direction.
+A view is therefore a function of its record alone by construction, however many records are processed together. The formulas
+are those of `dpfed.data.views.images`; only the rounding of float32 differs. A blur takes one more launch per direction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from dpfed.data.transfer import constant
 
 _TILE = 1024  # pixels that a program holds at a time
-PARAMETERS = 16  # of a view
+PARAMETERS = 16  # numbers that describe a view
 
 
 @triton.jit
@@ -102,19 +102,19 @@ def _blur(images, sigmas, scales, out, height, width, radius, ALONG: tl.constexp
 def views_of(
     images: Tensor, parameters: Tensor, scales: Tensor, views: int, sigmas: Tensor | None = None, radius: int = 0
 ) -> Tensor:
-    """Views of images.
+    """Makes random views of images.
 
     Args:
-        images: ``(n, 3, H, W)`` uint8, contiguous.
-        parameters: ``(n views, 16)`` float32 of each view: left, top, width and height of its box, as fractions of the image;
-            whether it is flipped; factors of brightness and contrast; the matrix of its colours.
-        scales: ``(6,)`` float32: mean of each channel, and standard deviation.
-        views: of each image.
-        sigmas: ``(n views,)`` float32 of a blur, pixels; ``None``: there is none.
-        radius: of its kernel, pixels.
+        images: Images, ``(n, 3, H, W)`` uint8, contiguous.
+        parameters: Parameters of each view, ``(n views, 16)`` float32: left, top, width and height of its box, as fractions of
+            the image; 1 if it is flipped, otherwise 0; factors of brightness and contrast; the 3x3 matrix of its colours.
+        scales: Mean of each channel, then standard deviation of each channel, ``(6,)`` float32.
+        views: Number of views of each image.
+        sigmas: Standard deviation of each view's blur, ``(n views,)`` float32, pixels; ``None``: there is no blur.
+        radius: Radius of the blur's kernel, pixels.
 
     Returns:
-        ``(n views, 3, H, W)`` float32.
+        The views, ``(n views, 3, H, W)`` float32, normalised.
     """
     height, width = images.shape[2:]
     out = torch.empty(len(parameters), 3, height, width, device=images.device)

@@ -1,11 +1,11 @@
 """Random views of images: one batched operation whose parameters differ from record to record and view to view.
 
-All randomness comes in as uniforms, drawn per record from the secret key (`dpfed.privacy.randomness`). A row of the result is a
-function of its own pixels and uniforms alone; no statistic is taken over the batch. An operation that a configuration leaves
-trivial (probability 0, range of one neutral value) takes no uniforms and no time.
+All random numbers are passed in as uniforms, drawn per record from the secret key (`dpfed.privacy.randomness`). A row of the
+result is a function of its own pixels and uniforms alone; no statistic is taken over the batch. An operation that the
+configuration makes trivial (probability 0, range of one neutral value) uses no uniforms and no time.
 
 Order and formulas follow SimCLR (Chen et al. 2020, appendix A) as torchvision implements them, with two differences that
-batching asks for: the colour operations have one fixed order, and hue is rotated in YIQ space rather than in HSV.
+batching requires: the colour operations have one fixed order, and hue is rotated in YIQ space rather than in HSV.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from dpfed.errors import Notice
 _LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601, with torchvision's digits
 _RGB_TO_YIQ = ((0.299, 0.587, 0.114), (0.595716, -0.274453, -0.321263), (0.211456, -0.522591, 0.311135))
 _BLUR_REFERENCE = 224  # the image side, pixels, that blur_sigma refers to
-_CHUNK_FLOATS = 1 << 20  # values worked on at a time on a CPU: bounds the workspace and keeps most passes in the cache
+_CHUNK_FLOATS = 1 << 20  # values processed together on a CPU: bounds the workspace and keeps most passes in the cache
 
 
 class ImageViews:
     """Turns images into normalised random views.
 
     Args:
-        config: probabilities and ranges.
-        preprocessing: mean and standard deviation that the model expects; by default 0.5 and 0.5.
+        config: Probabilities and ranges.
+        preprocessing: Mean and standard deviation that the model expects; default: 0.5 and 0.5.
 
     Attributes:
-        columns: uniforms that each record and view needs.
+        columns: Number of uniforms for each record and view.
     """
 
-    has_kernels: ClassVar[bool | None] = None  # whether a GPU runs those of `dpfed.data.views.fused`, once that is known
+    has_kernels: ClassVar[bool | None] = None  # True if a GPU runs those of `dpfed.data.views.fused`; None: not known yet
 
     def __init__(self, config: ViewsConfig, preprocessing: Preprocessing | None = None) -> None:
         self.config = config
@@ -63,14 +63,14 @@ class ImageViews:
         """Makes V views of each image, on the device of the inputs.
 
         Args:
-            images: ``(n, 3, H, W)`` uint8.
-            uniforms: ``(n, V, columns)`` float32 in [0, 1].
+            images: Images, ``(n, 3, H, W)`` uint8.
+            uniforms: Uniforms, ``(n, V, columns)`` float32 in [0, 1].
 
         Returns:
-            ``(n, V, 3, H, W)`` float32, normalised; without any augmentation an expanded tensor (do not write to it).
+            The views, ``(n, V, 3, H, W)`` float32, normalised; without augmentation an expanded tensor (do not write to it).
 
         Raises:
-            ValueError: if a shape or type differs.
+            ValueError: If a shape or type differs.
         """
         _check(images)
         if uniforms.dim() != 3 or uniforms.shape[0] != len(images) or uniforms.shape[2] != self.columns:
@@ -91,12 +91,12 @@ class ImageViews:
         return result
 
     def plain(self, images: torch.Tensor) -> torch.Tensor:
-        """Only normalises: ``(n, 3, H, W)`` uint8 -> ``(n, 3, H, W)`` float32."""
+        """Normalises images without augmentation: ``(n, 3, H, W)`` uint8 -> ``(n, 3, H, W)`` float32."""
         _check(images)
         return self._normalise_(images.to(torch.float32).div_(255))
 
     def _fused(self, images: torch.Tensor, uniforms: torch.Tensor, views: int) -> torch.Tensor | None:
-        """The views ``(n V, 3, H, W)`` by a GPU's kernels; ``None``, and a sentence, where these do not run."""
+        """Returns the views ``(n V, 3, H, W)`` from a GPU's kernels; ``None``, with a warning, if these do not run."""
         if ImageViews.has_kernels is False:
             return None
         draw, height, width = dict(zip(self._names, uniforms.unbind(1), strict=True)), *images.shape[2:]
@@ -145,7 +145,7 @@ class ImageViews:
         return x.sub_(mean).div_(std)
 
     def _boxes(self, draw: dict[str, torch.Tensor], height: int, width: int) -> tuple[torch.Tensor, ...]:
-        """Left, top, width and height of the crops, each ``(m,)``, as fractions of the image.
+        """Returns left, top, width and height of the crops, each ``(m,)``, as fractions of the image.
 
         A box that is too wide or too high for the image is cut to it, where torchvision draws again up to ten times.
         """
@@ -156,7 +156,7 @@ class ImageViews:
         return draw["left"] * (1 - box_width), draw["top"] * (1 - box_height), box_width, box_height
 
     def _blur(self, draw: dict[str, torch.Tensor], height: int, width: int) -> tuple[torch.Tensor | None, int]:
-        """The standard deviation of each view's blur, pixels, ``(m,)``, and the half width of all kernels."""
+        """Returns the standard deviation of each view's blur, pixels, ``(m,)``, and the half width of all kernels."""
         if "blur" not in draw:
             return None, 0
         low, high = (sigma * min(height, width) / _BLUR_REFERENCE for sigma in self.config.blur_sigma)
@@ -168,7 +168,7 @@ class ImageViews:
         return torch.where(draw["jitter"] < self.config.jitter, 1 + strength * (2 * draw[name] - 1), 1.0)
 
     def _chroma(self, draw: dict[str, torch.Tensor], like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Saturation and turns, see `adjust_chroma`, each ``(m,)``; ``None``: colours stay."""
+        """Returns saturation and turns, see `adjust_chroma`, each ``(m,)``; ``None``: colours are unchanged."""
         if not draw.keys() & {"saturation", "hue", "grayscale"}:
             return None
         saturation = self._factor("saturation", draw) if "saturation" in draw else torch.ones_like(like)
@@ -208,7 +208,7 @@ def resized_crop(
 
 
 def _grid(start: torch.Tensor, length: torch.Tensor, pixels: int) -> torch.Tensor:
-    """Coordinates ``(m, pixels)`` in [-1, 1] to sample along one axis.
+    """Returns the coordinates ``(m, pixels)`` in [-1, 1] to sample along one axis.
 
     They are held half a source pixel inside the box, so that no pixel from outside it is blended in.
     """
@@ -221,7 +221,7 @@ def _grid(start: torch.Tensor, length: torch.Tensor, pixels: int) -> torch.Tenso
 
 def adjust_contrast(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Moves images away from (or towards) their own mean luma by `factor` ``(m,)``."""
-    # No matrix product of all images: its rounding of one would depend on where in the batch it stands.
+    # Not a matrix product over all images: its rounding of one image would depend on the image's position in the batch.
     mean = sum(share * channel for share, channel in zip(_LUMA, x.mean((2, 3)).unbind(1), strict=True))
     return torch.addcmul(((1 - factor) * mean)[:, None, None, None], x, factor[:, None, None, None]).clamp_(0, 1)
 
@@ -235,7 +235,7 @@ def adjust_chroma(x: torch.Tensor, saturation: torch.Tensor, turns: torch.Tensor
 
 
 def chroma_matrix(saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """What `adjust_chroma` multiplies the colours of each image by, ``(m, 3, 3)``."""
+    """Returns the matrices by which `adjust_chroma` multiplies the colours of each image, ``(m, 3, 3)``."""
     grey, turn = (constant(values, saturation.device).view(3, 3) for values in _chroma_constants())
     angle = 2 * math.pi * turns
     along, across = (saturation * angle.cos())[:, None, None], (saturation * angle.sin())[:, None, None]
@@ -244,7 +244,7 @@ def chroma_matrix(saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor
 
 @functools.cache
 def _chroma_constants() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What makes colours grey, and what turns them by a quarter of a circle, rows one after the other."""
+    """Returns the matrices that make colours grey, and that turn hues by a quarter of a circle, row by row."""
     to_yiq = torch.tensor(_RGB_TO_YIQ, dtype=torch.float64)
     quarter = torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)  # red moves towards yellow, as in HSV
     return 3 * _LUMA, tuple((torch.linalg.inv(to_yiq) @ quarter @ to_yiq).flatten().tolist())
@@ -269,12 +269,12 @@ def _on_gpu(images: torch.Tensor) -> bool:
 
 
 def _bands(kernel: torch.Tensor, size: int) -> torch.Tensor:
-    """Matrices ``(m, size, size)``, source times target pixel, of the convolution with `kernel` ``(m, 2 radius + 1)``."""
+    """Returns matrices ``(m, size, size)``, source times target pixel, of convolution with `kernel` ``(m, 2 radius + 1)``."""
     taps = kernel.shape[1]
     identity = torch.eye(size, device=kernel.device)[None]
     shifted = F.pad(identity, (taps // 2, taps // 2), mode="reflect")[0].unfold(1, size, 1)  # source, tap, target
     taken = shifted.transpose(0, 1).reshape(taps, -1)
-    # A product for each image: in one of all images the rounding of one would depend on where in the batch it stands.
+    # One product per image: in a product over all images, the rounding would depend on an image's position in the batch.
     return torch.bmm(kernel[:, None], taken.expand(len(kernel), -1, -1)).view(-1, size, size)
 
 

@@ -1,4 +1,4 @@
-"""What an image tower expects of its pixels."""
+"""The preprocessing that an image tower expects."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes the input of a model.
+    """Resizing and normalisation of a model's input images.
 
     Attributes:
-        mean: per channel, of pixels in [0, 1].
-        std: per channel.
-        resize: how an image becomes square: ``crop`` (shorter side, then the centre), ``squash`` or ``pad``.
-        interpolation: ``bicubic`` or ``bilinear``.
+        mean: Mean of each channel, of pixels in [0, 1].
+        std: Standard deviation of each channel.
+        resize: Method that makes an image square: ``crop`` (shorter side, then the centre), ``squash`` or ``pad``.
+        interpolation: Interpolation, ``bicubic`` or ``bilinear``.
     """
 
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)

@@ -1,4 +1,4 @@
-"""How records become what a model reads: images of one size, random views of them, tokens of texts."""
+"""Preparation of records for the model: images of one size, random views of them, tokens of texts."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from dpfed.data.views.texts import TextViews
 
 
 class Tokenizer(Protocol):
-    """Texts to numbers.
+    """A function from texts to token numbers.
 
     Attributes:
-        vocabulary: how many tokens there are.
-        context: tokens of a text; what is longer is cut.
+        vocabulary: Number of different tokens.
+        context: Number of tokens of a text; longer texts are cut.
     """
 
     vocabulary: int
     context: int
 
     def __call__(self, texts: list[str]) -> Tensor:
-        """``(n, context)`` int64 of n texts."""
+        """Returns the tokens of n texts, ``(n, context)`` int64."""
 
 
 @dataclass(frozen=True)
 class RecordViews:
-    """How records become what a model reads.
+    """The preparation of records for the model.
 
     Attributes:
-        images: random and plain views of images.
-        size: side of the images, pixels.
-        count: V, views of each image in training.
-        preprocessing: what the image tower expects.
-        tokenizer: of models that read text.
-        texts: random views of captions.
+        images: Random and plain views of images.
+        size: Side of the images, pixels.
+        count: V, number of views of each image in training.
+        preprocessing: Preprocessing that the image tower expects.
+        tokenizer: Tokenizer of models that read text; ``None`` for image models.
+        texts: Random views of captions; ``None``: there are none.
     """
 
     images: ImageViews
@@ -53,11 +53,11 @@ class RecordViews:
     texts: TextViews | None = None
 
     def read(self, store: RecordSet, indices: np.ndarray) -> Tensor:
-        """Images of some records, as the model expects them: uint8 ``(n, 3, size, size)``.
+        """Reads images of some records, as the model expects them: uint8 ``(n, 3, size, size)``.
 
         Args:
-            store: the records.
-            indices: ``(n,)`` of the store.
+            store: Record store.
+            indices: Indices of the store, ``(n,)``.
         """
         if not isinstance(store, RecordStore):
             raise ValueError(f"the images of {store.name} are not those of a record store")
@@ -65,11 +65,11 @@ class RecordViews:
         return store.images(indices, self.size, resize=wanted.resize, interpolation=wanted.interpolation)
 
     def maker(self, store: RecordSet, count: int | None = None) -> ViewMaker:
-        """Makes the views of training.
+        """Returns the maker of the training views.
 
         Args:
-            store: the records.
-            count: views of each image; default: `count`.
+            store: Records.
+            count: Number of views of each image; default: `count` of this object.
         """
         read = functools.partial(self.read, store)
         return ViewMaker(store, read, self.images, count or self.count, self.tokenizer, self.texts)

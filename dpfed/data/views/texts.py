@@ -10,30 +10,30 @@ import numpy as np
 
 from dpfed.data.options import TextViewsConfig
 
-# A full stop with what closes it and white space behind, or an empty line.
+# The end of a sentence, with closing quotes or brackets and white space, or an empty line.
 _END = re.compile(r"([.!?][\"')\]”’]*)\s+|\n\s*\n\s*")
-# The stop of a single letter ("e.g.", "J. Smith") and of these abbreviations ends no sentence.
+# The full stop after a single letter ("e.g.", "J. Smith") or one of these abbreviations ends no sentence.
 _ABBREVIATION = re.compile(r"(?:^|\W)(?:[^\W\d_]|approx|dr|figs?|mrs?|ms|no|vs)$", re.IGNORECASE)
-_LONGEST = 8  # characters before a stop that tell an abbreviation from a word
+_LONGEST = 8  # characters before a full stop that are searched for an abbreviation
 
 
 class TextViews:
     """Turns captions into random views: sentence swap, then word swap, then word deletion.
 
-    * Sentence swap: with its probability two sentences, drawn at random, change places.
-    * Word swap: from left to right, each word changes places with the next with its probability; a pair that has swapped is
-      passed over.
-    * Word deletion: each word is left out with its probability, but at least half of the words stay. Where more were to go,
-      those with the smallest draws do. The paper keeps a grammatical core; half of the words is our stand-in, which needs no
-      parser.
+    * Sentence swap: with the configured probability, two randomly drawn sentences change places.
+    * Word swap: from left to right, each word changes places with the next with the configured probability; a swapped pair is
+      skipped.
+    * Word deletion: each word is deleted with the configured probability, but at least half of the words stay: if more would
+      be deleted, only those with the smallest draws are. The paper keeps a grammatical core; half of the words is our
+      replacement, which needs no parser.
 
-    A view in which something changed has single spaces for the white space that was between the parts that moved.
+    In a view in which something changed, white space between the parts that moved is replaced by single spaces.
 
     Args:
-        config: probabilities.
+        config: Probabilities.
 
     Attributes:
-        active: False when every view is the caption itself.
+        active: False if every view is the caption itself.
     """
 
     def __init__(self, config: TextViewsConfig) -> None:
@@ -44,14 +44,14 @@ class TextViews:
         """Makes W views of each caption.
 
         Args:
-            captions: n texts.
-            seeds: ``(n, W)`` uint64; a view is a function of its caption, the configuration and its own seed alone.
+            captions: Captions, n texts.
+            seeds: Seeds, ``(n, W)`` uint64; a view is a function of its caption, the configuration and its own seed alone.
 
         Returns:
-            n lists of W texts.
+            The views, n lists of W texts.
 
         Raises:
-            ValueError: if there is not one row of seeds for each caption.
+            ValueError: If there is not one row of seeds for each caption.
         """
         if seeds.ndim != 2 or len(seeds) != len(captions):
             raise ValueError(f"expected seeds of shape ({len(captions)}, W), got {seeds.shape}")
@@ -79,7 +79,7 @@ class TextViews:
 
 
 def sentences(text: str) -> list[str]:
-    """Splits a text at full stops, question and exclamation marks that white space follows, and at empty lines.
+    """Splits a text at full stops, question and exclamation marks followed by white space, and at empty lines.
 
     A lower-case letter after the mark continues the sentence ("approx. 3 mm"), unless the text has no capitals at all.
     """

@@ -1,4 +1,4 @@
-"""Captions to token numbers, without learning anything from them."""
+"""Conversion of captions to token numbers, without learning anything from the captions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class WordTokenizer:
     it. Words that share a bucket share an embedding; a larger `vocabulary` makes that rarer.
 
     Args:
-        vocabulary: number of buckets, of which 0 is padding.
-        context: words that are read; the rest of a text is cut off.
+        vocabulary: Number of token numbers, of which 0 is padding.
+        context: Number of words that are read; the rest of a text is cut off.
     """
 
     def __init__(self, vocabulary: int, context: int) -> None:
@@ -30,13 +30,13 @@ class WordTokenizer:
         self.context = context
 
     def __call__(self, texts: list[str]) -> torch.Tensor:
-        """Token numbers of texts.
+        """Returns the token numbers of texts.
 
         Args:
-            texts: n texts.
+            texts: Texts, n of them.
 
         Returns:
-            ``(n, context)`` int64, padded with 0 on the right.
+            The token numbers, ``(n, context)`` int64, padded with 0 on the right.
         """
         tokens = torch.zeros(len(texts), self.context, dtype=torch.int64)
         rows = tokens.numpy()
