@@ -56,13 +56,13 @@ class Features:
     try if the block fails.
 
     Args:
-        folder: of the shards; nobody but the owner can read it.
+        folder: Folder of the shards; nobody but the owner can read it.
         rows: ``(n,)`` int64 rows of the store, in the order of the features.
-        keeper: of a temporary folder, which goes with these features.
-        stay: they are also for later runs.
+        keeper: Temporary folder, which is deleted with these features.
+        stay: Whether the features stay on disk for later runs.
 
     Attributes:
-        rows: as given.
+        rows: Rows of the store, as given.
     """
 
     def __init__(self, folder: Path, rows: np.ndarray, keeper: object = None, stay: bool = False) -> None:
@@ -86,11 +86,11 @@ class Features:
         All of them are open then: it does not matter if somebody deletes them.
 
         Args:
-            compute: rows ``(b,)`` of the store -> their features; it tells how many are done.
-            progress: learns how many records are done.
+            compute: Rows ``(b,)`` of the store -> their features; it tells how many are done.
+            progress: Learns how many records are done.
 
         Raises:
-            OSError: if they cannot be written.
+            OSError: If they cannot be written.
         """
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -177,8 +177,8 @@ class Features:
         """A shard that was written whole, of as many records as belong to it; ``None``: it is to be computed.
 
         Args:
-            number: of the shard.
-            whole: all of it is read and held against its hash; otherwise it is only mapped.
+            number: Number of the shard, from 0.
+            whole: All of it is read and held against its hash; otherwise it is only mapped.
         """
         records = min(SHARD, len(self) - number * SHARD)
         try:

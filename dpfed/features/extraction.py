@@ -45,10 +45,10 @@ class FeatureCache:
     """Features of records, computed once and kept: what is in the folder already is not computed again.
 
     Attributes:
-        folder: inside which they are kept, in a folder named by what they depend on; ``None``: a temporary one, which goes with
+        folder: Inside which they are kept, in a folder named by what they depend on; ``None``: a temporary one, which goes with
             the features.
-        progress: sees how far it is.
-        stay: those of a record store stay beside it for later runs (`dpfed.features.kept`), or in `folder` where they cannot.
+        progress: Sees how far it is.
+        stay: Those of a record store stay beside it for later runs (`dpfed.features.kept`), or in `folder` where they cannot.
     """
 
     folder: Path | None = None
@@ -59,14 +59,14 @@ class FeatureCache:
         """The features of some records.
 
         Args:
-            model: whose towers are frozen.
-            views: how records become what the model reads.
-            store: the records.
+            model: Model with frozen towers.
+            views: Views that turn records into the model's input.
+            store: The records.
             rows: ``(n,)`` int64 rows of the store.
             count: V, random views of each image, by the record's own key: the same in every run; 0: the plain image alone.
 
         Raises:
-            UserError: if a tower is trained, or its features of noise are not finite. Those of a record that are not become
+            UserError: If a tower is trained, or its features of noise are not finite. Those of a record that are not become
                 zeros.
         """
         extraction = _Extraction(model, views, store, count)
@@ -188,7 +188,7 @@ class _Extraction:
 
         Args:
             rows: ``(b,)`` of the store.
-            progress: learns how many are done.
+            progress: Learns how many are done.
         """
         together = self._passes.together
         batches = [rows[first : first + together] for first in range(0, len(rows), together)]

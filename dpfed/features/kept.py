@@ -33,16 +33,16 @@ def claimed_features(place: Path, key: str, say: Callable[[str], None]) -> Itera
     """Locks the features of one key for this process, and waits as long as another process computes them.
 
     Args:
-        place: see `place_of`; the folder is created if it is missing.
-        key: a hash of all that the features depend on.
-        say: called with a sentence before waiting.
+        place: See `place_of`; the folder is created if it is missing.
+        key: A hash of all that the features depend on.
+        say: Called with a sentence before waiting.
 
     Yields:
         The folder of the features' shards, which may not exist yet.
 
     Raises:
-        UserError: if another user owns or can read the folder, or its file system has no locks.
-        OSError: if the folder is not writable.
+        UserError: If another user owns or can read the folder, or its file system has no locks.
+        OSError: If the folder is not writable.
     """
     place.mkdir(mode=0o700, exist_ok=True)
     _refuse_open(place)
@@ -63,13 +63,13 @@ def forget(store: str | Path) -> int:
     """Deletes all kept features of a store's records. A run that has opened them can continue.
 
     Args:
-        store: the path of the store, which may be deleted already.
+        store: The path of the store, which may be deleted already.
 
     Returns:
         How many bytes were deleted.
 
     Raises:
-        UserError: if a process is computing features, or the files cannot be deleted.
+        UserError: If a process is computing features, or the files cannot be deleted.
     """
     place = place_of(store)
     if not os.path.lexists(place):
@@ -100,7 +100,7 @@ def _refuse_open(place: Path) -> None:
     """Refuses a folder that another user owns or can read: features reveal as much as the records.
 
     Raises:
-        UserError: if the owner or the mode is wrong.
+        UserError: If the owner or the mode is wrong.
     """
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:

@@ -30,11 +30,11 @@ def embedded(
     """What a model makes of pictures, batch by batch.
 
     Args:
-        pictures: at least one.
-        embed: uint8 ``(n, 3, size, size)`` -> ``(n, F)``.
-        size: side that the model sees, pixels.
-        how: they become square.
-        advance: learns how many are done.
+        pictures: The pictures, at least one.
+        embed: Uint8 ``(n, 3, size, size)`` -> ``(n, F)``.
+        size: Side that the model sees, pixels.
+        how: How pictures become square.
+        advance: Learns how many are done.
 
     Yields:
         Numbers of the pictures ``(n,)``, and ``(n, F)`` float32 on the CPU.
@@ -50,9 +50,9 @@ def captions_embedded(
     """What a model makes of records' captions, batch by batch; see `embedded`.
 
     Args:
-        records: with captions.
-        embed: n lists of captions -> ``(n, F)``.
-        advance: learns how many are done.
+        records: Records with captions.
+        embed: N lists of captions -> ``(n, F)``.
+        advance: Learns how many are done.
     """
     for part in _batches(len(records)):
         yield part, embed(records.captions(part)).float().cpu()
@@ -67,16 +67,16 @@ def write_features(out: Path, pictures: NamedPictures, batches: Batches) -> int:
     """Writes the features of each picture in order; only their owner can read the file.
 
     Args:
-        out: must not exist. A name that ends in .npy gets ``(n, F)`` float32; any other Parquet with the columns ``name``,
+        out: Must not exist. A name that ends in .npy gets ``(n, F)`` float32; any other Parquet with the columns ``name``,
             ``features`` (F float32) and, where the records have units, ``unit``.
-        pictures: whose names are written.
-        batches: of `embedded`.
+        pictures: Pictures, whose names are written.
+        batches: Batches as `embedded` yields them.
 
     Returns:
         F, the width of the features.
 
     Raises:
-        UserError: if `out` exists or cannot be written.
+        UserError: If `out` exists or cannot be written.
     """
     refuse_existing(out)
     width = 0

@@ -21,8 +21,8 @@ class Passes:
     """Passes of a model on a device.
 
     Args:
-        device: the model's.
-        tokenizer: of models that read text.
+        device: The model's.
+        tokenizer: Tokenizer of a model that reads text.
 
     Attributes:
         together: images, or texts, of a pass.
@@ -37,11 +37,11 @@ class Passes:
         """Features ``(n, F)`` float32 on the CPU; zeros for those that are not finite.
 
         Args:
-            embed: the tower.
+            embed: The tower.
             inputs: ``(n, ...)`` on the device.
 
         Raises:
-            UserError: if the tower's features of noise are not finite.
+            UserError: If the tower's features of noise are not finite.
         """
         if inputs.shape[1:] not in self._is_checked:
             self._check(embed, inputs[:1])
@@ -60,10 +60,10 @@ class Passes:
         """Features ``(n, F_t)`` of texts.
 
         Args:
-            embed: tokens ``(n, L)`` -> features.
-            tower: the text tower; texts of a pretrained one are cut by their own length, so each is a function of that text.
+            embed: Tokens ``(n, L)`` -> features.
+            tower: The text tower; texts of a pretrained one are cut by their own length, so each is a function of that text.
             width: F_t.
-            texts: n of them.
+            texts: N of them.
         """
         assert self._tokenizer is not None
         tokens = self._tokenizer(texts)
@@ -82,7 +82,7 @@ class Passes:
         """Tries the tower on noise. Where a pass does not keep records apart, bit by bit, each gets a pass of its own.
 
         Raises:
-            UserError: if the features of noise are not finite.
+            UserError: If the features of noise are not finite.
         """
         generator = torch.Generator().manual_seed(0)
         shape = (self.together, *like.shape[1:])

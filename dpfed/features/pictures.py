@@ -24,9 +24,9 @@ class PictureFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Features of pictures, for a `sklearn.pipeline.Pipeline`. It learns nothing from what it is fitted on.
 
     Args:
-        encoder: see `dpfed.load`.
-        contrast: embeddings of unit length in the space of the contrast, in the place of features.
-        batch: pictures in a pass.
+        encoder: See `dpfed.load`.
+        contrast: Embeddings of unit length in the space of the contrast, in the place of features.
+        batch: Pictures in a pass.
     """
 
     def __init__(self, encoder: Embeds, contrast: bool = False, batch: int = 64) -> None:
@@ -40,13 +40,13 @@ class PictureFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Features of pictures.
 
         Args:
-            X: a list of PIL images or arrays of any size, or a uint8 array ``(n, H, W, 3)``.
+            X: A list of PIL images or arrays of any size, or a uint8 array ``(n, H, W, 3)``.
 
         Returns:
             ``(n, F)`` float32.
 
         Raises:
-            UserError: for something else, or no picture.
+            UserError: For something else, or no picture.
         """
         embed = self.encoder.embed_images if self.contrast else self.encoder.features
         parts = [X[first : first + self.batch] for first in range(0, len(X), self.batch)] or [X]

@@ -28,12 +28,12 @@ class PublicTower:
     """The frozen towers of a public model. Features of one picture or text do not depend on those beside it, bit by bit.
 
     Args:
-        model: with `features`, if it has an image tower, and `text_features`, if it has a text tower.
-        text: its text tower; ``None``: there is none.
+        model: Model with `features`, if it has an image tower, and `text_features`, if it has a text tower.
+        text: Text tower of the model; ``None``: it has none.
         text_width: F_t.
-        tokenizer: of the text tower.
-        size: side of the square images that it sees, pixels; 0: it has no image tower.
-        preprocessing: how images become square and are normalised.
+        tokenizer: Tokenizer of the text tower.
+        size: Side of the square images that it sees, pixels; 0: it has no image tower.
+        preprocessing: Resizing and normalisation of the images.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class PublicTower:
         """Features ``(n, F_t)`` float32 on the CPU of records' captions: the mean of a record's own.
 
         Args:
-            each: n lists of captions, at least one each.
+            each: N lists of captions, at least one each.
 
         Raises:
-            UserError: for a model without a text tower.
+            UserError: For a model without a text tower.
         """
         if self._text is None:
             raise UserError("this model has no text tower, so it has no features of captions. [tower-no-text]")
@@ -92,10 +92,10 @@ def public_tower(config: ModelConfig) -> PublicTower:
     """The towers of an open_clip model, or an image encoder of timm or torchvision, with the named weights.
 
     Args:
-        config: names the model and its weights.
+        config: Names the model and its weights.
 
     Raises:
-        UserError: for weights that are not available.
+        UserError: For weights that are not available.
     """
     frozen = AdaptationConfig(image="frozen", text="frozen")
     with torch.random.fork_rng(devices=[]):
@@ -112,7 +112,7 @@ def public_text_tower(name: str) -> PublicTower:
         name: ``sentence-transformers/NAME``, or a folder in the Hugging Face format.
 
     Raises:
-        UserError: if it is not available.
+        UserError: If it is not available.
     """
     spec = text_blueprint(name)
     tower = build_text_tower(spec, out=1).backbone

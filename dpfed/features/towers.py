@@ -17,9 +17,9 @@ class Towers(NamedTuple):
     """The frozen towers of a model.
 
     Attributes:
-        image: the image tower.
+        image: The image tower.
         image_width: F, dimensions of its features.
-        text: the text tower; ``None``: there is none, or it is trained.
+        text: The text tower; ``None``: there is none, or it is trained.
         text_width: F_t.
     """
 
@@ -33,7 +33,7 @@ def frozen_towers(model: nn.Module) -> Towers:
     """The towers of a model whose features may be computed once.
 
     Raises:
-        UserError: if the image tower is trained, or the model is of another kind.
+        UserError: If the image tower is trained, or the model is of another kind.
     """
     if isinstance(model, ClipModel):
         width, clip = int(model.model_cfg["embed_dim"]), model.clip
@@ -61,7 +61,7 @@ def from_features(model: nn.Module) -> nn.Module:
     """The rest of a model behind its frozen towers.
 
     Args:
-        model: see `frozen_towers`.
+        model: See `frozen_towers`.
 
     Returns:
         A model with the same parameters, to which ``{"image": (S, V, F), "text": ...}`` are views: text is features

@@ -21,12 +21,12 @@ class TrainingViews:
     """Makes what a worker's model reads of its records.
 
     Attributes:
-        whole: how records become what a whole model reads.
+        whole: Views that turn records into the input of a whole model.
         cached: V, views of each image whose features by a frozen tower are computed once; 0: the model reads images.
-        fixed: whether each step reads the same features of a record: all cached views, or with `cached` = 0 those of the plain
+        fixed: Whether each step reads the same features of a record: all cached views, or with `cached` = 0 those of the plain
             image. The model is then kept whole. A run in closed form does so.
-        cache: keeps the features.
-        label: which label of the records the loss reads; ``None``: none.
+        cache: Keeps the features.
+        label: Name of the label that the loss reads; ``None``: it reads none.
     """
 
     whole: RecordViews
@@ -48,8 +48,8 @@ class TrainingViews:
         """Makes the views of training; features that are not there yet are computed first.
 
         Args:
-            model: the whole one, whose frozen towers give the features.
-            store: the records.
+            model: The whole one, whose frozen towers give the features.
+            store: The records.
             rows: ``(n,)`` of the store, of which views will be asked.
         """
         maker = self._maker(model, store, rows)

@@ -18,10 +18,10 @@ class CachedViews(ViewMaker):
     """Makes the views of records out of their features; a record's views depend on that record and its own draws only.
 
     Args:
-        views: makes the same views out of images.
-        features: of the records.
+        views: Makes the same views out of images.
+        features: Features of the records.
         cached: V, views of each record that are there.
-        texts: whether captions are features, too; otherwise they are tokens.
+        texts: Whether captions are features, too; otherwise they are tokens.
     """
 
     def __init__(self, views: ViewMaker, features: Features, cached: int, texts: bool) -> None:
@@ -50,9 +50,9 @@ class FeatureViews(ViewMaker):
     """Features of frozen towers, in the place of views.
 
     Args:
-        features: of the records, which were computed once.
+        features: Features of the records, which were computed once.
         views: V, of each image.
-        texts: whether there are features of captions.
+        texts: Whether there are features of captions.
     """
 
     def __init__(self, features: Features, views: int, texts: bool) -> None:

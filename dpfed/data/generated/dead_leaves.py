@@ -48,8 +48,8 @@ class Picture(NamedTuple):
 
     Attributes:
         pixels: ``(size, size, 3)`` uint8.
-        caption: names size, texture, colour and shape of the two leaves in front, and what lies behind them.
-        shape: of the leaf in front, in `SHAPES`.
+        caption: Names size, texture, colour and shape of the two leaves in front, and what lies behind them.
+        shape: Shape of the leaf in front, one of `SHAPES`.
         texture: likewise, in `TEXTURES`.
         color: likewise, in `COLORS`.
     """
@@ -98,8 +98,8 @@ def draw(seed: int, split: int, number: int, size: int) -> Picture:
 
     Args:
         seed: public; another one gives other pictures.
-        split: pictures of another split are others.
-        number: of the picture, below 2^32.
+        split: Pictures of another split are others.
+        number: Number of the picture, below 2^32.
         size: side, pixels.
     """
     style, leaves, generator = _drawn(seed, split, number)
@@ -133,10 +133,10 @@ def uniforms_of(seed: int, split: int, number: int, count: int) -> np.ndarray:
     """The uniform numbers of a picture, the same from release to release of numpy.
 
     Args:
-        seed: see `draw`, as the next.
-        split: see `seed`.
-        number: of the picture.
-        count: so many.
+        seed: See `draw`, as the next.
+        split: See `seed`.
+        number: Number of the picture.
+        count: So many.
     """
     return _uniforms(_generator(seed, split, number), count)
 

@@ -31,15 +31,15 @@ def write_procedural(
     is left out, and its number with it.
 
     Args:
-        path: the store to create.
-        size: side of the images, pixels.
-        train: number of training records.
-        test: number of test records.
+        path: The store to create.
+        size: Side of the images, pixels.
+        train: Number of training records.
+        test: Number of test records.
         seed: public; another one gives other records.
-        progress: called now and then with (records so far, of how many).
+        progress: Called now and then with (records so far, of how many).
 
     Raises:
-        UserError: when the store exists or cannot be written.
+        UserError: When the store exists or cannot be written.
     """
     names = {"shape": SHAPES, "texture": TEXTURES, "color": tuple(COLORS)}
     with StoreWriter(path, name=NAME, kind="image-text", size=size, public=True, label_names=names) as writer:
@@ -58,15 +58,15 @@ def procedural_store(
     """The procedural images, generated on first use.
 
     Args:
-        records: number of training records.
-        folder: where the store is kept.
-        size: side of the images, pixels; above `LARGEST` the store has images of that side.
-        test: number of test records; default 1,000, but no more than training records.
+        records: Number of training records.
+        folder: Folder that keeps the store.
+        size: Side of the images, pixels; above `LARGEST` the store has images of that side.
+        test: Number of test records; default 1,000, but no more than training records.
         seed: public; another one gives other records.
-        progress: called while they are generated.
+        progress: Called while they are generated.
 
     Raises:
-        UserError: when the store cannot be written or is damaged.
+        UserError: When the store cannot be written or is damaged.
     """
     side = min(size, LARGEST)
     test = min(_HELD_OUT, records) if test is None else test

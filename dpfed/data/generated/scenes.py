@@ -39,13 +39,13 @@ def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -
 
     Args:
         config: ``half`` ("first" or "second" half of the classes alone) and ``stores``, where the scenes are kept.
-        open_labelled: opens the labelled records.
+        open_labelled: Opens the labelled records.
 
     Returns:
         A store of images with texts, public if the labelled one is. A scene is twice as wide and high as the images.
 
     Raises:
-        UserError: when the records have no labels, are too few, or the store cannot be written or is damaged.
+        UserError: When the records have no labels, are too few, or the store cannot be written or is damaged.
     """
     labelled = open_labelled()
     if not labelled.label_names:

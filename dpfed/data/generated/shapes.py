@@ -73,16 +73,16 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
     Within the validation and the test split no two records show the same scene, so every caption has one right picture.
 
     Args:
-        path: the store to create.
-        train: number of training records.
-        validation: number of validation records.
-        test: number of test records.
-        seed: another seed gives other records.
-        half: the colors of both objects: ``"first"`` four, ``"second"`` four or ``"all"``. Halves share no scene, and their
+        path: The store to create.
+        train: Number of training records.
+        validation: Number of validation records.
+        test: Number of test records.
+        seed: Another seed gives other records.
+        half: The colors of both objects: ``"first"`` four, ``"second"`` four or ``"all"``. Halves share no scene, and their
             draws have nothing to do with each other.
 
     Raises:
-        UserError: when the store exists, or more distinct held-out scenes are asked for than can be drawn.
+        UserError: When the store exists, or more distinct held-out scenes are asked for than can be drawn.
     """
     names = {"shape": SHAPES, "color": tuple(COLORS)}
     counts = dict(zip(SPLITS, (train, validation, test), strict=True))
@@ -106,15 +106,15 @@ def shapes_store(
     """The captioned shapes, generated on first use.
 
     Args:
-        records: number of training records.
-        folder: where the store is kept.
-        validation: number of validation records.
-        test: number of test records.
-        half: see `write_shapes`.
-        seed: another seed gives other records.
+        records: Number of training records.
+        folder: Folder that keeps the store.
+        validation: Number of validation records.
+        test: Number of test records.
+        half: See `write_shapes`.
+        seed: Another seed gives other records.
 
     Raises:
-        UserError: when the store cannot be written or is damaged.
+        UserError: When the store cannot be written or is damaged.
     """
     path = Path(folder) / f"{_name(half)}-v{_VERSION}-{records}-{validation}-{test}{f'-seed-{seed}' * bool(seed)}"
     return open_or_write(path, lambda target: write_shapes(target, records, validation, test, seed, half))

@@ -31,13 +31,13 @@ def things_store(records: int, folder: str | Path, size: int, progress: ImportPr
     """A public store of generated pictures, each with an unrelated word; it is generated on first use.
 
     Args:
-        records: number of pictures.
-        folder: the folder that keeps the store.
-        size: side of the images, pixels; above `LARGEST` the store has images of that side.
-        progress: called while they are generated.
+        records: Number of pictures.
+        folder: The folder that keeps the store.
+        size: Side of the images, pixels; above `LARGEST` the store has images of that side.
+        progress: Called while they are generated.
 
     Raises:
-        UserError: when the store cannot be written or is damaged.
+        UserError: When the store cannot be written or is damaged.
     """
     side, words = min(size, LARGEST), public_words(records)
 
@@ -62,7 +62,7 @@ def picture(number: int, size: int) -> np.ndarray:
     """A picture ``(size, size, 3)`` uint8.
 
     Args:
-        number: the picture's number, which also decides its kind.
+        number: The picture's number, which also decides its kind.
         size: side, pixels.
     """
     which, kind = divmod(number, 3)

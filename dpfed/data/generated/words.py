@@ -9,7 +9,7 @@ def public_words(count: int) -> list[str]:
     """Names such as ``rock climbing``, evenly spaced over timm's list.
 
     Args:
-        count: largest number of names.
+        count: Largest number of names.
 
     Returns:
         Different names, in the list's order; they depend on the version of timm.

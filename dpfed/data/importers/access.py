@@ -28,11 +28,11 @@ class Access:
     """Which files an import may read, and which folders it has listed.
 
     Attributes:
-        root: the source's folder, without links; files below it may be read.
-        outside: files elsewhere may be read, too.
-        watch: called now and then, with how many files were found, while a folder is listed.
-        surveyed: called with how many archives were looked through, and of how many.
-        listings: the folders that were listed: every importer is asked about a source, and a large one is walked once.
+        root: The source's folder, without links; files below it may be read.
+        outside: Files elsewhere may be read, too.
+        watch: Called now and then, with how many files were found, while a folder is listed.
+        surveyed: Called with how many archives were looked through, and of how many.
+        listings: The folders that were listed: every importer is asked about a source, and a large one is walked once.
     """
 
     root: str
@@ -58,7 +58,7 @@ class Access:
         """The bytes of an image file.
 
         Raises:
-            NotRead: when the file is missing, no regular file, too large, or lies where nothing may be read.
+            NotRead: When the file is missing, no regular file, too large, or lies where nothing may be read.
         """
         try:
             found = path.stat()
@@ -78,7 +78,7 @@ class Access:
         """A table, an archive or another file of the data set itself.
 
         Raises:
-            UserError: when it is missing, no regular file, or lies where nothing may be read.
+            UserError: When it is missing, no regular file, or lies where nothing may be read.
         """
         if not self.permits(path):
             raise UserError(f"{path} leads out of {self.root}; `dpfed data import --allow-outside` reads it. [import-outside]")

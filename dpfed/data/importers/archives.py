@@ -26,8 +26,8 @@ class DamagedArchive(Exception):
     """An archive that is not whole.
 
     Args:
-        reason: in a few words.
-        at: byte of its content up to which it is.
+        reason: Reason, in a few words.
+        at: Byte of its content up to which it is.
     """
 
     def __init__(self, reason: str, at: int) -> None:
@@ -55,7 +55,7 @@ class _Content(io.RawIOBase):
     """The content of an archive. What is compressed is read forwards only.
 
     Attributes:
-        last: what was read last.
+        last: Name of the member that was read last.
     """
 
     def __init__(self, file: IO[bytes], seekable: bool) -> None:
@@ -105,14 +105,14 @@ def members(file: Path, wanted: Callable[[tarfile.TarInfo], bool]) -> Iterator[t
     Behind an end-of-archive mark it is read on: what stands there is the next archive, and part of the data set.
 
     Args:
-        file: the archive.
-        wanted: whether a member's content is read.
+        file: The archive.
+        wanted: Whether a member's content is read.
 
     Yields:
         A member, and its content, or why it is not read; ``None``: it was not wanted.
 
     Raises:
-        DamagedArchive: where the archive is not whole.
+        DamagedArchive: Where the archive is not whole.
     """
     at = 0
     try:

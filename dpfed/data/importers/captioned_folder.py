@@ -37,12 +37,12 @@ class CaptionedFolderImporter(Importer):
         """Lists the images and texts, and streams the records.
 
         Args:
-            path: the folder.
-            access: what may be read.
-            splits: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
+            path: The folder.
+            access: Paths that the import may read.
+            splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
-            UserError: if `path` is no folder, or no image has a text.
+            UserError: If `path` is no folder, or no image has a text.
         """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder: expected {self.layout}. [captioned-folder-not-one]")
@@ -129,7 +129,7 @@ def _content(text: Path, access: Access) -> bytes:
     """The bytes of a text.
 
     Raises:
-        NotRead: see `Access.read`; also if it is too large for captions.
+        NotRead: See `Access.read`; also if it is too large for captions.
     """
     with contextlib.suppress(OSError):
         if text.stat().st_size > _LARGEST:

@@ -41,7 +41,7 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
         Class -> number, and the names in the order of the numbers. Small non-negative integers keep their own number.
 
     Raises:
-        UserError: when two classes are one number in two spellings, or truth values stand among other numbers.
+        UserError: When two classes are one number in two spellings, or truth values stand among other numbers.
     """
     present = {found for value in values if (found := class_of(value)) is not None}
     same = _truth_as_numbers(present)
@@ -71,8 +71,8 @@ def without_class(label: str, values: Mapping[Any, int]) -> str:
     """A sentence about words that count as no class, though somebody may mean them as one; empty without such words.
 
     Args:
-        label: what the classes are of.
-        values: cell -> how often it was met.
+        label: Label to which the classes belong.
+        values: Cell -> how often it was met.
     """
     words: Counter[str] = Counter()
     for value, count in values.items():

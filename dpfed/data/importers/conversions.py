@@ -45,9 +45,9 @@ def packing(folder: Path, archive: Path, only_folders: bool = False) -> str:
     """The command that packs what a folder holds in the order of the names, with what links lead to in their place.
 
     Args:
-        folder: what is packed.
-        archive: the archive to write.
-        only_folders: pack no files that lie in the folder itself.
+        folder: Folder that is packed.
+        archive: The archive to write.
+        only_folders: Pack no files that lie in the folder itself.
     """
     pack = _PACK.format(pattern="*/" if only_folders else "*")
     return f"(cd {shlex.quote(str(folder))} && {_python(pack)} {shlex.quote(str(archive))})"
@@ -66,8 +66,8 @@ def conversion(source: Path, access: Access) -> str:
     """What a source is that is not read, and the commands that convert and import it; empty if that is not known.
 
     Args:
-        source: a file or folder that no importer recognises.
-        access: what may be read.
+        source: A file or folder that no importer recognises.
+        access: Paths that the import may read.
     """
     files = list_files(source, access).files if source.is_dir() else [source]
     if arrow := [file for file in files if suffix(file) == ".arrow"]:
@@ -136,8 +136,8 @@ def packed_splits(root: Path, places: dict[str, bool]) -> str:
     """The commands that pack a folder, or its splits, and import the archives.
 
     Args:
-        root: the folder.
-        places: split folder, or ``""`` for `root` itself -> whether only the folders in it are packed.
+        root: The folder.
+        places: Split folder, or ``""`` for `root` itself -> whether only the folders in it are packed.
     """
     packed = root.with_name(f"{root.name}-packed")
     archives: Sequence[str] = [

@@ -25,7 +25,7 @@ def importers() -> dict[str, Importer]:
     """All importers by name; those of the papers' data sets where their room is installed, and those of other packages.
 
     Raises:
-        UserError: if another package announces one that cannot be used.
+        UserError: If another package announces one that cannot be used.
     """
     shipped: dict[str, Importer] = {name: part.load()() for name, part in discovery.shipped("importers").items()}
     foreign: dict[str, Importer] = {}
@@ -47,7 +47,7 @@ def refuse_unknown(source: str) -> None:
     """Refuses a ``data.source`` that nothing reads.
 
     Raises:
-        UserError: naming those that are near.
+        UserError: Naming those that are near.
     """
     if is_name(source) or source in _NOT_IMPORTED:  # then the other packages are not looked through
         return
@@ -60,11 +60,11 @@ def detect(source: str | Path, access: Access | None = None) -> str:
     """The name of the importer that recognises a source.
 
     Args:
-        source: a file or folder.
-        access: what may be read; ``None``: the folder that it is, or lies in.
+        source: A file or folder.
+        access: Paths that the import may read; ``None``: the path itself, or its folder.
 
     Raises:
-        UserError: when the source is missing or nothing recognises it.
+        UserError: When the source is missing or nothing recognises it.
     """
     source = existing(source)
     access = access or Access.to(source)
@@ -97,7 +97,7 @@ def existing(source: str | Path) -> Path:
     """The absolute path of a source.
 
     Raises:
-        UserError: when there is nothing.
+        UserError: When there is nothing.
     """
     path = local_path(source, "the source")
     if not os.path.exists(path):

@@ -54,10 +54,10 @@ class DicomImporter(Importer):
         """Reads every file's PatientID, and streams the records.
 
         Args:
-            path: the folder.
-            access: what may be read.
-            window: centre and width for all files, in the modality's units (of a CT: Hounsfield); ``None``: each file's own.
-            splits: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
+            path: The folder.
+            access: Paths that the import may read.
+            window: Centre and width for all files, in the modality's units (of a CT: Hounsfield); ``None``: each file's own.
+            splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
         """
         try:
             import pydicom  # noqa: F401

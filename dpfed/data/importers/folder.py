@@ -44,9 +44,9 @@ class FolderImporter(Importer):
         """Lists the images (names only) and streams them.
 
         Args:
-            path: the folder.
-            access: what may be read.
-            splits: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
+            path: The folder.
+            access: Paths that the import may read.
+            splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
         """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'folder' importer expects {self.layout}. [folder-not-one]")

@@ -26,10 +26,10 @@ class Placed:
     """An image file.
 
     Attributes:
-        file: where it is.
-        split: that it belongs to.
-        label: its class, the name of a folder; ``None``: it has none.
-        said: the folder whose name is that of the split; ``None``: no folder's is.
+        file: Path of the image.
+        split: Split of the image.
+        label: Class of the image, the name of a folder; ``None``: it has none.
+        said: The folder whose name is that of the split; ``None``: no folder's is.
     """
 
     file: Path
@@ -45,13 +45,13 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
     folders below them are classes. ``cats/train/x.jpg`` is understood, too. Otherwise all is for training.
 
     Args:
-        root: the source.
-        files: its images.
-        others: all files below the root: a folder may be a split though its files are no images.
-        level: which folder below the root is the split, from 1; 0: none is; ``None``: as the names say.
+        root: The source.
+        files: Images of the folder.
+        others: All files below the root: a folder may be a split though its files are no images.
+        level: Level below the root whose folders are splits, from 1; 0: no folder is; ``None``: the names decide.
 
     Raises:
-        UserError: where folders may be splits or classes, or none is for training.
+        UserError: Where folders may be splits or classes, or none is for training.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
     if level is not None and whole_number(level, "--splits", 0, _DEEPEST):
@@ -95,7 +95,7 @@ def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Calla
     One class in two Unicode forms, as two systems write the name of its folder, is one class.
 
     Raises:
-        UserError: where one split has a class in other capitals than another: it is one class, and nobody would notice.
+        UserError: Where one split has a class in other capitals than another: it is one class, and nobody would notice.
     """
     classes = {one.label: unicodedata.normalize("NFC", one.label) for one in placed if one.label is not None}
     names = sorted(set(classes.values()))
@@ -128,8 +128,8 @@ def without_shards(placed: list[Placed], passed_over: Collection[str]) -> tuple[
     ``00000_stats.json``.
 
     Args:
-        placed: the images.
-        passed_over: names of files that hold no records.
+        placed: The images.
+        passed_over: Names of files that hold no records.
     """
     numbers = {one.label for one in placed}
     if not all(label is not None and label.isdecimal() and len(label) > 1 for label in numbers):
@@ -145,11 +145,11 @@ def refuse_masks(root: Path, files: Sequence[Path]) -> None:
     """Refuses images beside their masks: half of the records would be no photographs.
 
     Args:
-        root: the source.
-        files: its images.
+        root: The source.
+        files: Images of the folder.
 
     Raises:
-        UserError: with what to do, and the command for folders of images that have such names.
+        UserError: With what to do, and the command for folders of images that have such names.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
     names = {part.lower() for parts in folders for part in parts}

@@ -42,21 +42,21 @@ class ImportReport:
     """What an import did.
 
     Attributes:
-        path: the store.
-        format: the importer that was used.
+        path: The store.
+        format: The importer that was used.
         kind: ``"image"`` or ``"image-text"``.
-        counts: records by split.
+        counts: Records by split.
         skipped: (id, reason) of the unreadable records, and of the files, that were left out.
-        seconds: how long it took.
-        unit_name: what records share, such as ``"person"``; ``None``: nothing that the source names.
-        unused: columns of the source, or files of its samples, that were not used.
-        passed_over: what lies below the source and holds no records by its name, and how often.
-        empty_classes: label -> its classes that no record has.
-        converted: what was done to images that stock open_clip would destroy -> to how many.
-        several: files with several pictures, of which the first was stored.
-        repeated: training records that show the picture of another one.
+        seconds: Duration of the import.
+        unit_name: Name of a unit that records share, such as ``"person"``; ``None``: the source names none.
+        unused: Columns of the source, or files of its samples, that were not used.
+        passed_over: Names of files and folders below the source that hold no records, with their counts.
+        empty_classes: Label -> its classes that no record has.
+        converted: Number of images by conversion, of images that stock open_clip would destroy.
+        several: Files with several pictures, of which the first was stored.
+        repeated: Training records that show the picture of another one.
         shared: held-out records that show the picture of a training record.
-        alike: label -> its classes whose names differ in capitals, spaces or the writing of an accent only.
+        alike: Label -> its classes whose names differ in capitals, spaces or the writing of an accent only.
     """
 
     path: Path
@@ -103,29 +103,29 @@ def import_records(
     """Imports a data set into a new record store.
 
     Args:
-        source: a local file or folder, or several tables of one folder.
-        dest: the store to create; must not exist.
-        format: name of an importer; ``None``: found by looking at the source.
-        size: store raw square images of this side; ``None``: keep the original files.
-        validation: so many training records become the validation split, whole units at a time, chosen by a hash of their ids:
+        source: A local file or folder, or several tables of one folder.
+        dest: The store to create; must not exist.
+        format: Name of an importer; ``None``: found by looking at the source.
+        size: Store raw square images of this side; ``None``: keep the original files.
+        validation: So many training records become the validation split, whole units at a time, chosen by a hash of their ids:
             a choice made here, before any private mechanism runs (see `StoreWriter.hold_out`).
-        test: the same for the test split.
-        skip_broken: leave unreadable records, and files that no importer knows, out instead of refusing.
-        public: anyone may see the records.
-        progress: called now and then with (records so far, of how many or ``None``).
-        id: what names a record: a column of Parquet, or ``"content"``, a hash of what it holds; ``None``: its own name at the
+        test: The same for the test split.
+        skip_broken: Leave unreadable records, and files that no importer knows, out instead of refusing.
+        public: Anyone may see the records.
+        progress: Called now and then with (records so far, of how many or ``None``).
+        id: Source of a record's name: a Parquet column, or ``"content"``, a hash of the record; ``None``: its own name at the
             source, where it has one, otherwise a hash.
-        allow_outside: also read files outside of the source's folder, which tables or links name.
-        watch: called now and then, with how many files were found, while the source is looked through.
-        say: told what the user should know.
-        surveyed: called now and then with how many archives were looked through, and of how many, before records are stored.
-        window: centre and width through which DICOM files become pictures, in the modality's units; ``None``: each file's own.
-        splits: which folder below the source is the split of an image, from 1; 0: none is, so a class may be called train;
+        allow_outside: Also read files outside of the source's folder, which tables or links name.
+        watch: Called now and then, with how many files were found, while the source is looked through.
+        say: Told what the user should know.
+        surveyed: Called now and then with how many archives were looked through, and of how many, before records are stored.
+        window: Centre and width through which DICOM files become pictures, in the modality's units; ``None``: each file's own.
+        splits: Level below the source whose folders are splits, from 1; 0: no folder is, so a class may be called train;
             ``None``: as the folders' names say.
-        wait: seconds to wait for another import to `dest`, instead of refusing; infinity: for as long as it takes.
+        wait: Seconds to wait for another import to `dest`, instead of refusing; infinity: for as long as it takes.
 
     Raises:
-        UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
+        UserError: When the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
             when something is at `dest`, or another import there is under way.
     """
     started = time.monotonic()

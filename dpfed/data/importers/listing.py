@@ -23,10 +23,10 @@ class Listing:
     """What is below a folder.
 
     Attributes:
-        root: the folder.
-        files: all files but the harmless ones, folder by folder, in the order of their names.
-        passed_over: what holds no records by its name, and how often it is there.
-        refused: folders and links that cannot be followed.
+        root: The folder.
+        files: All files but the harmless ones, folder by folder, in the order of their names.
+        passed_over: Names of files and folders that hold no records, with their counts.
+        refused: Folders and links that cannot be followed.
     """
 
     root: Path
@@ -67,7 +67,7 @@ def list_files(root: Path, access: Access) -> Listing:
     """Lists all files below a folder; the result is the caller's own.
 
     Raises:
-        UserError: when the folder itself cannot be read.
+        UserError: When the folder itself cannot be read.
     """
     if root not in access.listings:
         listing = Listing(root)
@@ -86,9 +86,9 @@ def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator
     """Files below a folder, each folder's before its subfolders'; no folder is entered twice, whatever links there are.
 
     Args:
-        root: the folder.
-        access: links that lead elsewhere are not followed.
-        listing: takes what is passed over or refused.
+        root: The folder.
+        access: Links that lead elsewhere are not followed.
+        listing: Takes what is passed over or refused.
     """
     notes = listing or Listing(root)
     waiting, seen = [root], set()

@@ -59,9 +59,9 @@ class ParquetImporter(Importer):
         """Reads the schemas (and the labels, where their classes are not named, and the names) and streams the records.
 
         Args:
-            path: a file or folder.
-            access: what may be read.
-            id: the column of the records' names, or ``"content"``; ``None``: as the schema says.
+            path: A file or folder.
+            access: Paths that the import may read.
+            id: The column of the records' names, or ``"content"``; ``None``: as the schema says.
         """
         found = split_files(path, ".parquet", self.layout, access or Access.to(path))
         try:

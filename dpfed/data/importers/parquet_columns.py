@@ -31,9 +31,9 @@ class Classes:
     """The classes of a label as one file writes them.
 
     Attributes:
-        names: of the file's class numbers, as its metadata say; ``None``: the cells are the classes.
-        numeric: the cells are numbers.
-        numbers: class -> its number over all files.
+        names: Names of the file's class numbers, as its metadata give them; ``None``: the cells are the classes.
+        numeric: The cells are numbers.
+        numbers: Class -> its number over all files.
     """
 
     names: tuple[str, ...] | None
@@ -51,13 +51,13 @@ class Columns:
     """Which column of one file holds what.
 
     Attributes:
-        image: the column of images.
-        captions: the columns of captions.
-        unit: the column of units; ``None``: there are none.
-        labels: by column.
-        id: the column of the records' names; ``None``: they are named by what they hold.
-        split: the column of splits; ``None``: they are the files'.
-        given: cells that are the same in all rows and stand in the names of folders.
+        image: The column of images.
+        captions: The columns of captions.
+        unit: The column of units; ``None``: there are none.
+        labels: Labels by column.
+        id: The column of the records' names; ``None``: they are named by what they hold.
+        split: The column of splits; ``None``: they are the files'.
+        given: Cells that are the same in all rows and stand in the names of folders.
     """
 
     image: str
@@ -82,13 +82,13 @@ class ColumnAssignment:
     """What the schemas of all files say together.
 
     Attributes:
-        columns: of each file.
-        captioned: whether the records have captions.
-        label_names: what the class numbers of each label mean.
-        unit_name: what units are called.
-        unused: columns that hold nothing that was recognised.
-        unread: columns of labels that cannot be read.
-        notice: what whoever imports the records should know.
+        columns: Columns of each file.
+        captioned: Whether the records have captions.
+        label_names: Names of the class numbers of each label.
+        unit_name: Name of a unit, such as ``"person"``.
+        unused: Columns that hold nothing that was recognised.
+        unread: Columns of labels that cannot be read.
+        notice: Facts that the importing user should know.
     """
 
     columns: list[Columns] = field(default_factory=list)
@@ -124,12 +124,12 @@ def assign_columns(
     """Settles which columns of some files hold what.
 
     Args:
-        files: one data set: each with its schema, and the cells that folders give to all of its rows.
-        id: the column of the records' names, or ``"content"``; ``None``: as the schemas say.
-        one_split: the files' names do not tell splits apart, so a column ``split`` does.
+        files: One data set: each with its schema, and the cells that folders give to all of its rows.
+        id: The column of the records' names, or ``"content"``; ``None``: as the schemas say.
+        one_split: The files' names do not tell splits apart, so a column ``split`` does.
 
     Raises:
-        UserError: when two files disagree, or a file has no images.
+        UserError: When two files disagree, or a file has no images.
     """
     given = [_File.of(*file) for file in files]
     names = list(dict.fromkeys(name for file in given for name in file.schema.names))

@@ -45,8 +45,8 @@ def side_file(name: str, there: Callable[[str], bool] = lambda other: False) -> 
     """What a file that holds no records is counted as; ``None``: it may hold some.
 
     Args:
-        name: of the file.
-        there: whether another name lies in its folder.
+        name: Name of the file.
+        there: Whether another name lies in its folder.
     """
     if _SIDE.fullmatch(name):
         return HIDDEN if name.startswith(".") else name.strip()

@@ -61,7 +61,7 @@ class FileRecord:
     """The record of one image file, which is kept verbatim; see `RecordInput`.
 
     Attributes:
-        path: the file, read when its turn comes.
+        path: The file, read when its turn comes.
     """
 
     id: str
@@ -90,19 +90,19 @@ class Source:
 
     Attributes:
         kind: ``"image"`` or ``"image-text"``.
-        records: the records, read one after the other and only once.
-        label_names: label name -> what its numbers mean.
-        splits: the splits that the source itself defines.
-        total: number of records, where it is known beforehand.
-        unit_name: what the units that records share are called, such as ``"person"``; ``None``: records name none.
+        records: The records, read one after the other and only once.
+        label_names: Label name -> what its numbers mean.
+        splits: The splits that the source itself defines.
+        total: Number of records, where it is known beforehand.
+        unit_name: Name of a unit that records share, such as ``"person"``; ``None``: the records name no units.
         unused: columns, or kinds of files of a sample, that hold nothing that was recognised, as the source calls them.
-        named: whether the ids are the records' own names. If not, they are beginnings, to which a hash of what the record holds
+        named: Whether the ids are the records' own names. If not, they are beginnings, to which a hash of what the record holds
             is added (`dpfed.data.importers.source`).
-        unread: files below the source that would be lost; the import is refused unless broken records are left out.
-        passed_over: what lies below the source and holds no records by its name, and how often.
-        advice: what the user may have meant instead, where files are unread.
-        doubtful: so much lies beside the records that the format must be given by name.
-        notice: what whoever imports such records must know.
+        unread: Files below the source that would be lost; the import is refused unless broken records are left out.
+        passed_over: Names of files and folders below the source that hold no records, with their counts.
+        advice: Advice for the user if files were not read.
+        doubtful: So much lies beside the records that the format must be given by name.
+        notice: Facts that the importing user must know.
     """
 
     kind: str
@@ -124,9 +124,9 @@ class Importer(ABC):
     """Reads one family of data sets from local files.
 
     Attributes:
-        name: what the user calls it.
-        layout: what the source must look like, in a few words.
-        options: which keywords `open` takes beside: of the options of `import_records`.
+        name: Name of the format, as the user gives it.
+        layout: Layout that the source must have, in a few words.
+        options: Further keywords that `open` takes, out of the options of `import_records`.
     """
 
     name: ClassVar[str]
@@ -138,8 +138,8 @@ class Importer(ABC):
         """Whether `path` looks like this family; cheap.
 
         Args:
-            path: a file or folder.
-            access: whether links that lead elsewhere are followed; ``None``: they are not.
+            path: A file or folder.
+            access: Whether links that lead elsewhere are followed; ``None``: they are not.
         """
 
     @abstractmethod
@@ -147,11 +147,11 @@ class Importer(ABC):
         """Opens a source.
 
         Args:
-            path: a file or folder.
-            access: what may be read; ``None``: the folder that `path` is, or lies in.
+            path: A file or folder.
+            access: Paths that the import may read; ``None``: `path`, or its folder.
 
         Raises:
-            UserError: when `path` is not laid out as expected.
+            UserError: When `path` is not laid out as expected.
         """
 
 
@@ -214,8 +214,8 @@ def content_hash(record: RecordInput, label_names: Mapping[str, Sequence[str]]) 
     Labels count by the names of their classes: their numbers may depend on which classes other records have.
 
     Args:
-        record: its image is an encoded file or an array.
-        label_names: what the class numbers of each label mean.
+        record: Record whose image is an encoded file or an array.
+        label_names: Names of the class numbers of each label.
 
     Returns:
         32 hexadecimal digits.

@@ -30,8 +30,8 @@ class SplitFiles:
 
     Attributes:
         files: (split, file) pairs in a fixed order, training files first.
-        listing: what else lies in the folder; ``None`` for a single file.
-        notice: which names count as splits, where that is not plain; see `merged`.
+        listing: Other contents of the folder; ``None`` for a single file.
+        notice: Sentence that says which names count as splits, where that is not obvious; see `merged`.
     """
 
     files: list[tuple[str, Path]]
@@ -42,7 +42,7 @@ class SplitFiles:
         """Files that would be lost.
 
         Args:
-            also: whether another file is known to hold nothing of its own; it is passed over.
+            also: Whether another file is known to hold nothing of its own; it is passed over.
         """
         if self.listing is None:
             return []
@@ -71,13 +71,13 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
     ``data/train-00000.parquet`` or ``cc3m-validation-0000.tar``; when none does, all files are for training.
 
     Args:
-        path: a file, which is for training, or a folder.
-        ending: such as ``".tar"``.
-        layout: what was expected, for messages.
-        access: what may be read.
+        path: A file, which is for training, or a folder.
+        ending: Such as ``".tar"``.
+        layout: Expected layout, for messages.
+        access: Paths that the import may read.
 
     Raises:
-        UserError: when there are no such files, a file belongs to no split or to several data sets, or may not be read.
+        UserError: When there are no such files, a file belongs to no split or to several data sets, or may not be read.
     """
     if not path.is_dir():
         return SplitFiles([("train", access.file(path))], None)
@@ -106,7 +106,7 @@ def refuse_outside(listing: Listing) -> None:
     """Refuses a folder of which nothing could be read, where its links lead elsewhere.
 
     Raises:
-        UserError: when they do.
+        UserError: When they do.
     """
     outside = [entry.id for entry in listing.refused if entry.reason == OUTSIDE]
     if outside:
@@ -142,7 +142,7 @@ def merged(names: Iterable[tuple[str, str]], kind: str) -> str:
 
     Args:
         names: (split, name) of each folder or file that speaks of a split.
-        kind: what has these names, ``folders`` or ``files``. Files that differ in their numbers alone have one name.
+        kind: Kind of things with these names, ``folders`` or ``files``. Files that differ only in their numbers have one name.
     """
     alike: dict[str, dict[object, str]] = {}
     further: dict[str, set[str]] = {}
@@ -177,7 +177,7 @@ def cells_of_folders(file: Path) -> dict[str, str | None]:
     """The cells that folders above a file give to all of its rows: ``label=cat``, as Spark and Hive write one.
 
     Args:
-        file: below the source.
+        file: Below the source.
     """
     pairs = (part.partition("=") for part in file.parts[:-1])
     return {key: None if value == _HIVE_EMPTY else unquote(value) for key, equals, value in pairs if key and equals}

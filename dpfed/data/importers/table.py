@@ -75,10 +75,10 @@ class _Tables:
     """What some tables say together.
 
     Attributes:
-        rows: by path below the folder of all tables, or absolute.
-        columns: of each table.
-        nameless: rows that name no file.
-        classes: as the tables write them, and in how many rows.
+        rows: Rows by path; paths are relative to the folder of all tables, or absolute.
+        columns: Columns of each table.
+        nameless: Rows that name no file.
+        classes: Classes as the tables write them, with their numbers of rows.
     """
 
     rows: dict[str, _Row] = field(default_factory=dict)
@@ -139,13 +139,13 @@ class TableImporter(Importer):
         """Reads some tables of one data set (not the images) and streams the records.
 
         Args:
-            paths: the tables. Where there are several, each row belongs to the split that its table's name or folder speaks of,
+            paths: The tables. Where there are several, each row belongs to the split that its table's name or folder speaks of,
                 or else to the one in its column ``split``, or that the folders in its path speak of.
-            access: what may be read.
-            listing: what lies in the folder, if that is what is imported.
+            access: Paths that the import may read.
+            listing: Contents of the folder, if a folder is imported.
 
         Raises:
-            UserError: when a table cannot be read, two disagree, or none of a folder's tables names any of its images.
+            UserError: When a table cannot be read, two disagree, or none of a folder's tables names any of its images.
         """
         root = listing.root if listing else common_folder(paths)
         tables = _Tables()
@@ -309,7 +309,7 @@ def _split_by_folders(tables: _Tables) -> str:
     """Where neither table nor row names a split, the folders in the paths may; returns what to say of their names.
 
     Raises:
-        UserError: where some do and others do not: nobody should train on a test set.
+        UserError: Where some do and others do not: nobody should train on a test set.
     """
     ids = [id for id, row in tables.rows.items() if not row.says_split]
     outside = [id for id in ids if os.path.isabs(id)]

@@ -38,12 +38,12 @@ def read_table(path: Path, access: Access, layout: str) -> tuple[list[str], Rows
     """The columns of a table, and its rows, read one after the other.
 
     Args:
-        path: the table.
-        access: what may be read.
-        layout: what was expected, for messages.
+        path: The table.
+        access: Paths that the import may read.
+        layout: Expected layout, for messages.
 
     Raises:
-        UserError: when it cannot be read; also while the rows are read.
+        UserError: When it cannot be read; also while the rows are read.
     """
     rows = _in_words(access.file(path), layout)
     _, names = next(rows)

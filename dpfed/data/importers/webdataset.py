@@ -132,8 +132,8 @@ class WebDatasetImporter(Importer):
         """Reads the texts (not the images) of all archives and streams the records.
 
         Args:
-            path: a file or folder.
-            access: what may be read.
+            path: A file or folder.
+            access: Paths that the import may read.
             splits: 0: no folder in an archive speaks of a split.
         """
         if splits:
@@ -184,10 +184,10 @@ def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Ite
     """The records of an archive.
 
     Args:
-        shard: the archive.
-        split: that they belong to.
-        name: what their names begin with.
-        classes: class -> number.
+        shard: The archive.
+        split: Split of the shards.
+        name: Beginning of the shards' names.
+        classes: Class -> number.
     """
     seen = set()
     try:
@@ -261,9 +261,9 @@ def _samples(
     """Samples of an archive whose last file is known to be whole; only files with these extensions are read.
 
     Args:
-        shard: the archive.
-        extensions: without their dots.
-        stray: called with every member that is not a file of a sample.
+        shard: The archive.
+        extensions: Without their dots.
+        stray: Called with every member that is not a file of a sample.
     """
     groups = itertools.groupby(_members(shard, extensions, stray), key=lambda entry: entry[0])
     for key, files in groups:
