@@ -95,7 +95,7 @@ def test_the_papers_say_which_noise_it_was(discrete, tmp_path):
     [
         ("bounding", {"engine": "layerwise"}, "run-discrete-layerwise"),
         ("training", {"device": "mps"}, "run-discrete-mps"),
-        ("bounding", {"method": "logit", "engine": "auto"}, "which method 'logit' is not"),
+        ("bounding", {"method": "logit", "engine": "auto"}, "which method 'logit' does not have"),
         ("privacy", {"noise_multiplier": 2000.0}, "at most 1000"),
     ],
 )
