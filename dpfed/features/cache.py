@@ -109,12 +109,12 @@ class Features:
             progress(first + len(own))
 
     def shards(self) -> Iterator[Shard]:
-        """All features, in the order of `rows`."""
+        """Yields all features, in the order of `rows`."""
         for number in range(-(-len(self) // SHARD)):
             yield self._shard(number)
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
-        """Where the features of rows of the store are."""
+        """Returns the positions of the features of rows of the store."""
         return self._order[np.searchsorted(self.rows, rows, sorter=self._order)]
 
     def images(self, positions: np.ndarray, views: np.ndarray) -> Tensor:
@@ -196,7 +196,7 @@ class Features:
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> str:
-    """Of the numbers of a shard; they are contiguous."""
+    """Returns the hash of a shard's numbers, which are contiguous."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())

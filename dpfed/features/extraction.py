@@ -163,8 +163,9 @@ class _Extraction:
         return digest.hexdigest()
 
     def _signs(self, like: Tensor) -> list[object]:
-        """What the towers make of two images of noise and of two texts, to three digits: weights alone do not tell how many
-        heads attend, which activation is between two layers, or how texts become tokens.
+        """Returns the towers' features of two images of noise and of two texts, to three digits.
+
+        Weights alone do not tell how many heads attend, which activation lies between two layers, or how texts become tokens.
 
         Args:
             like: ``(1, C, H, W)`` an image, or none.

@@ -27,7 +27,7 @@ Batches = Iterator[tuple[np.ndarray, "Tensor"]]
 def embedded(
     pictures: NamedPictures, embed: Embed, size: int, how: Preprocessing, advance: Callable[[int], None] = lambda done: None
 ) -> Batches:
-    """What a model makes of pictures, batch by batch.
+    """Yields a model's features of pictures, batch by batch.
 
     Args:
         pictures: The pictures, at least one.
@@ -47,7 +47,7 @@ def embedded(
 def captions_embedded(
     records: StoredPictures, embed: Callable[[list[list[str]]], Tensor], advance: Callable[[int], None] = lambda done: None
 ) -> Batches:
-    """What a model makes of records' captions, batch by batch; see `embedded`.
+    """Yields a model's features of records' captions, batch by batch; see `embedded`.
 
     Args:
         records: Records with captions.

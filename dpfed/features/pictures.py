@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Embeds(Protocol):
-    """What `dpfed.load` gives."""
+    """Encoder as `dpfed.load` returns it."""
 
     def features(self, images: Any) -> Tensor:
         """``(n, F)``."""

@@ -53,12 +53,12 @@ class PublicTower:
 
     @property
     def reads_images(self) -> bool:
-        """Whether there is an image tower."""
+        """Returns whether there is an image tower."""
         return self.size > 0
 
     @property
     def reads_text(self) -> bool:
-        """Whether there is a text tower."""
+        """Returns whether there is a text tower."""
         return self._text is not None
 
     @torch.inference_mode()

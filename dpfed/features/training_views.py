@@ -37,11 +37,11 @@ class TrainingViews:
 
     @property
     def from_features(self) -> bool:
-        """Whether a worker trains what is left of its model behind the frozen towers."""
+        """Returns whether a worker trains what is left of its model behind the frozen towers."""
         return bool(self.cached) and not self.fixed
 
     def trained(self, model: nn.Module) -> nn.Module:
-        """What a worker trains of a model: it has the same parameters, and reads what `maker` makes."""
+        """Returns the part of a model that a worker trains: the same parameters, with the views of `maker` as its input."""
         return from_features(model) if self.from_features else model
 
     def maker(self, model: nn.Module, store: RecordSet, rows: np.ndarray | PartitionRows) -> ViewMaker:

@@ -62,7 +62,7 @@ class FeatureViews(ViewMaker):
         """See `ViewMaker.prefetch`: nothing is read ahead, for features are mapped."""
 
     def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
-        """All features of some records, the same in each step.
+        """Returns all features of some records, the same in each step.
 
         Returns:
             ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``; text is the mean of a record's captions.

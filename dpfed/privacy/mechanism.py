@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # dp_accounting takes a second to import
 
 @dataclass(frozen=True)
 class Mechanism:
-    """All that accounting knows of a run.
+    """Facts about a run that accounting needs.
 
     Args:
         sampler: Sampler that draws the participants of each step.

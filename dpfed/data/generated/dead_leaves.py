@@ -81,7 +81,7 @@ class _Leaves(NamedTuple):
 
 
 class _Style(NamedTuple):
-    """What all of a picture has in common."""
+    """Colours and textures that all leaves of a picture share."""
 
     behind: int  # leaves, behind the two in front
     least: float  # radius
@@ -224,7 +224,7 @@ def _compose(u: np.ndarray, each: np.ndarray) -> tuple[_Style, _Leaves]:
 
 
 def _pick(uniform: np.ndarray | np.float64, options: int | np.int64) -> Any:
-    """Of each uniform number, which of some options it means."""
+    """Maps uniform numbers to options, each as likely as the others."""
     return np.int64(uniform * options)
 
 
@@ -320,7 +320,7 @@ def _cover(leaves: _Leaves, side: int) -> np.ndarray:
 
 
 def _inside(shape: str, sides: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Whether points lie in a shape of radius 1 around the origin."""
+    """Returns whether points lie in a shape of radius 1 around the origin."""
     if shape in ("disc", "ellipse"):
         return x * x + y * y < 1
     if shape == "star":

@@ -42,7 +42,7 @@ _MOST_HELD_OUT = 0.55  # of the different scenes (72,960 with all colors): drawi
 
 @dataclass(frozen=True)
 class _Scenes:
-    """What `_BLOCK` pictures show; arrays over the records, and over the two objects."""
+    """Contents of `_BLOCK` pictures: arrays over the records, and over the two objects."""
 
     size: np.ndarray  # (n, 2) 0 small, 1 large
     color: np.ndarray  # (n, 2)
@@ -193,7 +193,7 @@ def _paint(scenes: _Scenes) -> np.ndarray:
 
 
 def _coverage(shape: np.ndarray, center: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """How much of each pixel an object covers, ``(n, SIDE, SIDE)``: one minus the distance to its edge, clamped."""
+    """Returns the share of each pixel inside an object, ``(n, SIDE, SIDE)``: one minus the distance to its edge, clamped."""
     pixel = np.arange(SIDE, dtype=np.float32) + np.float32(0.5)
     cover = np.empty((len(shape), SIDE, SIDE), np.float32)
     for number, name in enumerate(SHAPES):

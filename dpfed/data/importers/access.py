@@ -25,7 +25,7 @@ class NotRead(Exception):
 
 @dataclass(frozen=True)
 class Access:
-    """Which files an import may read, and which folders it has listed.
+    """Files that an import may read, and folders that it has listed.
 
     Attributes:
         root: The source's folder, without links; files below it may be read.
@@ -47,7 +47,7 @@ class Access:
         return cls(os.path.realpath(source if source.is_dir() else source.parent), outside, **options)
 
     def permits(self, path: str | Path) -> bool:
-        """Whether a file or folder lies below the root, wherever links lead."""
+        """Returns whether a file or folder lies below the root, wherever links lead."""
         if self.outside:
             return True
         folder, name = os.path.split(os.fspath(path))
@@ -88,7 +88,7 @@ class Access:
 
 
 def _why_missing(path: Path) -> str:
-    """What to say of a file that is not there: there may be one whose name is written in another way."""
+    """Explains why a file is missing: a file with another spelling of the name may exist."""
     if "\\" in str(path) and Path(str(path).replace("\\", "/")).exists():
         return "file missing: write / instead of \\ in paths"
     if found := _ELSEWHERE.search(str(path)):

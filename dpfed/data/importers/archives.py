@@ -36,7 +36,7 @@ class DamagedArchive(Exception):
 
 
 class _Header(tarfile.TarInfo):
-    """What the header of a member says; of plain files only what is needed is read, which is most of the time of a survey."""
+    """Header of a member; of plain files only the needed fields are read, because a survey spends most of its time here."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:

@@ -29,7 +29,7 @@ class CaptionedFolderImporter(Importer):
     layout = "a folder of images with a .txt of the same name beside each, a caption per line (x.jpg, x.txt)"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether at least half of the images have a text of their name."""
+        """Returns whether at least half of the images have a text file of the same name."""
         access = access or Access.to(path)
         return path.is_dir() and mostly_captioned(list_files(path, access), access)
 
@@ -81,7 +81,7 @@ class CaptionedFolderImporter(Importer):
 
 
 def mostly_captioned(listing: Listing, access: Access) -> bool:
-    """Whether at least half of the images have a text of their name, and the first texts hold words.
+    """Returns whether at least half of the images have a text file of the same name, and the first texts hold words.
 
     Numbers alone are no captions: YOLO writes the boxes of an image into such a file.
     """
@@ -91,7 +91,7 @@ def mostly_captioned(listing: Listing, access: Access) -> bool:
 
 
 def _numbers_alone(texts: Iterable[Path], access: Access) -> bool:
-    """Whether the first texts hold no letter."""
+    """Returns whether the first texts hold no letter."""
     for text in itertools.islice(texts, _TRIED):
         with contextlib.suppress(NotRead):
             if any(letter.isalpha() for letter in _content(text, access).decode("utf-8", "replace")):

@@ -63,7 +63,7 @@ def without_links(archive: Path) -> str:
 
 
 def conversion(source: Path, access: Access) -> str:
-    """What a source is that is not read, and the commands that convert and import it; empty if that is not known.
+    """Names the format of a source that dpfed does not read, and the commands that convert and import it; empty if unknown.
 
     Args:
         source: A file or folder that no importer recognises.
@@ -91,7 +91,7 @@ def conversion(source: Path, access: Access) -> str:
 
 
 def table_of_parquet(file: Path) -> str:
-    """What turns Parquet whose cells are texts and numbers into a table, and imports it."""
+    """Returns the commands that turn Parquet with texts and numbers into a table, and import it."""
     table = file.with_suffix(".csv")
     return _then(f"{_python(_TABLE)} {_quoted(file, table)}", table)
 
@@ -115,7 +115,7 @@ def _of_json(source: Path) -> str:
 
 
 def _is_stream(file: Path) -> bool:
-    """Whether an Arrow file is of the kind without an index at its end."""
+    """Returns whether an Arrow file is of the kind without an index at its end."""
     with file.open("rb") as content:
         return content.read(6) != b"ARROW1"
 

@@ -22,7 +22,7 @@ _NOT_IMPORTED = ("shapes", "scenes", "procedural", "store")  # data.source of ge
 
 
 def importers() -> dict[str, Importer]:
-    """All importers by name; those of the papers' data sets where their room is installed, and those of other packages.
+    """Returns all importers by name: our own, those of the papers' data sets if installed, and those of other packages.
 
     Raises:
         UserError: If another package announces one that cannot be used.

@@ -45,7 +45,7 @@ class DicomImporter(Importer):
     layout = "a folder of .dcm files of one frame each, or of class folders with such files"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether there are DICOM files by their suffix, and no images of other kinds."""
+        """Returns whether there are DICOM files by their suffix, and no images of other kinds."""
         return path.is_dir() and holds(path, _ENDINGS, access) and not holds(path, EXTENSIONS, access)
 
     def open(
@@ -132,7 +132,7 @@ def _patient(file: Path) -> str | None:
 
 
 def picture(content: Any, window: tuple[float, float] | None = None) -> np.ndarray:
-    """What a DICOM file shows through a window, its own by default: uint8, ``(H, W)`` or ``(H, W, 3)``; or `NotRead`."""
+    """Returns a DICOM file's picture through a window, by default its own: uint8 ``(H, W)`` or ``(H, W, 3)``; or `NotRead`."""
     from pydicom import dcmread
 
     try:

@@ -15,7 +15,7 @@ EMPTY = frozenset({"#N/A", "#NA", "<NA>", "-NaN", "-nan", "N/A", "NA", "NULL", "
 
 
 def stands_for_empty(text: str) -> bool:
-    """Whether a text is nothing but such a word."""
+    """Returns whether a text is a word for an empty cell and nothing else."""
     return unicodedata.normalize("NFC", text).strip() in EMPTY
 
 

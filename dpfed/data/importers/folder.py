@@ -37,7 +37,7 @@ class FolderImporter(Importer):
     layout = "a folder of images, of class folders, or of train/ val/ test/ folders with class folders"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether there is an image somewhere below."""
+        """Returns whether there is an image somewhere below."""
         return path.is_dir() and holds(path, EXTENSIONS, access)
 
     def open(self, path: Path, access: Access | None = None, splits: int | None = None) -> Source:

@@ -197,7 +197,7 @@ def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], split
 
 
 def _shared(folders: Sequence[tuple[str, ...]], stop_at_splits: bool = False) -> int:
-    """How many folders are above all classes: each holds all that is below the one before it, and is not a class itself."""
+    """Counts the folders above all classes: each holds everything below the one before it, and is no class itself."""
     depth = 0
     while True:
         names = {_kind(parts[depth]) if len(parts) > depth else None for parts in folders}

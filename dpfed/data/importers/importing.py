@@ -39,7 +39,7 @@ _TOLD = 256  # records between two reports
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import did.
+    """Report of an import.
 
     Attributes:
         path: The store.

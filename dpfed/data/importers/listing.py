@@ -20,7 +20,7 @@ _WATCHED = 1000  # files between two calls of a progress
 
 @dataclass
 class Listing:
-    """What is below a folder.
+    """Contents of a folder and of the folders below it.
 
     Attributes:
         root: The folder.
@@ -39,7 +39,7 @@ class Listing:
         return [file for file in self.files if suffix(file) in EXTENSIONS]
 
     def others(self, read: Collection[Path]) -> list[Unreadable]:
-        """What an importer that reads some of the files would lose: the other files, by suffix, and what was refused."""
+        """Returns the files that an importer of some suffixes would lose: others by suffix, and refused ones."""
         read = set(read)
         return [*self.refused, *(self.unread(file) for file in self.files if file not in read)]
 

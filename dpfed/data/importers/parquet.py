@@ -50,7 +50,7 @@ class ParquetImporter(Importer):
     layout = "a .parquet file, or a folder with train*.parquet and optionally validation*.parquet, test*.parquet"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether it is a Parquet file, or a folder with some and without archives, about which they may speak."""
+        """Returns whether the path is a Parquet file, or a folder with such files and without archives that they may describe."""
         if path.is_dir():
             return holds(path, {".parquet"}, access) and not holds(path, {".tar"}, access)
         return path.is_file() and suffix(path) == ".parquet"
@@ -114,7 +114,7 @@ def _split_named(cell: str | None, of_file: str) -> str:
 
 
 def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:
-    """Whether some images are given by their path alone.
+    """Returns whether some images are given by their path alone.
 
     The footer counts such rows, too. But where it is damaged, pyarrow ends the process when it is asked for a column's entry.
     """

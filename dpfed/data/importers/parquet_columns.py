@@ -48,7 +48,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column of one file holds what.
+    """Roles of the columns of one file.
 
     Attributes:
         image: The column of images.
@@ -69,17 +69,17 @@ class Columns:
     given: dict[str, str | None] = field(default_factory=dict)
 
     def all(self) -> list[str]:
-        """All of them."""
+        """All columns."""
         return list(dict.fromkeys([self.image, *self.captions, *filter(None, (self.unit, self.id, self.split)), *self.labels]))
 
     def used(self) -> list[str]:
-        """Those that the file itself holds."""
+        """The columns that the file itself holds."""
         return [name for name in self.all() if name not in self.given]
 
 
 @dataclass
 class ColumnAssignment:
-    """What the schemas of all files say together.
+    """Roles of the columns, agreed by the schemas of all files.
 
     Attributes:
         columns: Columns of each file.
@@ -114,7 +114,7 @@ class _File:
         return cls(path, schema, added)
 
     def type(self, name: str) -> pa.DataType | None:
-        """Of the first column of a name; ``None``: there is none."""
+        """Type of the first column of a name; ``None``: there is no such column."""
         return _bare(self.schema.types[self.schema.names.index(name)]) if name in self.schema.names else None
 
 
@@ -159,7 +159,7 @@ def assign_columns(
 
 
 def _columns_of(files: Sequence[_File], names: Sequence[str], holds: Callable[[pa.DataType], bool], what: str) -> list[str]:
-    """Those of some columns that hold something of a kind in one file, and in no file something else."""
+    """Returns the columns that hold one kind of value in at least one file, and no other kind in any file."""
     found = []
     for name in names:
         types = {file.path: of for file in files if (of := file.type(name)) is not None and not pa.types.is_null(of)}
@@ -182,7 +182,7 @@ def _image_column(files: Sequence[_File], names: Sequence[str]) -> str:
 
 
 def _as_table(file: Path, names: Sequence[str]) -> str:
-    """What to do with Parquet that names image files, as metadata.parquet does; empty for another kind."""
+    """Returns advice for Parquet that names image files, as metadata.parquet does; empty for other Parquet."""
     if not known_columns(names, FILE_COLUMNS):
         return ""
     return f" It names image files: {table_of_parquet(file)}"

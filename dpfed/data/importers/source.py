@@ -135,7 +135,7 @@ class Importer(ABC):
 
     @abstractmethod
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether `path` looks like this family; cheap.
+        """Returns whether `path` looks like this family; cheap.
 
         Args:
             path: A file or folder.

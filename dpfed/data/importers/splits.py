@@ -55,12 +55,12 @@ class SplitFiles:
 
     @property
     def passed_over(self) -> dict[str, int]:
-        """What holds no records by its name."""
+        """Returns the files and folders that hold no records, judged by their names."""
         return dict(self.listing.passed_over) if self.listing else {}
 
 
 def holds(path: Path, endings: Collection[str], access: Access | None) -> bool:
-    """Whether there is a file of one of some kinds below a folder."""
+    """Returns whether a file of one of some kinds lies below a folder."""
     return any(suffix(file) in endings for file in list_files(path, access or Access.to(path)).files)
 
 
@@ -169,7 +169,7 @@ def words_of(name: str) -> set[str]:
 
 
 def is_part(folder: str) -> bool:
-    """Whether a folder is one of several that a data set was cut into, by its name: ``part-0``, ``00012``."""
+    """Returns whether a folder is one of several that a data set was cut into, by its name: ``part-0``, ``00012``."""
     return _PART.fullmatch(folder) is not None
 
 

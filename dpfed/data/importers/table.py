@@ -72,7 +72,7 @@ class _Columns:
 
 @dataclass
 class _Tables:
-    """What some tables say together.
+    """Facts that several tables give together.
 
     Attributes:
         rows: Rows by path; paths are relative to the folder of all tables, or absolute.
@@ -182,7 +182,7 @@ class TableImporter(Importer):
 
 
 def _describes(table: Path, folder: Path, access: Access) -> bool:
-    """Whether a table of any name has a row for at least half of the images in its folder."""
+    """Returns whether a table of any name has a row for at least half of the images in its folder."""
     images = list_files(folder, access).images()
     if not images or not names_files(table, access):
         return False
@@ -198,7 +198,7 @@ def common_folder(paths: Sequence[Path]) -> Path:
 
 
 def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[list[Unreadable], dict[str, int]]:
-    """What lies in the tables' folder and is named by none: what would be lost, and what is passed over."""
+    """Lists the files in the tables' folder that no table names: images that would be lost, and files that are passed over."""
     root = listing.root
     named = {row.file for row in tables.rows.values()}
     images = set(listing.images())
@@ -306,7 +306,7 @@ def _normal(given: str, folder: Path, root: Path) -> str:
 
 
 def _split_by_folders(tables: _Tables) -> str:
-    """Where neither table nor row names a split, the folders in the paths may; returns what to say of their names.
+    """Takes splits from the folders in the paths if neither table nor row names one; returns a sentence about these names.
 
     Raises:
         UserError: Where some do and others do not: nobody should train on a test set.

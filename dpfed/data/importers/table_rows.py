@@ -76,7 +76,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def is_flickrs(path: Path) -> bool:
-    """Whether a file begins as Flickr8k's and Flickr30k's captions do."""
+    """Returns whether a file begins as Flickr8k's and Flickr30k's captions do."""
     if not path.is_file():  # a pipe would wait for ever
         return False
     try:
@@ -192,7 +192,7 @@ def _json_entries(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def is_object(text: str) -> bool:
-    """Whether a text is one JSON object."""
+    """Returns whether a text is one JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
@@ -251,14 +251,14 @@ def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
 
 
 def is_captions(file: Path) -> bool:
-    """Whether a file has the name, and the beginning, of COCO's or Flickr's captions."""
+    """Returns whether a file has the name, and the beginning, of COCO's or Flickr's captions."""
     if suffix(file) == ".json":
         return _COCO.fullmatch(file.name) is not None
     return ".token" in file.name and "lemma" not in file.name and is_flickrs(file)
 
 
 def holds_entries(file: Path) -> bool:
-    """Whether a JSON file, whatever its name is, holds entries as a table does; it is read whole."""
+    """Returns whether a JSON file, whatever its name is, holds entries as a table does; it is read whole."""
     try:
         return suffix(file) == ".json" and file.is_file() and bool(_json_entries(file))
     except (UserError, OSError, UnicodeDecodeError):
@@ -266,10 +266,10 @@ def holds_entries(file: Path) -> bool:
 
 
 def is_text_table(path: Path, access: Access) -> bool:
-    """Whether a ``.txt`` file is a table, as Flickr's captions are in some copies."""
+    """Returns whether a ``.txt`` file is a table, as Flickr's captions are in some copies."""
     return suffix(path) == ".txt" and len(header_of(path, access)) > 1 and names_files(path, access)
 
 
 def names_files(table: Path, access: Access) -> bool:
-    """Whether a table has a column of image files."""
+    """Returns whether a table has a column of image files."""
     return bool(known_columns(header_of(table, access), FILE_COLUMNS))

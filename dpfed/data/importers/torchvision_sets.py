@@ -19,7 +19,7 @@ class Cifar10Importer(Importer):
     layout = "cifar-10-batches-py/ with data_batch_1 .. data_batch_5, test_batch and batches.meta"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether the folder of the batches is there."""
+        """Returns whether the folder of the batches is there."""
         return (path / "cifar-10-batches-py").is_dir()
 
     def open(self, path: Path, access: Access | None = None) -> Source:
@@ -39,7 +39,7 @@ class FashionMnistImporter(Importer):
     layout = "FashionMNIST/raw/ with the four unpacked *-ubyte files (gunzip them)"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether the raw folder is there."""
+        """Returns whether the raw folder is there."""
         return (path / "FashionMNIST" / "raw").is_dir()
 
     def open(self, path: Path, access: Access | None = None) -> Source:

@@ -47,7 +47,7 @@ class _Sample:
 
     @property
     def beside(self) -> bool:
-        """Whether no file of it holds records, by their names, so that it is not a sample."""
+        """Returns whether the files hold no records, judged by their names, so that they are no sample."""
         return all(side_file(member.name.rsplit("/", 1)[-1]) is not None for member in self.members)
 
     def read(self, extension: str, content: bytes | str | None) -> None:
@@ -95,7 +95,7 @@ class _Sample:
 
 @dataclass
 class _Survey:
-    """What must be known of all samples before the first is stored."""
+    """Facts about all samples that are needed before the first is stored."""
 
     samples: int = 0
     captioned: bool = False
@@ -123,7 +123,7 @@ class WebDatasetImporter(Importer):
     layout = "a .tar archive, or a folder of .tar archives, with 000.jpg and 000.txt or 000.json (captions), 000.cls (class)"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether it is a .tar file, or a folder of them without images beside."""
+        """Returns whether the path is a .tar file, or a folder of such files without images beside them."""
         if path.is_dir():
             return holds(path, {".tar"}, access) and not holds(path, EXTENSIONS, access)
         return path.is_file() and suffix(path) == ".tar"
@@ -204,7 +204,7 @@ def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Ite
 
 
 def _called(archive: Path, source: Path) -> str:
-    """What the names of an archive's records begin with, behind the split: the numbered folders above it, and its name."""
+    """Returns the prefix of the names of an archive's records: the numbered folders above the archive, and its name."""
     folders = archive.relative_to(source).parts[:-1] if source.is_dir() else ()
     return "/".join([*(folder for folder in folders if is_part(folder)), name_of(archive)])
 
