@@ -50,7 +50,7 @@ class ParquetImporter(Importer):
     layout = "a .parquet file, or a folder with train*.parquet and optionally validation*.parquet, test*.parquet"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether the path is a Parquet file, or a folder with such files and without archives that they may describe."""
+        """Returns whether the path is a Parquet file, or a folder with such files and no archives that they may describe."""
         if path.is_dir():
             return holds(path, {".parquet"}, access) and not holds(path, {".tar"}, access)
         return path.is_file() and suffix(path) == ".parquet"
