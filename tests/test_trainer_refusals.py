@@ -169,7 +169,7 @@ def test_a_model_that_was_trained_privately_is_not_trained_again(tmp_path):
     ("changes", "said"),
     [
         ({"settings": {"privacy": {"epsilon": 30.0}}}, "which an argument of Trainer or Privacy gives"),
-        ({"optimizer": {"name": "torch.optim:RAdam", "options": {"lr": 0.1}}}, "what optimizer.learning_rate says"),
+        ({"optimizer": {"name": "torch.optim:RAdam", "options": {"lr": 0.1}}}, "same meaning as optimizer.learning_rate"),
         ({"size": 16}, "leave it out if you give views="),
         ({"callbacks": [print]}, "expected dpfed.Callback objects"),
         ({"views": dpfed.Views(lambda image: [augment()(image)] * 2, count=3)}, "gives 2 views at once"),
