@@ -66,7 +66,10 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
             "[path-folder-gone]"
         ) from error
     if len(os.fsencode(whole)) > _LONGEST or any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
-        raise UserError(f"{what} has {len(text):,} letters, more than a file's name can have; choose another. [path-too-long]")
+        raise UserError(
+            f"{what} is too long: a path has at most {_LONGEST:,} bytes, and each name in it at most {_LONGEST_PART}; choose "
+            "another. [path-too-long]"
+        )
     return path
 
 

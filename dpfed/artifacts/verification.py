@@ -1,7 +1,7 @@
 """Checks that a card, a run's ledger, its plan and its model belong together, for the recipient of a model.
 
-Nothing here is secret or signed: a person who can write all of these files can make others that fit. The checks detect a card
-that was edited, a ledger that lost a line, and a card, report or weights of another run.
+Nothing here is secret or signed: a person who can write all of these files can forge a set that passes every check. The checks
+detect a card that was edited, a ledger that lost a line, and a card, report or weights of another run.
 
 This module also compares a run's ledger with every other file in the run's folder that records steps. Each line of a ledger
 follows from the line before, so a line that was changed, or removed from the middle, is detected. Removing the last lines

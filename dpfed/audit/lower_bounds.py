@@ -36,7 +36,7 @@ class Shown:
 def shares(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np.ndarray, float]]:
     """Selects the channels to test, and divides the error among them; the first channel gets the largest part.
 
-    A channel with the scores of the first, such as an optimizer's first moment in a sound run, is not tested again.
+    A channel whose scores equal those of the first is left out, such as an optimizer's first moment in a sound run.
 
     Args:
         scores: Scores by channel, ``(n,)`` each.

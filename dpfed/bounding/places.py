@@ -106,7 +106,7 @@ class _Products(TorchDispatchMode):
 
 
 class _Heads(TorchFunctionMode):
-    """Mode that pads the heads of attention with zeros to a multiple of 16."""
+    """Mode that pads the width of each attention head with zeros to a multiple of 16."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Called in place of every function while the mode is on."""

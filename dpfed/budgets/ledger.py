@@ -169,7 +169,9 @@ class BudgetLedger:
             UserError: If no entry sets the budget.
         """
         if not self.sets:
-            raise UserError(f"the ledger of budget {self.head.id} lacks the line that set it: restore a backup. [budget-lost]")
+            raise UserError(
+                f"the ledger of budget {self.head.id} has no line that sets epsilon and delta: restore a backup. [budget-lost]"
+            )
         latest = max(self.sets, key=lambda entry: (entry.number, -(entry.epsilon or 0.0)))
         assert latest.epsilon is not None and latest.delta is not None  # an entry is complete
         return RenyiFilter(latest.epsilon, latest.delta, tuple(self.head.orders), tuple(self.head.shares))

@@ -32,12 +32,12 @@ def pace_of_files(folder: Path, ledger: Ledger | None) -> Throughput:
 
 
 def _times(folder: Path, named: re.Pattern[str], more: int) -> dict[int, float]:
-    """Returns times of files by steps done.
+    """Returns the modification times of files by the number of steps done.
 
     Args:
         folder: Folder of the files.
         named: Pattern of their names, whose first group is the number of a step.
-        more: Number to add to it, so that it counts the steps done.
+        more: Number to add to the number of the step, to get the number of steps done.
     """
     found = {}
     with contextlib.suppress(OSError):  # no such folder, or a checkpoint has replaced the files

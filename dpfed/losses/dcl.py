@@ -46,7 +46,7 @@ class DCL(PairLoss):
         across = one @ other.T * self._scale
 
         def repelled(within: Tensor, between: Tensor) -> Tensor:
-            """Computes the logarithm of the sum over both views of all other records, ``(S,)``."""
+            """Computes the log-sum-exp of the similarities to both views of all other records, ``(S,)``."""
             logits = torch.cat([within.masked_fill(own, -torch.inf), between.masked_fill(own, -torch.inf)], dim=1)
             return logits.logsumexp(dim=1)
 

@@ -40,7 +40,7 @@ class ClipTokenizer:
 
 
 def _beginning(text: str, tokens: int) -> str:
-    """Returns the beginning of a text, as long as so many tokens can hold; tokenizers take minutes for a million characters."""
+    """Cuts a text to the most characters that `tokens` tokens can hold: tokenizers take minutes for a million characters."""
     most = _LONGEST_TOKEN * tokens
     return text if len(text) <= most else " ".join(text.split())[:most]
 

@@ -35,7 +35,7 @@ def _mixed(table, a, b, c, d):
 
 @triton.jit
 def _substituted(table, a, b, c, d):
-    """The four bytes from the last to the first, as memory has them."""
+    """Substitutes one byte of each word by the S-box of AES; the byte from `a` becomes the highest byte of the result."""
     x = (tl.load(table + (a >> 24)).to(tl.uint32, bitcast=True) >> 8) & 255
     y = (tl.load(table + ((b >> 16) & 255)).to(tl.uint32, bitcast=True) >> 8) & 255
     z = (tl.load(table + ((c >> 8) & 255)).to(tl.uint32, bitcast=True) >> 8) & 255

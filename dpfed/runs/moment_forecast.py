@@ -93,7 +93,7 @@ class MomentRow:
 
     @property
     def kept(self) -> float:
-        """Estimated part, from 0 to 1, that noise leaves of the heads' gain over the towers alone."""
+        """Estimated fraction, from 0 to 1, of the heads' gain over the towers alone that remains under noise."""
         return kept_by(self.plan.sampling.records, self.plan.noise.multiplier, self.candidates, self.public)
 
     def facts(self) -> dict[str, Any]:

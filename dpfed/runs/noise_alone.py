@@ -3,8 +3,9 @@
 Noise moves the weights, and so the figures, whether or not there is anything to learn. Its effect is measured on models whose
 weights have the same distance from the untrained ones in each coordinate, but random signs. **Why.** Without any signal the
 coordinates of the noisy gradient are independent Gaussian noise, as likely as their negatives. SGD, Adam and AdamW treat each
-coordinate separately. The trained weights and those with other signs then have the same distribution. (Weight decay and LARS
-keep to this only nearly.) A run in closed form sets the weights to the release, so there the noise itself is drawn.
+coordinate separately. So the trained weights have the same distribution as the weights with random signs. (With weight decay or
+LARS this holds only approximately.) A run in closed form uses the released numbers as its weights; for it, fresh noise of the
+same standard deviation takes the place of the weights.
 
 All of it follows from the released weights, and costs no privacy beyond that of the figures themselves.
 """

@@ -152,7 +152,7 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
     kept = [value for state in update.optimizer.state_dict()["state"].values() for value in state.values()]
     if any(not isinstance(value, Tensor | int | float | None) for value in kept):
         raise UserError(
-            f"the optimizer {name} keeps something else than tensors and numbers, which no checkpoint holds: choose another. "
+            f"the optimizer {name} keeps state other than tensors and numbers, which a checkpoint cannot hold: choose another. "
             "[optimizer-state]"
         )
 

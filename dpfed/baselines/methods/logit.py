@@ -42,7 +42,7 @@ def _sensitivity(given: MechanismParameters) -> float:
 
 
 def _spread(given: MechanismParameters) -> float:
-    """Bounds the length of the sum, over the sensitivity.
+    """Returns an upper bound of the length of the sum, divided by the sensitivity.
 
     In absolute value, an anchor's weights add up to at most 2 / tau, and those of its regulariser to at most 2.
     """

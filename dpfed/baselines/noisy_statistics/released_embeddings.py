@@ -45,7 +45,8 @@ def release_noise(randomness: Randomness, std: float, rank: int, context: str) -
 def bounded(embeddings: Tensor) -> Tensor:
     """Clips embeddings to the unit ball, along the last dimension; one that is not finite becomes zero.
 
-    The sensitivity of the release depends on it, and a model may be configured not to normalise, or overflow.
+    The sensitivity of the release assumes this bound, and a model alone does not ensure it: it may be configured not to
+    normalise its embeddings, or it may overflow.
     """
     norms = torch.linalg.vector_norm(embeddings, dim=-1, dtype=exact_type(embeddings.device))
     within = embeddings * clip_factors(norms, 1.0).unsqueeze(-1).to(embeddings.dtype)

@@ -217,7 +217,7 @@ class LayerwiseEngine(Engine):
         return PassInputs.of(self._loss, self._vector, self._sources(), self._at_places)
 
     def _sources(self) -> list[tuple[Tensor, Source]]:
-        """Lists the tensors that layers read: trainable parameters, and weights with adapters, merged once for all passes."""
+        """Lists the tensors that layers read: trainable parameters, and adapted weights, each merged once for all passes."""
         number = {id(parameter): index for index, parameter in enumerate(self._vector.parameters)}
         sources: list[tuple[Tensor, Source]] = [(p, Target(i)) for i, p in enumerate(self._vector.parameters)]
         for name, update in adapted(self._loss.model):

@@ -63,7 +63,7 @@ class Scalar:
             self._slopes = [(Target(i), slope) for i, slope in enumerate(slopes) if slope is not None]
 
     def of_groups(self, places: int) -> Tensor | None:
-        """Returns one copy for each place of a group; ``None`` if the model has no such scalar."""
+        """Returns copies of the value, one for each place of a group; ``None`` if the model does not have this scalar."""
         return None if self._value is None else self._value.repeat(places).requires_grad_(bool(self._slopes))
 
     def terms(self, values: Tensor | None, grouping: Grouping) -> list[Term]:

@@ -69,7 +69,7 @@ def _parameters_and_records(recorder: Recorder, first: Any, second: Any) -> tupl
 
 
 def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:
-    """Covers one copy for each record: ``(1, ...)`` -> ``(n k, ...)``."""
+    """Covers ``Tensor.expand`` of a parameter ``(1, ...)`` to ``(n k, ...)``, one copy for each record."""
     target = recorder.target(tensor)
     if target is None:
         return NotImplemented

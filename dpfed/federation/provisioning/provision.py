@@ -129,8 +129,8 @@ class _Office:
             agreed = [site.name for site in terms.sites]
             if agreed != list(self._project.sites):
                 raise UserError(
-                    f"the terms of {name!r} are made, for the sites {', '.join(agreed)}, and terms never change: restore "
-                    "these in the project, or start another project with its own name. [project-other-sites]"
+                    f"the terms of {name!r} exist already, for the sites {', '.join(agreed)}, and never change: "
+                    "restore these sites in the project, or start a project with another name. [project-other-sites]"
                 )
             for key, value in self._project.options.items():
                 if getattr(terms, key) != value:

@@ -221,7 +221,10 @@ class SiteFolder:
         number = terms.number_of(self.identity().signing_key)
         card = self.own_card()
         if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
-            raise UserError(f"these terms do not describe this site as {self.card} does: ask for terms with it. [join-card]")
+            raise UserError(
+                f"the terms describe this site otherwise than {self.card}: ask the coordinator for terms with this card. "
+                "[join-card]"
+            )
         refuse_strangers(terms, self.confirmed())
         self.refuse_if_left()
         self.refuse_other_records(RecordStore.open(self.settings().store))
