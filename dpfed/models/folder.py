@@ -58,6 +58,7 @@ from dpfed.models.moments import (
     has_several_layers,
     keep_towers,
     published_heads,
+    stages_of,
 )
 from dpfed.models.options import AdaptationConfig, ModelConfig
 from dpfed.models.own import finish_model
@@ -118,7 +119,8 @@ def save_encoder(
     moments = {}
     if heads := published_heads(model):
         files[HEADS.file] = save(_portable(heads))
-        moments = {MOMENTS: {"projected": has_own_heads(model), "several_layers": has_several_layers(model)}}
+        said = {"projected": has_own_heads(model), "several_layers": has_several_layers(model)}
+        moments = {MOMENTS: said | {"stages": stages_of(model)}}
     for name, content in files.items():
         write_atomically(folder / name, content)
     preprocessing = facts.preprocessing

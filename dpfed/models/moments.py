@@ -185,9 +185,22 @@ def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -
             model.text_encoder.head = nn.Identity()
 
 
+def layers_of(model: nn.Module) -> dict[Side, int]:
+    """Returns how many layers of each tower give features, side by side (`keep_towers`)."""
+    found: dict[Side, int] = dict.fromkeys(bridges(model), 1)
+    for tower in _layered(model):
+        found["text" if isinstance(tower, FrozenTextTower) else "image"] = tower.layers
+    return found
+
+
+def stages_of(model: nn.Module) -> list[int]:
+    """Returns the stages of the image tower that stand beside its features, counted from the end (`TimmEncoder`)."""
+    return [stage for tower in _layered(model) if isinstance(tower, TimmEncoder) for stage in tower.stages]
+
+
 def has_several_layers(model: nn.Module) -> bool:
     """Returns whether a tower gives the features of several layers side by side (`keep_towers`)."""
-    return any(tower.several_layers for tower in _layered(model))
+    return any(count > 1 for count in layers_of(model).values())
 
 
 def _layered(model: nn.Module) -> list[TimmEncoder | FrozenTextTower]:

@@ -30,7 +30,7 @@ class FrozenTextTower(nn.Module):
 
     def __init__(self, net: nn.Module, spec: TextBlueprint) -> None:
         super().__init__()
-        self.net, self.spec, self.several_layers = net, spec, False
+        self.net, self.spec, self.layers = net, spec, 1
         for module in net.modules():
             if isinstance(module, nn.Dropout):  # engines would pass one group at a time if dropout could draw
                 module.p = 0.0
@@ -48,19 +48,19 @@ class FrozenTextTower(nn.Module):
     @property
     def width(self) -> int:
         """F."""
-        return self.spec.width * (2 if self.several_layers else 1)
+        return self.spec.width * self.layers
 
     def give_several_layers(self) -> None:
         """Puts the features of the middle layer beside those of the last one, each of unit length."""
-        self.several_layers = True
+        self.layers = 2
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Maps tokens ``(n, L)`` int64 to features ``(n, F)`` float32; reads a text of padding only as one padding token."""
         first = torch.arange(tokens.shape[1], device=tokens.device) == 0
         real = ((tokens != self.spec.padding) | first).long()
         with torch.autocast(tokens.device.type, enabled=False):
-            found = self.net(input_ids=tokens, attention_mask=real, output_hidden_states=self.several_layers)
-        if not self.several_layers:
+            found = self.net(input_ids=tokens, attention_mask=real, output_hidden_states=self.layers > 1)
+        if self.layers == 1:
             return self._pooled(found.last_hidden_state, real)
         middle = found.hidden_states[len(found.hidden_states) // 2]  # the first are the embeddings
         pieces = [self._pooled(states, real) for states in (found.last_hidden_state, middle)]

@@ -21,6 +21,7 @@ from dpfed.models.torchvision_encoders import create as create_torchvision
 from dpfed.models.weight_files import fitting_weights, reading_weights, words
 
 _STAGES = 2  # beside the features, where several layers stand side by side
+_ROUNDING = 1e-6  # of float32, relative
 
 
 class TimmEncoder(nn.Module):
@@ -29,25 +30,32 @@ class TimmEncoder(nn.Module):
     Args:
         timm: Maps normalised images ``(n, 3, H, W)`` to features ``(n, F)``.
         features_dim: F.
+        size: Side of the images, pixels.
 
     Attributes:
         features_dim: F; with several layers, the sum of their widths.
-        several_layers: Whether the features are those of several layers side by side (`give_several_layers`).
+        stages: Indices of the stages whose means stand beside the features, counted from the end (`give_several_layers`).
     """
 
-    def __init__(self, timm: nn.Module, features_dim: int) -> None:
+    def __init__(self, timm: nn.Module, features_dim: int, size: int) -> None:
         super().__init__()
-        self.timm, self.features_dim = timm, features_dim
-        self.several_layers = False
+        self.timm, self.features_dim, self._size = timm, features_dim, size
+        self.stages: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        """Number of layers whose features stand side by side."""
+        return 1 + len(self.stages)
 
     def give_several_layers(self) -> None:
-        """Puts the means of the last two stages beside the features, each of unit length, where the network has stages.
+        """Puts the means of the last two stages beside the features, each of unit length, if the network has stages.
 
-        A vision transformer has none: its blocks all have the same resolution.
+        A stage whose mean is the features themselves, as in a ResNet, is left out. A vision transformer has no stages: its
+        blocks all have the same resolution.
         """
-        stages = _stages(self.timm)
-        if stages and not self.several_layers:
-            self.several_layers, self.features_dim = True, self.features_dim + sum(stages)
+        if not self.stages:
+            widths = _stages(self.timm, self._size)
+            self.stages, self.features_dim = tuple(widths), self.features_dim + sum(widths.values())
 
     def train(self, mode: bool = True) -> TimmEncoder:
         """Sets training mode; a frozen encoder stays in evaluation mode."""
@@ -55,23 +63,38 @@ class TimmEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps normalised images ``(n, 3, H, W)`` to features ``(n, features_dim)``."""
-        if not self.several_layers:
+        if not self.stages:
             return self.timm(images)
         net: Any = self.timm
-        last, maps = net.forward_intermediates(images, indices=_STAGES)
+        last, maps = net.forward_intermediates(images, indices=list(self.stages))
         pieces = [net.forward_head(last), *(one.mean((2, 3)) for one in maps)]
         return torch.cat([F.normalize(piece, dim=1) for piece in pieces], dim=1)
 
 
-def _stages(net: nn.Module) -> list[int]:
-    """Returns the widths of a network's last stages; none if timm cannot give their feature maps, or all are of one size."""
-    info: Any = getattr(net, "feature_info", None)
+@torch.no_grad()
+def _stages(net: Any, size: int) -> dict[int, int]:
+    """Returns the widths of a network's last stages by index, seen on an image of noise; none if timm gives no stages."""
+    info = getattr(net, "feature_info", None)
     if info is None or not hasattr(net, "forward_intermediates") or not hasattr(net, "forward_head"):
-        return []
+        return {}
     found = info.info if hasattr(info, "info") else info
     if len(found) < _STAGES or len({one["reduction"] for one in found}) == 1:
-        return []
-    return [one["num_chs"] for one in found[-_STAGES:]]
+        return {}
+    noise, was_training = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0)), net.training
+    net.eval()
+    places, features = list(range(-_STAGES, 0)), net(noise)
+    last, maps = net.forward_intermediates(noise, indices=places)
+    means = {place: one.mean((2, 3)) for place, one in zip(places, maps, strict=True)}
+    same = net.forward_head(last)
+    net.train(was_training)
+    if not torch.allclose(same, features, rtol=1e-4, atol=1e-5):  # the stages of another computation
+        return {}
+    return {place: mean.shape[1] for place, mean in means.items() if not _equal(mean, features)}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Returns whether two vectors are the same but for rounding; a BatchNorm that is not trained yet changes more."""
+    return one.shape == other.shape and bool((one - other).abs().max() <= _ROUNDING * other.abs().max())
 
 
 def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) -> TimmEncoder:
@@ -103,7 +126,7 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
         if getattr(module, "inplace", False):  # neither torch.func nor gradient hooks allow in-place operations
             module.inplace = False  # type: ignore[assignment]
         _draw_nothing(module)
-    return TimmEncoder(net, _features_dim(spec.title, net, size))
+    return TimmEncoder(net, _features_dim(spec.title, net, size), size)
 
 
 def _draw_nothing(module: nn.Module) -> None:
@@ -194,7 +217,7 @@ def local_dir_config(encoder: TimmEncoder, name: str, preprocessing: Preprocessi
             "note": RGB_LAST if same else f"{BLACK_BORDERS} {RGB_LAST}",
         },
         "num_classes": 0,
-        "num_features": net.num_features if encoder.several_layers else encoder.features_dim,
+        "num_features": net.num_features if encoder.stages else encoder.features_dim,
         "pretrained_cfg": {
             "input_size": [3, size, size],
             "fixed_input_size": bool(cfg.get("fixed_input_size")),

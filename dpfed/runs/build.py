@@ -44,7 +44,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent, import_progress, signs_of_life
 from dpfed.protocol.named_code import refuse_other_code
-from dpfed.runs.closed_form import add_moment_heads
+from dpfed.runs.closed_form import add_moment_heads, said_of_layers
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.labels import label_of
 from dpfed.runs.memory import records_of_a_pass, require_memory
@@ -190,6 +190,7 @@ def build(
         config = with_basis(config, basis)
         bases = None if basis is None else basis.bases
         add_moment_heads(model, config, plan, noise.std or plan.noise_std, tokenizer, noise.parties, bases)
+        progress.note(said_of_layers(model))
     learner = Learner(
         plan=plan,
         model=model.to(device),

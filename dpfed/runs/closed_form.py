@@ -14,7 +14,7 @@ from dpfed.errors import UserError
 from dpfed.models.basis import Basis, Side, random_bases
 from dpfed.models.moment_heads import FEWEST_IMAGES, MomentNoise
 from dpfed.models.moment_layout import MomentLayout, dimensions_for
-from dpfed.models.moments import MomentHeads, feature_widths, give_heads, keep_towers
+from dpfed.models.moments import MomentHeads, feature_widths, give_heads, keep_towers, layers_of
 from dpfed.privacy.plan import PrivacyPlan
 
 
@@ -49,6 +49,12 @@ def add_moment_heads(
             f"the public basis is for other towers: these have {' and '.join(map(str, widths))} features. [basis-towers]"
         )
     give_heads(model, moment_heads(plan, widths, aligned, noise_std, noise_shares, basis, FEWEST_IMAGES))
+
+
+def said_of_layers(model: nn.Module) -> str:
+    """Returns a sentence about the layers of the towers whose features the heads get."""
+    counts = layers_of(model).items()
+    return "features of " + " and ".join(f"{count} layer{'s' * (count > 1)} of the {side} tower" for side, count in counts)
 
 
 def moment_heads(

@@ -21,7 +21,7 @@ from dpfed.building.model import trained_of
 from dpfed.data.store.records import RecordStore
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.folder import weights_digest
-from dpfed.models.moments import ATTRIBUTE, MomentHeads, has_several_layers
+from dpfed.models.moments import ATTRIBUTE, MomentHeads, layers_of
 from dpfed.models.summary import Trained
 from dpfed.objectives import FOREIGN
 from dpfed.privacy.epsilon_curve import spent_curve
@@ -281,7 +281,7 @@ def _public_numbers(parts: Parts) -> dict[str, Any]:
     chosen = {"dimensions": heads.layout.dimensions} if isinstance(heads, MomentHeads) else {}
     options = parts.config.bounding.options
     basis = {"basis": options["basis"], "basis_fingerprint": digest} if (digest := options.get("basis_digest")) else {}
-    layers = {"layers": "several"} if has_several_layers(parts.model) else {}
+    layers = {f"{side}_layers": count for side, count in layers_of(parts.model).items()} if heads is not None else {}
     return parts.plan.bounding.options | chosen | layers | basis
 
 

@@ -16,7 +16,7 @@ from dpfed.config.reading import read_back
 from dpfed.errors import UserError
 from dpfed.models.description import digest_of
 from dpfed.models.moments import has_several_layers, keep_towers
-from dpfed.models.timm_encoders import build_timm
+from dpfed.models.timm_encoders import TimmEncoder, build_timm
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs import public_basis
 from dpfed.runs.build import build
@@ -45,9 +45,9 @@ def test_features_are_those_of_stock_timm_and_transformers(tree):
     stock = timm.create_model("test_resnet", num_classes=0)
     stock.load_state_dict(model.image_encoder.timm.state_dict())
     stock.eval()
-    last, maps = stock.forward_intermediates(images, indices=2)
-    expected = side_by_side(stock(images), *(one.mean((2, 3)) for one in maps))
-    assert last.shape == maps[-1].shape and expected.shape[1] == model.image_encoder.features_dim
+    _, maps = stock.forward_intermediates(images, indices=[-2])
+    expected = side_by_side(stock(images), maps[0].mean((2, 3)))  # the mean of a ResNet's last stage is its features
+    assert expected.shape[1] == model.image_encoder.features_dim
     torch.testing.assert_close(model.features(images), expected)
     text = AutoModel.from_pretrained(tree["model"]["text"]).eval()
     tokens = torch.tensor([[2, 5, 6, 3, 0, 0], [2, 7, 8, 9, 10, 3]])
@@ -61,7 +61,8 @@ def test_a_saved_model_has_the_layers_and_one_of_an_earlier_release_the_last(tre
     run = pretrain(parse_config(tree), tmp_path / "run")
     pictures = np.random.default_rng(0).integers(0, 255, (4, 16, 16, 3), dtype=np.uint8)
     assert has_several_layers(dpfed.load(run.path).model)
-    assert json.loads((run.model / "model.json").read_text())["moments"]["several_layers"] is True
+    said = json.loads((run.model / "model.json").read_text())["moments"]
+    assert (said["several_layers"], said["stages"]) == (True, [-2])
     tree["bounding"]["options"] = {"layers": "last"}
     old = pretrain(parse_config(tree), tmp_path / "old")
     expected, path = dpfed.load(old.path).embed_images(pictures), old.model / "model.json"
@@ -75,12 +76,33 @@ def test_a_saved_model_has_the_layers_and_one_of_an_earlier_release_the_last(tre
 def test_the_run_says_which_layers(tree, tmp_path):
     run = pretrain(parse_config(tree), tmp_path / "run")
     assert run.config().bounding.options["layers"] == "several"
-    assert "layers = several" in run.card.read_text()
+    assert "image_layers = 2, text_layers = 2" in run.card.read_text()
 
 
 def test_a_configuration_of_an_earlier_release_takes_the_last_layer(tree):
     tree["bounding"] = {"method": "moments", "options": {"basis": "generated"}}
     assert read_back(tree, "config.toml").bounding.options["layers"] == "last"
+
+
+@pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext", "test_resnet", "resnet18", "levit_128s", "densenet121"])
+def test_stages_are_the_same_with_and_without_weights(name):
+    """A model is loaded over random weights, and must then have the shapes that it had with its own."""
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        net = timm.create_model(name, num_classes=0)
+        if seed:  # as training leaves them
+            for module in net.modules():
+                if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
+                    torch.nn.init.normal_(module.running_mean, std=0.1)
+                    torch.nn.init.uniform_(module.running_var, 0.5, 2)
+        encoder = TimmEncoder(net, net.num_features, 224)
+        encoder.give_several_layers()
+        encoder.give_several_layers()
+        found.append((encoder.stages, encoder.features_dim))
+        assert encoder.eval()(torch.randn(2, 3, 224, 224)).shape[1] == encoder.features_dim
+    assert found[0] == found[1]
+    assert found[0][0] == ((-2, -1) if name in ("test_efficientnet", "test_convnext") else (-2,))
 
 
 @pytest.mark.parametrize("basis", ["random", "generated"])
@@ -93,7 +115,7 @@ def test_a_vision_transformer_has_no_stages(tree):
     encoder = build_timm(parse_config(tree | {"model": {"kind": "image", "image": "timm/test_vit"}}).model, 160, False)
     width = encoder.features_dim
     keep_towers(encoder, aligned=False, several_layers=True)
-    assert not encoder.several_layers and encoder.features_dim == width
+    assert not encoder.stages and encoder.features_dim == width
 
 
 def test_aligned_towers_keep_their_last_layers(tiny_moments):
