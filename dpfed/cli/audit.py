@@ -30,7 +30,7 @@ def membership(
         str | None,
         typer.Option(
             metavar="WHY",
-            help="Justification for an audit of records under a lifetime budget; it is recorded in its log.",
+            help="Justification for an audit of records under a lifetime budget; the log of the budget keeps it.",
             show_default=False,
         ),
     ] = None,

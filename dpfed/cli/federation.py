@@ -12,18 +12,7 @@ from typing import Annotated
 
 import typer
 
-from dpfed.cli.automatic import (
-    Batch,
-    Delta,
-    MethodName,
-    Model,
-    Public,
-    SaveConfig,
-    Steps,
-    refuse_destination,
-    save_choices,
-    show,
-)
+from dpfed.cli.automatic import Batch, Delta, MethodName, Model, Public, Steps, refuse_destination, save_choices, show
 from dpfed.cli.parties import Colluders, Drops, Skew, TrustMode, line, show_terms, simulated, tell
 from dpfed.console.terminal import chosen_config, say, show_run
 
@@ -82,7 +71,9 @@ def plan_federation(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
-    save_config: SaveConfig = None,
+    save_config: Annotated[
+        Path | None, typer.Option(help="Write the plan as a configuration, then stop.", metavar="FILE", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
     """Choose a federation's plan from the sites' numbers of records; print the reasons and the expected result."""

@@ -225,7 +225,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="WHY",
-            help="Justification for using training labels of records under a lifetime budget; it is recorded in its log.",
+            help="Justification for using training labels of records under a lifetime budget; the log of the budget keeps it.",
             show_default=False,
         ),
     ] = None,

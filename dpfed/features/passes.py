@@ -25,7 +25,7 @@ class Passes:
         tokenizer: Tokenizer of a model that reads text.
 
     Attributes:
-        together: images, or texts, of a pass.
+        together: Number of images, or texts, of a pass.
     """
 
     def __init__(self, device: torch.device, tokenizer: Tokenizer | None = None) -> None:

@@ -50,8 +50,8 @@ class Picture(NamedTuple):
         pixels: ``(size, size, 3)`` uint8.
         caption: Names size, texture, colour and shape of the two leaves in front, and what lies behind them.
         shape: Shape of the leaf in front, one of `SHAPES`.
-        texture: likewise, in `TEXTURES`.
-        color: likewise, in `COLORS`.
+        texture: Texture of the leaf in front, one of `TEXTURES`.
+        color: Colour of the leaf in front, one of `COLORS`.
     """
 
     pixels: np.ndarray
@@ -97,10 +97,10 @@ def draw(seed: int, split: int, number: int, size: int) -> Picture:
     """Draws one picture.
 
     Args:
-        seed: public; another one gives other pictures.
-        split: Pictures of another split are others.
+        seed: Public seed; another seed gives other pictures.
+        split: Split of the picture; another split has other pictures.
         number: Number of the picture, below 2^32.
-        size: side, pixels.
+        size: Side of the picture, pixels.
     """
     style, leaves, generator = _drawn(seed, split, number)
     return Picture(

@@ -35,7 +35,7 @@ def write_procedural(
         size: Side of the images, pixels.
         train: Number of training records.
         test: Number of test records.
-        seed: public; another one gives other records.
+        seed: Public seed; another seed gives other records.
         progress: Called now and then with (records so far, of how many).
 
     Raises:
@@ -62,7 +62,7 @@ def procedural_store(
         folder: Folder that keeps the store.
         size: Side of the images, pixels; above `LARGEST` the store has images of that side.
         test: Number of test records; default 1,000, but no more than training records.
-        seed: public; another one gives other records.
+        seed: Public seed; another seed gives other records.
         progress: Called while they are generated.
 
     Raises:

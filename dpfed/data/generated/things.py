@@ -63,7 +63,7 @@ def picture(number: int, size: int) -> np.ndarray:
 
     Args:
         number: The picture's number, which also decides its kind.
-        size: side, pixels.
+        size: Side of the picture, pixels.
     """
     which, kind = divmod(number, 3)
     if kind == 0:

@@ -35,7 +35,7 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
     """Gives each class a number that depends on the set of classes only.
 
     Args:
-        values: cells, as `class_of` takes them.
+        values: Cells, as `class_of` takes them.
 
     Returns:
         Class -> number, and the names in the order of the numbers. Small non-negative integers keep their own number.

@@ -55,7 +55,7 @@ class ImportReport:
         converted: Number of images by conversion, of images that stock open_clip would destroy.
         several: Files with several pictures, of which the first was stored.
         repeated: Training records that show the picture of another one.
-        shared: held-out records that show the picture of a training record.
+        shared: Held-out records that show the picture of a training record.
         alike: Label -> its classes whose names differ in capitals, spaces or the writing of an accent only.
     """
 

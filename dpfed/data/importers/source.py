@@ -95,7 +95,7 @@ class Source:
         splits: The splits that the source itself defines.
         total: Number of records, where it is known beforehand.
         unit_name: Name of a unit that records share, such as ``"person"``; ``None``: the records name no units.
-        unused: columns, or kinds of files of a sample, that hold nothing that was recognised, as the source calls them.
+        unused: Columns, or kinds of files of a sample, that the importer does not use, by their names in the source.
         named: Whether the ids are the records' own names. If not, they are beginnings, to which a hash of what the record holds
             is added (`dpfed.data.importers.source`).
         unread: Files below the source that would be lost; the import is refused unless broken records are left out.
