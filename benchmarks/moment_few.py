@@ -211,7 +211,8 @@ def table() -> str:
             changed = [_figures(sets[name], says, cell) for cell in cells]
             gains.append(f"{says} {', '.join(_gain([a], [b], False) for a, b in zip(changed, today, strict=True))}")
         for row in sets[name].get("trained", []):
-            gains.append(f"{row['method']} {100 * statistics.mean(row['figures']):.1f} at epsilon {row['epsilon']:.0f}")
+            epsilon = str(row["epsilon"]).removesuffix(".0")
+            gains.append(f"{row['method']} {100 * statistics.mean(row['figures']):.1f} at epsilon {epsilon}")
         said += f"With {about} at epsilon 1, 3 and 8: {'; '.join(gains)}. "
     said = said.rstrip()
     return "\n".join([*lines, "", said])

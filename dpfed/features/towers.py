@@ -92,7 +92,7 @@ def _width(encoder: nn.Module) -> int:
     width = getattr(encoder, "features_dim", None)
     if not isinstance(width, int):
         raise UserError(
-            f"features of {type(encoder).__name__} cannot be computed once, because it has no attribute features_dim: leave "
-            "views.cached out. [features-width]"
+            f"features of {type(encoder).__name__} cannot be computed once: give it an attribute features_dim, the number of "
+            "its features. [features-width]"
         )
     return width

@@ -8,6 +8,7 @@ only parameter is the vector of released moments, and heads follow from it; a pu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,7 @@ from dpfed.models.contract import method_of
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.moment_heads import MomentNoise, centres, heads
 from dpfed.models.moment_layout import MomentLayout
-from dpfed.models.text_tower import FrozenTextTower, TextTower
-from dpfed.models.timm_encoders import TimmEncoder
+from dpfed.models.text_tower import TextTower
 from dpfed.models.towers import ClipModel
 
 ATTRIBUTE = "moments"  # name of the model's attribute that owns its heads
@@ -175,7 +175,7 @@ def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -
         several_layers: Whether towers that can do so give the features of several layers side by side.
     """
     model.requires_grad_(False)
-    for tower in _layered(model) if several_layers else ():
+    for tower in _layered(model).values() if several_layers else ():
         tower.give_several_layers()
     if isinstance(model, SimCLRModel):
         model.head = nn.Identity()
@@ -187,15 +187,13 @@ def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -
 
 def layers_of(model: nn.Module) -> dict[Side, int]:
     """Returns how many layers of each tower give features, side by side (`keep_towers`)."""
-    found: dict[Side, int] = dict.fromkeys(bridges(model), 1)
-    for tower in _layered(model):
-        found["text" if isinstance(tower, FrozenTextTower) else "image"] = tower.layers
-    return found
+    layered = _layered(model)
+    return {side: layered[side].layers if side in layered else 1 for side in bridges(model)}
 
 
 def stages_of(model: nn.Module) -> list[int]:
     """Returns the stages of the image tower that stand beside its features, counted from the end (`TimmEncoder`)."""
-    return [stage for tower in _layered(model) if isinstance(tower, TimmEncoder) for stage in tower.stages]
+    return [stage for tower in _layered(model).values() for stage in getattr(tower, "stages", ())]
 
 
 def has_several_layers(model: nn.Module) -> bool:
@@ -203,8 +201,15 @@ def has_several_layers(model: nn.Module) -> bool:
     return any(count > 1 for count in layers_of(model).values())
 
 
-def _layered(model: nn.Module) -> list[TimmEncoder | FrozenTextTower]:
-    return [module for module in model.modules() if isinstance(module, TimmEncoder | FrozenTextTower)]
+def _layered(model: nn.Module) -> dict[Side, Any]:
+    """Returns the towers that can give several layers: those with ``give_several_layers()`` and ``layers``, their number."""
+    towers: dict[Side, Any] = {}
+    if isinstance(model, TwoTowerModel):
+        text = model.text_encoder
+        towers = {"image": model.image_encoder, "text": text.backbone if isinstance(text, TextTower) else text}
+    elif isinstance(model, SimCLRModel):
+        towers = {"image": model.encoder}
+    return {side: tower for side, tower in towers.items() if hasattr(tower, "give_several_layers")}
 
 
 @torch.no_grad()

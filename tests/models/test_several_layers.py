@@ -15,7 +15,7 @@ from dpfed.config import parse_config
 from dpfed.config.reading import read_back
 from dpfed.errors import UserError
 from dpfed.models.description import digest_of
-from dpfed.models.moments import has_several_layers, keep_towers
+from dpfed.models.moments import has_several_layers
 from dpfed.models.timm_encoders import TimmEncoder, build_timm
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs import public_basis
@@ -114,7 +114,7 @@ def test_random_rows_take_the_last_layer(tree, basis):
 def test_a_vision_transformer_has_no_stages(tree):
     encoder = build_timm(parse_config(tree | {"model": {"kind": "image", "image": "timm/test_vit"}}).model, 160, False)
     width = encoder.features_dim
-    keep_towers(encoder, aligned=False, several_layers=True)
+    encoder.give_several_layers()
     assert not encoder.stages and encoder.features_dim == width
 
 

@@ -49,9 +49,9 @@ class Picture(NamedTuple):
     Attributes:
         pixels: ``(size, size, 3)`` uint8.
         caption: Names size, texture, colour and shape of the two leaves in front, and what lies behind them.
-        shape: Shape of the leaf in front, one of `SHAPES`.
-        texture: Texture of the leaf in front, one of `TEXTURES`.
-        color: Colour of the leaf in front, one of `COLORS`.
+        shape: Index in `SHAPES` of the leaf in front.
+        texture: Index in `TEXTURES` of the leaf in front.
+        color: Index in `COLORS` of the leaf in front.
     """
 
     pixels: np.ndarray
