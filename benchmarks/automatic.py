@@ -155,8 +155,10 @@ def main(work: str, cifar: str, draws: str = "1", only: str = "") -> None:
         key = (cell.name, cell.epsilon)
         if only not in ("", cell.name) or len(found.get(key, {}).get("by hand", ())) >= int(draws):
             continue
-        found[key] = reached(cell, folder, int(draws), found.get(key))
-        print(json.dumps(found[key]), flush=True)
+        row = reached(cell, folder, int(draws), found.get(key))
+        print(json.dumps(row), flush=True)
+        found = {(row["set"], row["epsilon"]): row for row in figures("automatic")["trained"]}  # another process may have written
+        found[key] = row
         write_result("automatic", {"trained": list(found.values()), "moments": predicted_moments()}, seeds=[])
 
 
