@@ -157,7 +157,8 @@ def main(work: str, cifar: str, draws: str = "1", only: str = "") -> None:
             continue
         row = reached(cell, folder, int(draws), found.get(key))
         print(json.dumps(row), flush=True)
-        found = {(row["set"], row["epsilon"]): row for row in figures("automatic")["trained"]}  # another process may have written
+        # Another process may have written its rows since.
+        found = {(row["set"], row["epsilon"]): row for row in figures("automatic")["trained"]}
         found[key] = row
         write_result("automatic", {"trained": list(found.values()), "moments": predicted_moments()}, seeds=[])
 
