@@ -29,7 +29,8 @@ MOST_NOISE = 1e6  # the signal is a millionth of the noise: nothing is learnt an
 # Discretisation of the privacy loss. The result is an upper bound at any interval; 1e-3 is within 0.02% of the limit
 # for the paper's settings (its Table 9) at a tenth of the library default's time.
 _FINE, _FINEST = 1e-3, 1e-5
-# Largest number of grid points: about 1 s for one epsilon, and a quarter of it for each of a search's dozen.
+# Largest numbers of grid points. With the first, one epsilon takes about 1 s. With the second, each of the dozen epsilons of a
+# search takes a quarter of that.
 _POINTS, _POINTS_OF_SEARCH = 1 << 21, 1 << 19
 _MOST_TICKS = 100  # largest number of grid steps of 1e-4 by which a search's result may be too low
 
@@ -39,7 +40,7 @@ class Unresolved(UserError):
 
 
 def default_delta(records: int) -> float:
-    """Returns the default delta, 1/(N ln N) (DP-GCL, appendix B.1), but at most 1/N: for N = 2 the formula would exceed it.
+    """Returns the default delta, 1/(N ln N) (DP-GCL, appendix B.1), but at most 1/N: for N = 2 the formula gives more.
 
     The function also returns a value for numbers of records that are refused later.
     """
@@ -167,7 +168,7 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
 
     Raises:
         UserError: If no noise multiplier between `LEAST_NOISE` and `MOST_NOISE` meets the promise.
-        Unresolved: If PLD accounting cannot compute epsilon; RDP can.
+        Unresolved: If PLD accounting cannot compute epsilon, or bounds epsilon less tightly than RDP; RDP finds a multiplier.
     """
     return _with(draft, _multiplier(target, _with(_accounted(draft), 1.0), steps, delta, accountant))
 
@@ -182,7 +183,8 @@ def _multiplier(target: float, draft: Mechanism, steps: int, delta: float, accou
     from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 
     numbers = (
-        f"over {steps * draft.releases:,} steps at sampling rate {draft.sampler.participation:.3g} and delta {round_up(delta)}"
+        f"over {steps * draft.releases:,} releases at sampling rate {draft.sampler.participation:.3g} "
+        f"and delta {round_up(delta)}"
     )
     if accountant == "pld":
         require_resolution(_poisson_steps(draft, steps)[-1], delta)
@@ -215,7 +217,7 @@ def _with(draft: Mechanism, noise_multiplier: float) -> Mechanism:
 
 
 def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: float, numbers: str) -> float:
-    """Returns the noise multiplier by PLD, not yet rounded up; RDP's bound is looser, so RDP's multiplier is an upper end."""
+    """Returns the noise multiplier by PLD, not yet rounded up; RDP's bound is looser, so RDP's multiplier is an upper limit."""
     from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 
     lower = max(LEAST_NOISE, 0.5 * by_rdp)  # PLD usually needs more than half of RDP's multiplier

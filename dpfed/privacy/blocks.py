@@ -81,7 +81,7 @@ class Blocks:
             ValueError: If the number of digests is not the number of blocks.
         """
         if len(digests) != self.count:
-            raise ValueError(f"the sum has {self.count} blocks, and there are {len(digests)} digests")
+            raise ValueError(f"expected the digests of {self.count} blocks, got {len(digests)} digests")
         if self.count == 1:
             return digests[0]
         text = f"{self.size}/{self.length}/{'/'.join(digests)}"
@@ -112,7 +112,7 @@ class SumNoise:
         """Returns the keys of the blocks `first` to `end` (excluded) in a step. They reveal nothing about any other key.
 
         Raises:
-            ValueError: If the sum is one block: its noise has no key but the coordinator's own.
+            ValueError: If the sum is one block, whose noise has no key but the coordinator's own.
         """
         if self.blocks.count == 1:
             raise ValueError("the noise of a sum of one block is the coordinator's alone")
@@ -158,7 +158,7 @@ def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[by
     import torch
 
     if len(keys) != len(blocks.cut(values)):  # two blocks with one key would get the same noise
-        raise ValueError(f"{len(keys)} keys for {len(blocks.cut(values))} blocks")
+        raise ValueError(f"expected a key for each of {len(blocks.cut(values))} blocks, got {len(keys)} keys")
     noisy, whole = torch.empty(values.shape, device=values.device), 0
     if isinstance(noise, GaussianNoise) and blocks.length is not None and has_kernel(blocks, values):
         from dpfed.privacy.keystream_kernel import words
@@ -166,9 +166,9 @@ def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[by
         whole = values.numel() // blocks.length  # the last block may be shorter
         for first in range(0, whole, _TOGETHER):
             place = slice(blocks.length * first, blocks.length * min(first + _TOGETHER, whole))
-            some = values[place].view(-1, blocks.length)
-            streams = [Randomness(key).stream_key(PURPOSE, step, 0, context) for key in keys[first : first + len(some)]]
-            noisy[place] = in_floats(noise.steps_of(some, words(streams, blocks.length, values.device)), noise).view(-1)
+            rows = values[place].view(-1, blocks.length)
+            streams = [Randomness(key).stream_key(PURPOSE, step, 0, context) for key in keys[first : first + len(rows)]]
+            noisy[place] = in_floats(noise.steps_of(rows, words(streams, blocks.length, values.device)), noise).view(-1)
 
     def make(block: Tensor, out: Tensor, key: bytes) -> None:
         out.copy_(in_floats(noise.steps(block, Randomness(key), PURPOSE, step, 0, context), noise))
@@ -178,12 +178,15 @@ def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[by
 
 
 def on_host(values: Tensor) -> Tensor:
-    """Copies values to the host's memory, detached. A copy from a GPU goes to pinned memory, in a thirtieth of the time."""
+    """Returns values in the host's memory, detached.
+
+    Values that are there already are not copied. A copy from a GPU goes to pinned memory, which takes a thirtieth of the time.
+    """
     import torch
 
     values = values.detach()
     if _on_gpu(values):
-        with contextlib.suppress(RuntimeError):  # memory cannot be pinned, or no more of it can
+        with contextlib.suppress(RuntimeError):  # no memory can be pinned, or no more memory
             return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
     return values.cpu()
 
@@ -214,7 +217,7 @@ def _beside(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
         return [work(*row) for row in rows]
     parts = [rows[first : first + each] for first in range(0, len(rows), each)]
     done = _threads().map(lambda part: [work(*row) for row in part], parts)
-    return [digest for part in done for digest in part]
+    return [result for part in done for result in part]
 
 
 @functools.cache

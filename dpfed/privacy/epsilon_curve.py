@@ -13,12 +13,15 @@ EpsilonCurve = list[tuple[int, float]]
 
 
 def planned_curve(plan: PrivacyPlan) -> EpsilonCurve:
-    """Returns pairs (steps, epsilon after them) from (0, 0) to the last planned step; empty if an epsilon is not finite."""
+    """Returns pairs (number of steps, epsilon after them), from (0, 0) to all steps; empty if an epsilon is not finite."""
     return _finite([(0, 0.0), *((step, plan.epsilon(step)) for step in _steps(plan))])
 
 
 def spent_curve(ledger: Ledger) -> EpsilonCurve:
-    """Returns the curve of the steps so far; the last point is the epsilon spent; empty before the first step."""
+    """Returns the curve of the charged steps, which ends at the epsilon spent.
+
+    The curve is empty before the first charged step, and if an epsilon is not finite.
+    """
     done = ledger.last_step + 1
     steps = [*(step for step in _steps(ledger.plan) if step < done), done]
     return _finite([(0, 0.0), *((step, ledger.epsilon_after(step)) for step in steps)]) if done else []

@@ -28,7 +28,8 @@ import numpy as np
 if TYPE_CHECKING:
     from dpfed.privacy.randomness import Randomness
 
-# Function of two positions `first` and `end` among the keys: which keys in between take part at all, ``(end - first,)`` bool.
+# Function of two positions among the keys, `first` and `end`. The function returns which of the keys from `first` to `end`
+# (excluded) take part at all, ``(end - first,)`` bool.
 RowMask = Callable[[int, int], np.ndarray]
 
 LONGEST = 1 << 16  # largest number of steps of a block: step numbers fit into 16 bits
@@ -41,7 +42,7 @@ def block_length(rate: float, steps: int) -> int:
 
     Args:
         rate: Sampling probability, q.
-        steps: Number of steps, T; the largest value of L, like `LONGEST`.
+        steps: Number of steps, T; L is at most T, and at most `LONGEST`.
     """
     return max(1, min(math.ceil(1 / rate), steps, LONGEST))
 
@@ -54,7 +55,7 @@ class GeometricSkips:
         length: Number of steps of a block, L.
         randomness: Secret randomness of the workers.
         keys: Keys of the records (or units), ``(n,)`` uint64. A million of them are read at a time.
-        mask: Records (or units) that take part at all; ``None``: all.
+        mask: Function that tells which records (or units) take part at all; ``None``: all of them.
     """
 
     def __init__(self, rate: float, length: int, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None) -> None:
@@ -141,7 +142,7 @@ def gaps_by_leading_bits(rate: float, length: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def gap_thresholds(rate: float, length: int) -> np.ndarray:
-    """Returns thresholds for a uniform word of 64 bits: below entry g means that fewer than g failures precede the success.
+    """Returns thresholds for a uniform word of 64 bits: a word below entry g means fewer than g failures before the success.
 
     The probabilities are computed to 60 digits and rounded down to a multiple of 2^-64, so each is accurate to 2^-64.
 

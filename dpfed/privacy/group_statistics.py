@@ -28,13 +28,13 @@ class GroupStatistics:
     """The statistics of the groups that are released beside their gradients. All fields are public.
 
     Args:
-        names: Names of the numbers, in order: `BELOW` (the norm is below the threshold that follows a quantile), `LOSS`, and
-            `WITHIN` (the norm is within C), where C is not that threshold itself.
+        names: Names of the numbers, in order: `BELOW` (the norm is below the threshold that follows a quantile), `LOSS`, and,
+            with ``fixed`` clipping, `WITHIN` (the norm is within C).
         progress: Settings of the statistics in the plan.
         phase: Number of steps over which figures are averaged.
         unit: Range of a number in units of the sum, w.
         groups: Expected number of groups that have a gradient in a step.
-        groups_std: Standard deviation of that number, or a bound on it.
+        groups_std: Standard deviation of that number, or an upper bound on the standard deviation.
     """
 
     names: tuple[str, ...]
@@ -101,7 +101,7 @@ def _groups(sampling: Sampling, bounding: Bounding, groups: int) -> tuple[float,
     if bounding.method.public_records:  # every drawn record forms a group of its own
         return sampling.batch, math.sqrt(sampling.batch)
     rate = sampling.rate / groups
-    none = math.exp(sampling.records * math.log1p(-rate)) if rate < 1 else 0.0
-    one = sampling.records * rate / (1 - rate) * none if rate < 1 else 0.0
-    there = 1 - none - (one if sampling.per_unit == 1 else 0.0)  # a unit may bring several records
+    empty = math.exp(sampling.records * math.log1p(-rate)) if rate < 1 else 0.0
+    single = sampling.records * rate / (1 - rate) * empty if rate < 1 else 0.0
+    there = 1 - empty - (single if sampling.per_unit == 1 else 0.0)  # a unit may bring several records
     return groups * there, math.sqrt(groups * there * (1 - there))

@@ -26,6 +26,7 @@ _TILE = 256  # number of 16-byte blocks that a program computes
 
 @triton.jit
 def _mixed(table, a, b, c, d):
+    """Substitutes one byte of each word, and mixes the four bytes into a word of the next state (MixColumns)."""
     x = tl.load(table + (a >> 24)).to(tl.uint32, bitcast=True)
     y = tl.load(table + ((b >> 16) & 255)).to(tl.uint32, bitcast=True)
     z = tl.load(table + ((c >> 8) & 255)).to(tl.uint32, bitcast=True)
@@ -45,31 +46,33 @@ def _substituted(table, a, b, c, d):
 
 @triton.jit
 def _reversed(x):
+    """Reverses the order of the four bytes of each word."""
     return (x << 24) | ((x << 8) & 0xFF0000) | ((x >> 8) & 0xFF00) | (x >> 24)
 
 
 @triton.jit
 def _encrypt(keys, table, out, blocks, ROUNDS: tl.constexpr, TILE: tl.constexpr):
+    """Encrypts `TILE` values of the counter with one key, and stores the encrypted blocks."""
     row = tl.program_id(1).to(tl.int64)
-    own = keys + row * (4 * ROUNDS + 4)
+    round_key = keys + row * (4 * ROUNDS + 4)
     counter = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    a = tl.zeros((TILE,), tl.uint32) ^ tl.load(own).to(tl.uint32, bitcast=True)
-    b = tl.zeros((TILE,), tl.uint32) ^ tl.load(own + 1).to(tl.uint32, bitcast=True)
-    c = tl.zeros((TILE,), tl.uint32) ^ tl.load(own + 2).to(tl.uint32, bitcast=True)
-    d = counter.to(tl.uint32) ^ tl.load(own + 3).to(tl.uint32, bitcast=True)
+    a = tl.zeros((TILE,), tl.uint32) ^ tl.load(round_key).to(tl.uint32, bitcast=True)
+    b = tl.zeros((TILE,), tl.uint32) ^ tl.load(round_key + 1).to(tl.uint32, bitcast=True)
+    c = tl.zeros((TILE,), tl.uint32) ^ tl.load(round_key + 2).to(tl.uint32, bitcast=True)
+    d = counter.to(tl.uint32) ^ tl.load(round_key + 3).to(tl.uint32, bitcast=True)
     for _ in range(1, ROUNDS):
-        own += 4
-        e = _mixed(table, a, b, c, d) ^ tl.load(own).to(tl.uint32, bitcast=True)
-        f = _mixed(table, b, c, d, a) ^ tl.load(own + 1).to(tl.uint32, bitcast=True)
-        g = _mixed(table, c, d, a, b) ^ tl.load(own + 2).to(tl.uint32, bitcast=True)
-        d = _mixed(table, d, a, b, c) ^ tl.load(own + 3).to(tl.uint32, bitcast=True)
+        round_key += 4
+        e = _mixed(table, a, b, c, d) ^ tl.load(round_key).to(tl.uint32, bitcast=True)
+        f = _mixed(table, b, c, d, a) ^ tl.load(round_key + 1).to(tl.uint32, bitcast=True)
+        g = _mixed(table, c, d, a, b) ^ tl.load(round_key + 2).to(tl.uint32, bitcast=True)
+        d = _mixed(table, d, a, b, c) ^ tl.load(round_key + 3).to(tl.uint32, bitcast=True)
         a, b, c = e, f, g
-    own += 4
+    round_key += 4
     place, mask = out + (row * blocks + counter) * 4, counter < blocks
-    e = _substituted(table, a, b, c, d) ^ tl.load(own).to(tl.uint32, bitcast=True)
-    f = _substituted(table, b, c, d, a) ^ tl.load(own + 1).to(tl.uint32, bitcast=True)
-    g = _substituted(table, c, d, a, b) ^ tl.load(own + 2).to(tl.uint32, bitcast=True)
-    d = _substituted(table, d, a, b, c) ^ tl.load(own + 3).to(tl.uint32, bitcast=True)
+    e = _substituted(table, a, b, c, d) ^ tl.load(round_key).to(tl.uint32, bitcast=True)
+    f = _substituted(table, b, c, d, a) ^ tl.load(round_key + 1).to(tl.uint32, bitcast=True)
+    g = _substituted(table, c, d, a, b) ^ tl.load(round_key + 2).to(tl.uint32, bitcast=True)
+    d = _substituted(table, d, a, b, c) ^ tl.load(round_key + 3).to(tl.uint32, bitcast=True)
     tl.store(place, _reversed(e).to(tl.int32, bitcast=True), mask=mask)
     tl.store(place + 1, _reversed(f).to(tl.int32, bitcast=True), mask=mask)
     tl.store(place + 2, _reversed(g).to(tl.int32, bitcast=True), mask=mask)
@@ -82,7 +85,7 @@ def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
     Args:
         keys: Keys of 32 bytes.
         count: Number of 8-byte words for each key, even, below 2^32.
-        device: Device that computes them.
+        device: Device that computes the words.
 
     Returns:
         The words, ``(keys, count)`` int64.
@@ -91,7 +94,7 @@ def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
         ValueError: If the count is odd or too large.
     """
     if count % 2 or count >> 32:
-        raise ValueError(f"a stream is cut into pairs of words, and a counter of 31 bits counts fewer than 2^31; got {count}")
+        raise ValueError(f"expected an even number of words for each key, below 2^32, got {count}")
     schedule = torch.from_numpy(_round_keys(keys).view(np.int32))
     schedule = schedule.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else schedule
     out = torch.empty(len(keys), 2 * count, dtype=torch.int32, device=device)
@@ -147,15 +150,15 @@ def _table(device: torch.device) -> Tensor:
 def _round_keys(keys: Sequence[bytes]) -> np.ndarray:
     """Returns AES-256's key schedule (FIPS 197) of each key, ``(keys, 60)`` uint32."""
     s, constant = _substitutions(), 1
-    found = np.empty((len(keys), 4 * (_ROUNDS + 1)), np.uint32)
-    found[:, :8] = np.frombuffer(b"".join(keys), ">u4").reshape(-1, 8)
-    for number in range(8, found.shape[1]):
-        word: np.ndarray = found[:, number - 1]
+    schedule = np.empty((len(keys), 4 * (_ROUNDS + 1)), np.uint32)
+    schedule[:, :8] = np.frombuffer(b"".join(keys), ">u4").reshape(-1, 8)
+    for number in range(8, schedule.shape[1]):
+        word: np.ndarray = schedule[:, number - 1]
         if number % 8 == 0:
             word = word << 8 | word >> 24
         if number % 4 == 0:
             word = s[word >> 24] << 24 | s[word >> 16 & 255] << 16 | s[word >> 8 & 255] << 8 | s[word & 255]
         if number % 8 == 0:
             word, constant = word ^ np.uint32(constant << 24), constant << 1
-        found[:, number] = found[:, number - 8] ^ word
-    return found
+        schedule[:, number] = schedule[:, number - 8] ^ word
+    return schedule

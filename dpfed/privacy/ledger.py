@@ -64,10 +64,10 @@ class Ledger:
         resumed: Step at which the run continued, for each resume after an interruption.
         repeated_after: Last charged step, for each interruption and each replay.
         artifacts: Hashes of the newest card and model; ``None``: none were written yet.
-        fingerprint: Fingerprint of the plan, by the version of dpfed that started the ledger.
+        fingerprint: Fingerprint of the plan, by the version of dpfed that made the ledger.
         head: Hash of the last line that does not record card and model, and so of all lines before it: 16 hexadecimal digits.
         block: Number of numbers in a block of the sum, see `create`.
-        universal: Kind of the digests, see `create`.
+        universal: Whether digests are those of `dpfed.privacy.universal_hash`, see `create`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Ledger:
         block: int | None = None,
         universal: bool = False,
     ) -> Ledger:
-        """Starts a ledger.
+        """Makes the ledger of a new run, and writes the first line.
 
         Args:
             path: Path of the new file.
@@ -273,10 +273,12 @@ class Ledger:
             self.world_size = world_size
 
     def note_resumed(self, step: int) -> None:
-        """Records that the run resumes after an interruption: with its next release, so a refused attempt leaves no line.
+        """Records that the run resumes after an interruption.
+
+        The line is written together with the next release, so an attempt that is refused leaves no line.
 
         Args:
-            step: First step that the run takes or repeats; if no step is left, the line is written at once.
+            step: First step that the run takes or repeats. If no step is left, the line is written at once.
         """
         self._goes_on = step
         if step >= self.plan.steps:
@@ -322,6 +324,7 @@ def link(previous: str, entry: dict) -> str:
 
 
 def _repeated_after(entries: list[dict]) -> list[int]:
+    """Returns the last charged step before each resume and each replay; -1: none was charged."""
     repeated = []
     last = -1
     for entry in entries:

@@ -35,9 +35,9 @@ def fitting_interval(noise_multiplier: float, sampling_rate: float, steps: int, 
     """
     interval = wanted
     while interval <= _COARSEST * wanted:
-        one, composed = grid_points(noise_multiplier, sampling_rate, steps, interval)
-        power = 1e6 * (steps * math.log2(one) / _BITS) ** 1.6 if one <= _SPARSE else 0.0
-        if _ONE * one + composed + power <= points:
+        single, composed = grid_points(noise_multiplier, sampling_rate, steps, interval)
+        power = 1e6 * (steps * math.log2(single) / _BITS) ** 1.6 if single <= _SPARSE else 0.0
+        if _ONE * single + composed + power <= points:
             return interval
         interval *= 2
     return None
@@ -67,14 +67,14 @@ def grid_points(noise_multiplier: float, sampling_rate: float, steps: int, inter
     log_mass -= _log_sum(log_mass)
     place = (loss - loss[0]) / interval
     below, rest = np.floor(place), place - np.floor(place)  # the mass of a loss between two points is split between them
-    one = max(float(place[-1]) + 1, 3.0)
-    upper, lower = (one - 1) * steps, 0.0
-    for order in np.arange(1, 21) / one:
+    single = max(float(place[-1]) + 1, 3.0)
+    upper, lower = (single - 1) * steps, 0.0
+    for order in np.arange(1, 21) / single:
         for sign in (1, -1):
             shared = np.log1p(rest * np.expm1(sign * order))
             bound = (steps * _log_sum(log_mass + sign * order * below + shared) + _TAIL) / order
             upper, lower = (min(upper, bound), lower) if sign > 0 else (upper, max(lower, -bound))
-    return one, upper - lower
+    return single, upper - lower
 
 
 def _log_sum(logs: np.ndarray) -> float:

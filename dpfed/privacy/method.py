@@ -103,7 +103,8 @@ class Method:
         supports_metrics: Whether the method clips gradients of groups, and the engine can report each group's norm and loss. A
             group's statistics then change, appear and vanish with its gradient. Private progress and the clipping rules other
             than ``fixed`` require this.
-        accountants: Accountants that cover the mechanism; the first is the default where the configured one does not.
+        accountants: Accountants that cover the mechanism; the first is the default where the configured
+            accountant does not cover the mechanism.
         mechanism: Function that returns the sampler and the releases of a step; see `poisson`.
     """
 
@@ -184,15 +185,15 @@ def method_named(name: str) -> Method:
     if name not in FOREIGN_METHODS:
         return importlib.import_module(_FILES[name]).METHOD
     part = FOREIGN_METHODS[name]
-    found = part.load()
-    if name in _FILES or not isinstance(found, Method) or found.name != name:
+    method = part.load()
+    if name in _FILES or not isinstance(method, Method) or method.name != name:
         problem = "dpfed has a method of that name" if name in _FILES else "expected a Method of that name"
         raise UserError(
             f"the method {part.said} cannot be used: {problem}. Correct the package, or uninstall it. [method-foreign]"
         )
-    if not found.picks_engine:
+    if not method.picks_engine:
         engine_of(part)
-    return dataclasses.replace(found, sound=False)
+    return dataclasses.replace(method, sound=False)
 
 
 def engine_of(part: discovery.Announced) -> Callable[[Any], Any]:

@@ -10,7 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MetricsWindow:
-    """Figures computed from the noisy sums of some steps; each lies within its error of the exact figure in 95 % of cases.
+    """Figures computed from the noisy sums of some steps.
+
+    A figure with an error lies within this error of the exact figure in 95 % of cases.
 
     Attributes:
         first: First step, counted from 1.
@@ -45,13 +47,13 @@ class MetricsWindow:
         """
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(figures, dict) or figures.keys() != names:
-            raise ValueError(f"expected {', '.join(sorted(names))}")
+            raise ValueError(f"expected a window with {', '.join(sorted(names))}")
         whole = {"first", "last", "released"}
         for name, value in figures.items():
             kind: Any = int if name in whole else (int, float)
             right = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
             if not right and not (name == "clip_rate" and value is None):
-                raise ValueError(f"'{name}' is {value!r}")
+                raise ValueError(f"'{name}' must be a finite {'whole ' * (name in whole)}number, got {value!r}")
         return cls(**figures)
 
     def figures(self) -> dict[str, float | None]:

@@ -92,7 +92,7 @@ class GaussianNoise:
         return randomness.normal_steps(values, self.std / self.unit, purpose, step, rank, context)
 
     def steps_of(self, values: Tensor, words: Tensor) -> Tensor:
-        """Adds to every row the noise that `steps` adds, from given random bits: on a GPU in a few launches for all rows.
+        """Returns every row plus the noise that `steps` adds, from given random bits. A GPU needs a few launches for all rows.
 
         Args:
             values: Exact sums, ``(rows, n)`` int64, n even.
@@ -100,16 +100,19 @@ class GaussianNoise:
 
         Returns:
             The noisy sums, ``(rows, n)`` int64.
+
+        Raises:
+            ValueError: If the bits have another shape than the sums.
         """
         from dpfed.privacy.randomness import box_muller
 
-        if words.shape != values.shape:  # fewer would be repeated
+        if words.shape != values.shape:  # fewer bits would be repeated
             raise ValueError(f"expected bits of shape {tuple(values.shape)}, got {tuple(words.shape)}")
         noise = box_muller(words.to(values.device, non_blocking=True))
         return values + noise.mul_(self.std / self.unit).floor_().long()
 
     def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> None:
-        """Adds the noise in place to float32 or float64 numbers; the further arguments form the key, as in `steps`."""
+        """Adds the noise in place to flat float32 or float64 numbers; the other arguments form the key, as in `steps`."""
         randomness.add_normal_(values, self.std, purpose, step, rank, context)
 
 
@@ -148,7 +151,7 @@ class DiscreteGaussianNoise:
         import torch
 
         if values.dtype != torch.int64:
-            raise TypeError(f"discrete noise is for whole numbers, got {values.dtype}")
+            raise TypeError(f"discrete noise is added to whole numbers: expected int64, got {values.dtype}")
         coins = Coins(randomness.stream(purpose, step, rank, context))
         noisy = values.cpu() * self.finer
         for part in noisy.split(_CHUNK):
@@ -186,7 +189,7 @@ class KeyedNoise:
     def add_(self, values: Tensor, step: int) -> Tensor:
         """Adds the noise of a step in place to contiguous float32 or float64 numbers, and returns them; Gaussian noise only."""
         if not isinstance(self.noise, GaussianNoise):
-            raise TypeError(f"only Gaussian noise is added to numbers in floating point, this is {self.noise}")
+            raise TypeError(f"only Gaussian noise is added to numbers in floating point, got {self.noise}")
         self.noise.add_(values.view(-1), *self._key(step, values))
         return values
 

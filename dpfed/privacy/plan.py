@@ -104,8 +104,8 @@ class PrivacyPlan:
         )
         require(
             method.units or self.promise.unit == "record",
-            f"the sensitivity of method '{name}' is for single records: privacy.unit = 'user' needs 'group', 'batch' or "
-            "'public'",
+            f"the sensitivity of method '{name}' is for single records: privacy.unit = 'user' needs 'group', 'batch', "
+            "'public' or 'moments'",
         )
         require(self.private or sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
         require(not self.private or sigma > 0, f"noise_multiplier must be positive (no noise, no promise), got {sigma}")
@@ -216,11 +216,11 @@ class PrivacyPlan:
         return cls.of(records, batch, steps=steps, delta=delta, **rest).calibrated()
 
     def calibrated(self) -> PrivacyPlan:
-        """Returns this new plan with the least noise that keeps its target epsilon; without a target, returns it unchanged.
+        """Returns this new plan with the least noise that keeps the target epsilon; without a target, the plan is unchanged.
 
         Raises:
-            UserError: If no noise keeps the target, or if delta, clip norm or stability is implausible. The latter is checked
-                for new plans only: a plan from a file is accepted unchanged.
+            UserError: If no noise keeps the target, or if delta, clip norm or stability is implausible. Only new plans
+                have to be plausible: a plan from a file is accepted unchanged.
         """
         self._refuse_large_delta()
         self.bounding.refuse_unmeant()
@@ -397,7 +397,7 @@ class PrivacyPlan:
         return self.groups // world_size + (rank < self.groups % world_size)
 
     def apportioned(self, records: Sequence[int]) -> list[int]:
-        """Returns the number of groups of each client, K_w, proportional to its records, so that all groups have like size.
+        """Returns the number of groups of each client, K_w, proportional to its records, so that groups have similar sizes.
 
         The method of largest remainders is used; every client gets at least one group.
 

@@ -106,7 +106,7 @@ def large_delta(delta: float, count: int, one: str = "record") -> str:
 def of_several(epsilon: float, delta: float, count: int) -> tuple[float, float] | None:
     """Returns (epsilon, delta) for somebody with `count` records; ``None``: no promise, as delta would be 1 or more.
 
-    Basic group privacy: epsilon times m, delta times (e^(m epsilon) - 1) / (e^epsilon - 1).
+    Basic group privacy, with m = `count`: epsilon times m, delta times (e^(m epsilon) - 1) / (e^epsilon - 1).
     """
     try:
         together = delta * (float(count) if epsilon == 0 else math.expm1(count * epsilon) / math.expm1(epsilon))

@@ -102,7 +102,7 @@ class Randomness:
         Returns:
             The words, ``(n, 2)`` uint64.
         """
-        # One permutation per (purpose, step); distinct inputs, so each block is a fresh pseudo-random value.
+        # One permutation per (purpose, step). Its inputs are distinct, so each block is a fresh pseudo-random value.
         blocks = np.empty((len(keys), 2), np.uint64)
         blocks[:, 0] = keys
         blocks[:, 1] = number
@@ -119,7 +119,7 @@ class Randomness:
         Args:
             purpose: Purpose of the bytes.
             step: Training step.
-            rank: Rank of the process or client that draws them.
+            rank: Rank of the process or client that draws the bytes.
             context: Further part of the key; another context gives independent bytes.
         """
         key = self.stream_key(purpose, step, rank, context)

@@ -68,9 +68,9 @@ class RenyiFilter:
         return tuple(limit(self.epsilon, share * self.delta, order) for order, share in orders)
 
     def part(self, cost: RenyiCurve) -> float:
-        """Returns the fraction of the budget that a cost takes, at the order where it is least; above 1: it does not fit."""
-        known = (one if one >= 0 else math.inf for one in cost)  # NaN never fits, and a negative cost returns no budget
-        parts = (one / most for one, most in zip(known, self.limits, strict=True) if most > 0)
+        """Returns the fraction of the budget that a cost takes, at the order where the fraction is least; above 1: no fit."""
+        known = (spent if spent >= 0 else math.inf for spent in cost)  # NaN never fits, and a negative cost returns no budget
+        parts = (spent / most for spent, most in zip(known, self.limits, strict=True) if most > 0)
         return min(parts, default=0.0 if not any(cost) else math.inf)
 
     def admits(self, cost: RenyiCurve) -> bool:
@@ -110,10 +110,10 @@ def limit(epsilon: float, delta: float, order: float) -> float:
 def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> RenyiCurve:
     """Returns a bound on the Renyi divergence of some steps at each order, in both directions; infinity: no known bound.
 
-    The accountant's series for a fractional order need not converge. It then returns infinity, for many mechanisms at all
-    orders near 1, at which a large epsilon is counted. There the bound of a higher order is used, such as the next integer,
-    whose sum is finite. A Renyi divergence does not decrease with its order (van Erven and Harremoes 2014, theorem 3), so the
-    higher order's bound holds here as well, step by step, as the filter's proof requires.
+    The accountant's series for a fractional order need not converge; the accountant then returns infinity. For many mechanisms
+    this happens at all orders near 1, at which a large epsilon is counted. There the bound of a higher order is used, such as
+    the next integer, whose sum is finite. A Renyi divergence does not decrease with its order (van Erven and Harremoes 2014,
+    theorem 3), so the higher order's bound holds here as well, step by step, as the filter's proof requires.
     """
     if steps == 0:
         return (0.0,) * len(orders)

@@ -23,7 +23,7 @@ _TILE = 1024  # pairs of words that a program reads at once
 
 @triton.jit
 def _row(words, keys, out, count, ROW: tl.constexpr, PRIME: tl.constexpr, TILE: tl.constexpr):
-    """One row: five sums of products, exact in 64 bits; words come in pairs of 32 bits."""
+    """Computes the residues of one row: five sums of products, exact in 64 bits. Two words lie in each number of 32 bits."""
     row = tl.program_id(0).to(tl.int64)
     a = tl.zeros((TILE,), tl.int64)
     b = tl.zeros((TILE,), tl.int64)
@@ -36,12 +36,12 @@ def _row(words, keys, out, count, ROW: tl.constexpr, PRIME: tl.constexpr, TILE: 
         pair = tl.load(words + place, mask=place < count, other=0)
         low = ((pair << 16) >> 16).to(tl.int64)
         high = (pair >> 16).to(tl.int64)
-        own = keys + 2 * at
-        a += low * tl.load(own) + high * tl.load(own + 1)
-        b += low * tl.load(own + ROW) + high * tl.load(own + ROW + 1)
-        c += low * tl.load(own + 2 * ROW) + high * tl.load(own + 2 * ROW + 1)
-        d += low * tl.load(own + 3 * ROW) + high * tl.load(own + 3 * ROW + 1)
-        e += low * tl.load(own + 4 * ROW) + high * tl.load(own + 4 * ROW + 1)
+        key = keys + 2 * at
+        a += low * tl.load(key) + high * tl.load(key + 1)
+        b += low * tl.load(key + ROW) + high * tl.load(key + ROW + 1)
+        c += low * tl.load(key + 2 * ROW) + high * tl.load(key + 2 * ROW + 1)
+        d += low * tl.load(key + 3 * ROW) + high * tl.load(key + 3 * ROW + 1)
+        e += low * tl.load(key + 4 * ROW) + high * tl.load(key + 4 * ROW + 1)
     place = out + row * 5
     tl.store(place, (tl.sum(a) % PRIME + PRIME) % PRIME)
     tl.store(place + 1, (tl.sum(b) % PRIME + PRIME) % PRIME)
@@ -65,7 +65,7 @@ def residues(words: Tensor, keys: Tensor, prime: int) -> Tensor:
         ValueError: If the number of words or the shape of the keys is wrong.
     """
     if words.numel() % 2:
-        raise ValueError(f"words come in pairs, as those of numbers of 4 or 8 bytes do; got {words.numel()}")
+        raise ValueError(f"expected an even number of words, as tensors of 4 or 8 bytes a number have, got {words.numel()}")
     count, row = keys.shape
     if count != _KEYS or row % (2 * _TILE):
         raise ValueError(f"expected {_KEYS} keys of a multiple of {2 * _TILE} words, got {count} of {row}")

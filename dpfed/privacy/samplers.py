@@ -106,7 +106,7 @@ class Sampler(ABC):
         Args:
             randomness: Secret randomness of the workers.
             keys: Keys of the records (or units), ``(n,)`` uint64.
-            mask: Records (or units) that take part at all; ``None``: all.
+            mask: Function that tells which records (or units) take part at all; ``None``: all of them.
         """
         places = None if mask is None else np.flatnonzero(mask(0, len(keys)))
         keys = keys if places is None else keys[places]

@@ -1,8 +1,9 @@
 """Encryption with a run's secret, for content that must be on disk before it is released.
 
 The key of the encryption is a pseudo-random function of the content. So the same content gives the same bits, two contents have
-independent keys, and a changed bit is detected. Without the secret, one learns only the length, and whether two contents are
-equal.
+independent keys, and a changed bit is detected. Whoever reads the file without the secret learns only the length of the
+content, and whether two contents are equal.
+
 This is deterministic authenticated encryption (Rogaway and Shrimpton 2006, "A provable-security treatment of the key-wrap
 problem"): HMAC-SHA256 is the pseudo-random function, and AES-256 in counter mode the cipher, with a key for each content.
 """
@@ -39,7 +40,16 @@ def sealed(content: np.ndarray, randomness: Randomness, purpose: str) -> np.ndar
 
 
 def opened(raw: np.ndarray, randomness: Randomness, purpose: str) -> np.ndarray | None:
-    """Decrypts the bytes of `sealed`; ``None``: they are truncated, changed, or of another secret or purpose."""
+    """Decrypts the bytes of `sealed`.
+
+    Args:
+        raw: Encrypted bytes, ``(n + 32,)`` uint8.
+        randomness: Secret randomness of the run.
+        purpose: Purpose of the content, as given to `sealed`.
+
+    Returns:
+        The content, ``(n,)`` uint8; ``None``: the bytes are truncated, changed, or of another secret or purpose.
+    """
     if len(raw) < _TAG:
         return None
     tag, content = raw[:_TAG].tobytes(), np.empty(len(raw) - _TAG + _ROOM, np.uint8)

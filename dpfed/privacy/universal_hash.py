@@ -61,8 +61,8 @@ class UniversalHash:
             values: Tensor on any device, of a type of 2 bytes or more.
         """
         text = f"{values.dtype}/{values.numel()}/".encode()
-        found = self.residues(values).cpu().numpy().astype("<i4")
-        return hmac.digest(self._secret, text + found.tobytes(), "sha256").hex()[:32]
+        residues = self.residues(values).cpu().numpy().astype("<i4")
+        return hmac.digest(self._secret, text + residues.tobytes(), "sha256").hex()[:32]
 
     def residues(self, values: Tensor) -> Tensor:
         """Returns the residues of a tensor's rows, ``(rows, 5)`` int64, on the tensor's device."""
@@ -76,11 +76,11 @@ class UniversalHash:
         whole = words.numel() // ROW
         rows = words[: whole * ROW].view(-1, ROW)
         at_once = _ROWS if values.device.type == "cpu" else 1024
-        found = [_products(some, table) for some in rows.split(at_once)] if whole else []
+        parts = [_products(piece, table) for piece in rows.split(at_once)] if whole else []
         if words.numel() > whole * ROW:
-            found.append(_products(torch.nn.functional.pad(words[whole * ROW :], (0, ROW - words.numel() % ROW)), table))
+            parts.append(_products(torch.nn.functional.pad(words[whole * ROW :], (0, ROW - words.numel() % ROW)), table))
         empty = torch.empty(0, KEYS, dtype=torch.int64, device=values.device)
-        return torch.cat([empty, *(part.view(-1, KEYS) for part in found)])
+        return torch.cat([empty, *(part.view(-1, KEYS) for part in parts)])
 
     def _table(self, device: torch.device, kind: torch.dtype) -> Tensor:
         import torch
@@ -99,15 +99,15 @@ def _products(rows: Tensor, table: Tensor) -> Tensor:
 
 def _uniform(stream: Callable[[int], bytes], count: int) -> np.ndarray:
     """Draws ``(count,)`` int64 numbers, uniform among 0 .. p-1: words of 23 bits, without those that are p or more."""
-    found = np.empty(0, np.int64)
-    while len(found) < count:
+    numbers = np.empty(0, np.int64)
+    while len(numbers) < count:
         words = np.frombuffer(stream(4 * (count + 64)), "<u4").astype(np.int64) & ((1 << _BITS) - 1)
-        found = np.concatenate([found, words[words < PRIME]])
-    return found[:count]
+        numbers = np.concatenate([numbers, words[words < PRIME]])
+    return numbers[:count]
 
 
 def _kernel(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Returns the GPU kernel, if it computes the right residues there; ``None``: torch operations compute them."""
+    """Returns the GPU kernel, if it computes the right residues on this device; ``None``: torch operations compute them."""
     if device.type != "cuda":
         return None
     try:

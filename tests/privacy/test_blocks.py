@@ -139,5 +139,5 @@ def test_without_a_right_kernel_a_gpu_gets_the_hosts_bits(works, monkeypatch):
 
 def test_two_blocks_never_get_the_noise_of_one_key():
     clean, secret = exact(3000), SumNoise(GaussianNoise(2.0), SECRET, BLOCKS, CONTEXT)
-    with pytest.raises(ValueError, match="1 keys for 3 blocks"):
+    with pytest.raises(ValueError, match="each of 3 blocks, got 1 keys"):
         noisy_blocks(BLOCKS, clean, GaussianNoise(2.0), secret.keys(0, 0, 1), "context", 0)
