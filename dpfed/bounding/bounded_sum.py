@@ -18,7 +18,7 @@ class BoundedSum:
         values: Flat vector ``(P,)`` over the trainable parameters, followed by the entries of
             `dpfed.privacy.group_statistics`, where they are released. int64 before the noise: steps of the plan's grid
             (`dpfed.privacy.sum_grid`). float32 with noise, and without privacy.
-        sensitivity: Largest L2 change when one record is added or removed.
+        sensitivity: Largest L2 change of the sum when one record (or unit) is added or removed.
         groups: Public number of groups summed over, empty ones included.
         noise_std: Standard deviation of the Gaussian noise that the owners have already added; 0: none.
         unit: Size of one step: the sum that is represented is `values` times `unit`.

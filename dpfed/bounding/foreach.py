@@ -83,16 +83,16 @@ _buffers = _Buffers()
 def add_whole_(total: Tensor, term: Tensor, factor: float = 1.0) -> None:
     """Adds one term to an integer sum in place, see `add_`. A float32 entry, times the factor, must lie within int32."""
     if total.device.type == "cpu" and total.is_contiguous() and not term.is_floating_point():
-        for some, part in zip(total.view(-1).split(_PIECE), term.reshape(-1).split(_PIECE), strict=True):
-            some.add_(part)
+        for piece, part in zip(total.view(-1).split(_PIECE), term.reshape(-1).split(_PIECE), strict=True):
+            piece.add_(part)
         return
     if total.device.type != "cpu" or term.dtype != torch.float32 or not total.is_contiguous():
         kind = torch.int32 if term.dtype == torch.float32 else total.dtype
         total.add_(whole(term, factor, kind).view(total.shape))
         return
-    for some, part in zip(total.view(-1).split(_WHOLE_PIECE), term.reshape(-1).split(_WHOLE_PIECE), strict=True):
+    for piece, part in zip(total.view(-1).split(_WHOLE_PIECE), term.reshape(-1).split(_WHOLE_PIECE), strict=True):
         scaled = torch.mul(part, factor, out=_buffers.scaled[: len(part)])
-        some.add_(_buffers.whole[: len(part)].copy_(scaled))
+        piece.add_(_buffers.whole[: len(part)].copy_(scaled))
 
 
 def whole(term: Tensor, factor: float | Tensor, kind: torch.dtype) -> Tensor:

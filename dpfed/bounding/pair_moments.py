@@ -78,13 +78,15 @@ class MomentsEngine(Engine):
         assert isinstance(heads, MomentHeads)  # `dpfed.runs.build` gave them
         self._heads, self._layout = heads, heads.layout
         if self._layout.shares != plan.mechanism.shares:
-            raise ValueError(f"the heads have steps of shares {self._layout.shares}, and the plan {plan.mechanism.shares}")
+            raise ValueError(f"expected heads with shares {plan.mechanism.shares} of the two steps, got {self._layout.shares}")
         self._maps = {side: _map_of(bridge, heads.basis(side)) for side, bridge in bridges(model).items()}
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
         """Adds every group's part, see `Engine.add_clipped`; a group is a record, or a unit whose records are averaged.
+
+        No norms are computed: the returned tensor is empty.
 
         Raises:
             ValueError: If the sum's grid, or the number of views of an image, differs from that of the heads.
@@ -93,14 +95,16 @@ class MomentsEngine(Engine):
         sizes = torch.tensor(batch.sizes, device=into.device)
         shares = (1 / sizes.double()).repeat_interleave(sizes)[:, None]
         if not into.is_floating_point() and bound != self._layout.radius:
-            raise ValueError(f"parts are up to {self._layout.radius:g} steps long, and the sum's grid has {bound:g}")
+            raise ValueError(
+                f"expected a grid on which parts are up to {self._layout.radius:g} steps long, got {bound:g} steps"
+            )
         views = max(view.shape[1] for view in batch.views.values())
         if self._layout.towers == 1 and views != self._layout.views:
-            raise ValueError(f"an image has {self._layout.views} views in the heads' layout, and {views} here")
+            raise ValueError(f"expected {self._layout.views} views of an image, as in the heads' layout, got {views}")
         exact = max(1, (1 << _EXACT - 2 * self._layout.bits) // views)  # number of records whose products have an exact sum
-        for some in torch.arange(len(shares), device=into.device).split(exact):
-            sides = {side: self._unit(self._maps[side], batch.views[side][some]) for side in self._maps}
-            added = self._layout.whole(batch.step, *self._sums(batch.step, sides, shares[some]))
+        for rows in torch.arange(len(shares), device=into.device).split(exact):
+            sides = {side: self._unit(self._maps[side], batch.views[side][rows]) for side in self._maps}
+            added = self._layout.whole(batch.step, *self._sums(batch.step, sides, shares[rows]))
             into[self._layout.place(batch.step)] += added * (bound / self._layout.radius) if into.is_floating_point() else added
         return torch.zeros(0, dtype=self._exact, device=into.device)
 
@@ -146,7 +150,7 @@ class MomentsEngine(Engine):
         return _of_length_one((projected * (2.0**_UNIT / (tower.steps * tower.fine))).round(), _SHORTEST * 2.0**_UNIT)
 
     def _centred(self, side: Side, unit: Tensor) -> Tensor:
-        """Subtracts the released centre and normalises to unit length again, ``(n, V, k)``; 0 stays 0."""
+        """Subtracts the released centre from unit vectors ``(n, V, k)``, and normalises the differences; 0 stays 0."""
         centre = self._heads.centre(side).to(unit)
         steps = 2.0 ** math.floor(_PRODUCT - math.log2(1 + centre.norm().item()))
         moved = (unit * steps).round() - (centre * steps).round()

@@ -1,6 +1,6 @@
 """Products on a CPU that give a record the same bits at every position in a pass.
 
-Seen with torch 2.15 and MKL: `torch.bmm` gives the same matrix different bits at another index of the batch, unless each
+With torch 2.15 and MKL, `torch.bmm` gives the same matrix different bits at another index of the batch, unless each
 product begins at a multiple of 64 bytes. A product with fewer than 12 columns gives the same row different bits at another
 position. So does attention, unless the width of its heads is a multiple of 16. Such products are padded here. Wider and aligned
 products, which are the rule, are left unchanged.
@@ -45,7 +45,7 @@ class Watched(TorchDispatchMode):
         self.by_place, self.vocabulary, self._tokens = False, 3, tokens
 
     def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Called in place of every operation while the mode is on."""
+        """Runs in place of every operation while the mode is on."""
         rule = _RULES.get(func)
         self.by_place |= rule is not None and rule(*args) is not None
         self.by_place |= "scaled_dot_product" in str(func) and args[0].shape[-1] % _WIDE > 0
@@ -88,6 +88,8 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Callable[[], Tensor] | 
     return None if product is None else lambda: product() + bias
 
 
+# A rule gets the arguments of an operation and returns a function that computes the operation with padding; ``None``: the
+# operation needs no padding.
 _RULES: dict[Any, Callable[..., Callable[[], Tensor] | None]] = {
     torch.ops.aten.bmm.default: _bmm,
     torch.ops.aten.mm.default: _mm,
@@ -99,7 +101,7 @@ class _Products(TorchDispatchMode):
     """Mode that starts each product of a batch at a multiple of 64 bytes, and pads products to 16 columns or more."""
 
     def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Called in place of every operation while the mode is on."""
+        """Runs in place of every operation while the mode is on."""
         rule = _RULES.get(func)
         product = None if rule is None or kwargs else rule(*args)
         return func(*args, **(kwargs or {})) if product is None else product()
@@ -109,7 +111,7 @@ class _Heads(TorchFunctionMode):
     """Mode that pads the width of each attention head with zeros to a multiple of 16."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Called in place of every function while the mode is on."""
+        """Runs in place of every function of torch while the mode is on."""
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

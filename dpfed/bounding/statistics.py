@@ -16,17 +16,17 @@ _WIDTH = 0.1
 def sum_of_statistics(
     statistics: GroupStatistics, norms: Tensor, losses: Tensor, threshold: float, clip_norm: float, unit: float, public: int = 0
 ) -> Tensor:
-    """Returns the sum of some groups' statistics: of integers, each a function of one group alone.
+    """Returns the sum of some groups' statistics. Each statistic is an integer, and a function of one group alone.
 
-    A NaN counts as one end of its range: whatever the groups are, each moves the sum within its box.
+    A NaN counts as one end of the statistic's range, so no group moves the sum by more than this range allows.
 
     Args:
         statistics: Statistics to compute.
         norms: Norms ``(G,)`` of the groups' gradients before clipping.
         losses: Losses and numbers of records of the groups, ``(2, G)``, in any order.
         threshold: Adaptive threshold, which follows a quantile of the norms.
-        clip_norm: C.
-        unit: Size of one step of the sum's grid.
+        clip_norm: Clip norm, C.
+        unit: Size of one step of the sum's grid, in units of the sum.
         public: Number of public records in each group; they have no loss of their own.
 
     Returns:

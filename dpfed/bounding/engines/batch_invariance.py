@@ -88,9 +88,9 @@ class _Probe:
     def views(self, like: Views, vocabulary: int) -> Views:
         """Generates the views of the records, with the shapes and dtypes of `like`."""
         generator = torch.Generator().manual_seed(self.seed)
-        one, others = _noise(like, 1, vocabulary, generator), _noise(like, self.size, vocabulary, generator)
+        base, others = _noise(like, 1, vocabulary, generator), _noise(like, self.size, vocabulary, generator)
         together = {}
-        for name, view in one.items():
+        for name, view in base.items():
             if view.is_floating_point():
                 together[name] = self.apart * others[name] if self.apart in (0.0, 1.0) else view + self.apart * others[name]
             else:
@@ -108,7 +108,7 @@ class Trial:
     probes: dict[int, int]  # place of a group -> number of its probe
 
     def rows(self, place: int) -> tuple[int, int]:
-        """Returns the index of a group's first record and that after its last."""
+        """Returns the index of a group's first record, and the index after the group's last record."""
         return sum(self.sizes[:place]), sum(self.sizes[: place + 1])
 
 
@@ -129,8 +129,8 @@ def require_batch_invariance(
         padding: Public shapes of passes.
         model: Model that the passes run.
         vocabulary: Number of distinct tokens that a text may contain.
-        brief: Whether to compare in the smallest, the largest and a middle shape only, as a first test. It does not suffice
-            for private records.
+        brief: Whether to compare in the smallest, the largest and a middle shape only, as a first test. A brief check does not
+            suffice for private records.
         before: Number of earlier checks. Checks after the first are short, use other noise, and begin with other groups.
 
     Raises:
@@ -294,7 +294,7 @@ class _RowsOfAGroup(TorchDispatchMode):
 
     Args:
         records: Number of records of the pass, fillers included.
-        rows: Index of the group's first record and that after its last.
+        rows: Index of the group's first record, and the index after the group's last record.
 
     Attributes:
         seen: Name and rows of each operation; ``None`` for a result that has no rows of records.
@@ -306,7 +306,7 @@ class _RowsOfAGroup(TorchDispatchMode):
         self.seen: list[tuple[str, Tensor | None]] = []
 
     def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Called in place of every operation while the mode is on."""
+        """Runs in place of every operation while the mode is on."""
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, (tuple, list)) else (result,):
             self.seen.append((str(func), self._own(value) if "empty" not in str(func) else None))

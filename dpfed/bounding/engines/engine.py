@@ -224,8 +224,8 @@ class LossOfViews(nn.Module):
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
             embeddings = embeddings_of(self.model, views)
         # Similarities, softmax and everything after them stay in float32.
-        found = {name: z if z.dtype == torch.float64 else z.float() for name, z in embeddings.items()}
-        return {**found, LABEL: views[LABEL]} if LABEL in views else found
+        precise = {name: z if z.dtype == torch.float64 else z.float() for name, z in embeddings.items()}
+        return {**precise, LABEL: views[LABEL]} if LABEL in views else precise
 
     def scalars(self) -> tuple[Tensor, Tensor | None]:
         """Returns the model's current temperature and bias."""

@@ -1,8 +1,9 @@
 """Gradients of a loss over a whole batch, in the memory of a microbatch: embed, differentiate the loss, embed again.
 
-The loss reads only the embeddings. So these are computed first, chunk by chunk and without a graph; then the gradient of the
-loss with respect to them (the cotangents). Each chunk's share of the parameters' gradient follows in a backward pass of its
-own, from its cotangents (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
+The loss reads only the embeddings. So the embeddings are computed first, chunk by chunk and without a graph; then the
+gradient of the loss with respect to the embeddings (the cotangents). Each chunk's share of the parameters' gradient follows in
+a backward pass of its own, from its cotangents (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory
+Limited Setup").
 
 Shapes: n records in the batch, V image views, W texts, D embedding dimensions, P trainable parameters.
 """
@@ -28,8 +29,8 @@ def refuse_random(model: nn.Module) -> None:
     random = next((path for path, module in model.named_modules() if draws(module)), None)
     if random is not None:
         raise UserError(
-            f"'{random}' draws random numbers in training, and methods that contrast the whole batch embed it twice: set "
-            "its rate to 0. [engine-random]"
+            f"'{random}' draws random numbers in training, and methods that contrast the whole batch embed the "
+            "batch twice: set the rate of this layer to 0. [engine-random]"
         )
 
 
@@ -71,7 +72,7 @@ class BatchEngine(Engine):
         return shared_out(torch.cat(figures, dim=1), losses)
 
     def _gradient(self, views: Views) -> tuple[Tensor, Tensor]:
-        """Computes the flat gradient ``(P,)`` of the mean loss, and that loss."""
+        """Computes the flat gradient ``(P,)`` of the mean loss, and the mean loss."""
         embeddings = {name: z.requires_grad_() for name, z in self._embed(views).items()}
         count = len(next(iter(embeddings.values())))
         present = torch.ones(count, dtype=torch.bool, device=self._vector.device)

@@ -127,7 +127,7 @@ class LayerwiseEngine(Engine):
 
     @property
     def repeats(self) -> bool:
-        """Returns whether passes are replays of a recorded one."""
+        """Whether passes are replays of a recorded pass."""
         return any(repeated is not None for repeated in self._repeated.values())
 
     def _check(self, views: Views) -> None:
@@ -225,7 +225,7 @@ class LayerwiseEngine(Engine):
             module = self._loss.model.get_submodule(path)
             adapters = getattr(module.parametrizations, leaf)
             if adapters.original.requires_grad or len(adapters) > 1:
-                continue  # then the recorder sees the weight being computed, and rejects it
+                continue  # the recorder then sees how the weight is computed, and rejects the weight
             with torch.no_grad():
                 merged = getattr(module, leaf)
             up, down = (Target(number[id(factor)]) for factor in (update.up, update.down))
@@ -248,8 +248,8 @@ class LayerwiseEngine(Engine):
         run_pass = self._pass_function(inputs)
         for groups in passes:
             one_pass.zero_()
-            some = batch.only(groups)
-            result = run_pass(some.views, some.sizes)
+            shared = batch.only(groups)
+            result = run_pass(shared.views, shared.sizes)
             norms = add_up(result.terms, clip_norm, result.grouping, parts)
             records = result.grouping.offsets.diff()[: len(groups)]
             figures.append(torch.stack([norms, result.losses.to(norms), records.to(norms)]))

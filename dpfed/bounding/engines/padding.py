@@ -15,7 +15,7 @@ from dpfed.bounding.clipping import BLOCK, GROUPS_OF_A_PASS, PLACES_OF_A_PASS
 from dpfed.bounding.engines.engine import GroupBatch
 from dpfed.bounding.layer_rules.grouping import computes_together
 
-_TYPICAL = 16  # S, if none is given
+_TYPICAL = 16  # S, if no group size is given
 _CPU_RECORDS = 32  # records of a pass, about: more no longer fit into the cache; with fewer, a sum costs more per record
 _CPU_LEAST = 8  # records of the smallest pass: with fewer rows than four, a library may use other kernels
 _CPU_SHAPES = 20  # largest number of shapes, for each of them is tested
@@ -87,6 +87,9 @@ class Padding:
         Args:
             batch: Groups to divide.
             threads: Number of threads, to which passes are handed in turn.
+
+        Returns:
+            Indices of the groups of each pass; no pass is empty.
         """
         sizes = batch.sizes
         order = [group for group in reversed(batch.by_size()) if sizes[group] <= self.slots]

@@ -45,7 +45,7 @@ class Recording(Protocol):
     """Operations of a device that can be replayed without the program that launched them."""
 
     def record(self, work: Callable[[], T]) -> T:
-        """Does the work once and keeps its operations; every replay overwrites the returned tensors."""
+        """Runs the work, perhaps several times, and keeps its operations; every replay overwrites the returned tensors."""
 
     def repeat(self) -> None:
         """Replays the operations at the same addresses."""
@@ -99,10 +99,10 @@ class RepeatedPass:
         padding: Padding,
         exact: torch.dtype,
     ) -> None:
-        some = next(iter(views.values()))
+        first = next(iter(views.values()))
         self._views = {name: view.new_zeros(padding.room, *view.shape[1:]) for name, view in views.items()}
-        self._offsets = torch.zeros(padding.groups + 1, dtype=torch.int32, device=some.device)
-        self._clip = torch.ones(3, dtype=exact, device=some.device)
+        self._offsets = torch.zeros(padding.groups + 1, dtype=torch.int32, device=first.device)
+        self._clip = torch.ones(3, dtype=exact, device=first.device)
         self._recording = recording
         self._found = recording.record(lambda: summed(self._views, self._offsets, Clip(*self._clip.unbind())))
 
@@ -155,7 +155,7 @@ def first_unlike(repeated: Add, direct: Add, views: Views, padding: Padding, zer
         direct: The same function without a recording.
         views: Views of any records; only their shapes and dtypes are read.
         padding: Public shapes of passes.
-        zeros: An empty sum.
+        zeros: Empty sum ``(P,)``, in the dtype of a step's sum.
 
     Returns:
         The name of the first difference; ``None`` if there is none.

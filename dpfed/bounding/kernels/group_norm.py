@@ -2,8 +2,8 @@
 
 A program normalises whole channel groups of one image, in chunks of positions of one size, from the first to the last: every
 result is a function of that image alone, whichever records share the pass. Images are channels-last, in bf16 or float32, and
-are written once; statistics and gradients of scale and shift are float32. Mean and variance come from one reading, chunk by
-chunk (Chan et al. 1979), so nothing cancels.
+the output is written once; statistics and gradients of scale and shift are float32. Mean and variance come from one reading,
+chunk by chunk (Chan et al. 1979), so nothing cancels.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ _CHANNELS = 64  # channels of a tile, unless a channel group is wider
 
 @triton.jit
 def _of_channels(group_values, GROUPS: tl.constexpr, WIDE: tl.constexpr):
+    """Repeats the value of each channel group for all channels of the group."""
     return tl.reshape(tl.broadcast_to(group_values[:, None], (GROUPS, WIDE)), (GROUPS * WIDE,))
 
 
 @triton.jit
 def _place(channels, groups, GROUPS: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """Returns the channels and the channel groups of this program, each with a mask of those that exist."""
     slot = tl.arange(0, GROUPS * WIDE)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     if WIDE == WIDTH:  # contiguous
@@ -46,11 +48,11 @@ def _normalise(
         is_ours = (row < positions)[:, None] & is_channel[None, :]
         x = tl.load(images + (image * positions + row)[:, None] * channels + c[None, :], mask=is_ours, other=0.0).to(tl.float32)
         count = tl.minimum(positions - start, ROWS).to(tl.float32)
-        own = tl.sum(x, 0) / count
-        apart = tl.where(is_ours, x - own[None, :], 0.0)
+        chunk_mean = tl.sum(x, 0) / count
+        apart = tl.where(is_ours, x - chunk_mean[None, :], 0.0)
         share = count / (start + count)
-        moment += tl.sum(apart * apart, 0) + (own - mean) * (own - mean) * (start * share)
-        mean += (own - mean) * share
+        moment += tl.sum(apart * apart, 0) + (chunk_mean - mean) * (chunk_mean - mean) * (start * share)
+        mean += (chunk_mean - mean) * share
     of_groups = tl.sum(tl.reshape(tl.where(is_channel, mean, 0.0), (GROUPS, WIDE)), 1) / WIDTH
     beside = tl.where(is_channel, mean - _of_channels(of_groups, GROUPS, WIDE), 0.0)
     squares = tl.reshape(tl.where(is_channel, moment + beside * beside * positions, 0.0), (GROUPS, WIDE))

@@ -29,15 +29,15 @@ def _square(gradients, out, length, PIECE: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 def _weigh(gradients, factors, out, length, groups, KIND: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr):
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    own = gradients + at
+    entries = gradients + at
     total = tl.zeros((TILE,), KIND)
     for first in range(0, groups, BLOCK):
         block = tl.zeros((TILE,), KIND)
         for number in tl.static_range(BLOCK):
             factor = tl.load(factors + first + number)
             # A group of factor 0 is not read: it need not be finite.
-            block += (factor * tl.load(own, mask=at < tl.where(factor > 0, length, 0), other=0.0)).to(KIND)
-            own += length
+            block += (factor * tl.load(entries, mask=at < tl.where(factor > 0, length, 0), other=0.0)).to(KIND)
+            entries += length
         total += block
     tl.store(out + at, total, mask=at < length)
 
@@ -75,7 +75,7 @@ def weighted_sum(gradients: Tensor, factors: Tensor, block: int, kind: torch.dty
     """
     groups, length = gradients.shape
     if groups % block:
-        raise ValueError(f"{groups} groups do not make whole blocks of {block}")
+        raise ValueError(f"expected a multiple of {block} groups, got {groups}")
     out = torch.empty(length, dtype=kind, device=gradients.device)
     number = tl.int32 if kind == torch.int32 else tl.float32
     _weigh[(triton.cdiv(length, _TILE),)](gradients.contiguous(), factors, out, length, groups, number, block, _TILE)

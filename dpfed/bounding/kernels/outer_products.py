@@ -1,8 +1,8 @@
 """Gradients of kernels and matrices, of all groups in one launch: sums of outer products of each group's own rows.
 
-A program adds up one tile of one group's gradient, over a piece of the group's rows. It reads these from the first to the last,
-in steps of one size, and no other group's rows: the sum is a function of the group alone, at any position in the pass. Patches
-are read in place; nothing is copied or padded.
+A program adds up one tile of one group's gradient, over a piece of the group's rows. The program reads the rows from the first
+to the last, in steps of one size, and no other group's rows: the sum is a function of the group alone, at any position in the
+pass. Patches are read in place; nothing is copied or padded.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ class Grouping:
         typical: Public number of records of a usual group; default: the size of the longest. Layers choose by it how they
             compute a norm. The alternatives round differently, and a choice by the actual sizes would let one record change how
             the gradients of other groups are rounded.
-        places: Number of places for groups, at least the number of groups; default: that number.
-        slots: Number of slots for records of a group, at least the size of the longest group; default: that size.
+        places: Number of places for groups, at least the number of groups; default: the number of groups.
+        slots: Number of slots for records of a group, at least the size of the longest group; default: this size.
         records: n, the number of records, fillers included; default: without fillers.
         batched: Whether the groups' figures are computed together, for every place, rather than for one group after the other;
             default: on GPUs with Triton kernels, where a call for each group would cost more than its computation.
@@ -145,7 +145,7 @@ class Grouping:
         return [rows[first * k : end * k] for first, end in itertools.pairwise(self._ends)]
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        """Returns the group of each row that belongs to one, ``(m,)``: these are the first m rows."""
+        """Returns the group of each row that belongs to a group, ``(m,)``: the first m rows do, and the others are fillers."""
         return torch.arange(self.count).repeat_interleave(torch.tensor(self.sizes) * self.per_record(rows)).to(rows.device)
 
     def of_records(self, rows: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ class AdaptedWeight:
     """A frozen weight with an update ``scale * up @ down`` on some of its blocks of rows.
 
     Attributes:
-        update: The adapter.
-        up: Destination of the gradient of its ``up (blocks, out, r)``.
-        down: Destination of the gradient of its ``down (blocks, r, in)``.
+        update: Adapter of the weight.
+        up: Destination of the gradient of the adapter's ``up (blocks, out, r)``.
+        down: Destination of the gradient of the adapter's ``down (blocks, r, in)``.
     """
 
     update: LowRankUpdate
@@ -34,10 +34,10 @@ class AdaptedWeight:
 
         Args:
             inputs: Inputs of the layer, ``(n k, ..., in)``, with rows a_t.
-            gradients: Gradients of its output, ``(n k, ..., blocks * out)``, with rows g_t.
+            gradients: Gradients of the layer's output, ``(n k, ..., blocks * out)``, with rows g_t.
             grouping: Grouping of the records.
         """
-        kind = gradients.dtype  # of lower precision where kernels take it
+        kind = gradients.dtype  # of lower precision where kernels take such gradients
         x, blocks = inputs.to(kind), gradients.chunk(self.update.blocks, dim=-1)
         for number, (block, up, down) in enumerate(zip(self.update.chosen, self.update.up, self.update.down, strict=True)):
             g = blocks[block]

@@ -75,7 +75,7 @@ def _in_one_kernel(
         recorder.terms += [RowSums.of(target, rows, grouping) for target, rows in pairs if target is not None]
 
     recorder.rows.append(len(images))
-    # Without it, autograd would compute no gradients for a first layer.
+    # Without `start`, autograd would compute no gradients for a first layer.
     start = None if images.requires_grad else torch.zeros((), requires_grad=True)
     return _GroupNorm.apply(images, added, start, weight.detach(), bias.detach(), groups, eps, relu, keep)
 
@@ -145,7 +145,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Covers ``F.batch_norm`` on ``(n k, C, ...)``, with running statistics (a batch's own mix records), or of a kernel."""
+    """Covers ``F.batch_norm`` on ``(n k, C, ...)`` with running statistics (those of a batch mix records), or on a kernel."""
     if recorder.source(input) is not None:
         bare = training and all(value is None for value in (running_mean, running_var, weight, bias))
         return _standardise(recorder, func, input, momentum, eps) if bare else NotImplemented
@@ -222,7 +222,7 @@ def layer_norm_terms(
 
 
 def _standardise(recorder: Recorder, func: Callable, kernel: Tensor, momentum: float, eps: float) -> Any:
-    """Covers ``F.batch_norm`` of a kernel ``(1, O, d)``, by which timm standardises weights; on records it would mix them."""
+    """Covers ``F.batch_norm`` on a kernel ``(1, O, d)``, by which timm standardises weights with the kernel's statistics."""
     plain = recorder.target(kernel)
     if plain is None or kernel.dim() != 3 or len(kernel) > 1:
         return NotImplemented

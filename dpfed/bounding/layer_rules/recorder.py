@@ -45,7 +45,7 @@ class Recorder(TorchFunctionMode):
         self._sources = {id(tensor): (tensor, source) for tensor, source in sources}
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Called in place of every function of torch while the recorder is on."""
+        """Runs in place of every function of torch while the recorder is on."""
         kwargs = kwargs or {}
         if not any(id(value) in self._sources for value in _tensors((args, kwargs))):
             return func(*args, **kwargs)
@@ -62,10 +62,12 @@ class Recorder(TorchFunctionMode):
         return None if tensor is None else self._sources.get(id(tensor), (None, None))[1]
 
     def target(self, tensor: Tensor | None) -> Target | None:
-        """Returns a gradient's destination for rules without adapters and standardised weights; they detach unwatched tensors.
+        """Returns the destination of a tensor's gradient, for rules that cover no adapters and no standardised weights.
+
+        Such rules detach a tensor that is not watched; the destination is then ``None``.
 
         Raises:
-            Unsupported: If the tensor is an adapted or standardised weight, or one that is computed from activations: its
+            Unsupported: If the tensor is an adapted or standardised weight, or is computed from activations: the tensor's
                 gradient would be lost.
         """
         source = self.source(tensor)
@@ -97,7 +99,8 @@ class Recorder(TorchFunctionMode):
 
         Args:
             output: Output of the layer, computed with detached parameters.
-            inputs: Tensor that the terms need besides the gradient; it must not be overwritten before they are computed.
+            inputs: Tensor that the terms need besides the gradient; the tensor must not be overwritten before the terms are
+                computed. ``None``: the terms need no such tensor.
             terms: Function from the gradient of the output to the terms of the layer's parameters.
             rounded: Whether kernels may get this gradient in the dtype of the output, without a copy.
 
@@ -110,7 +113,7 @@ class Recorder(TorchFunctionMode):
         waiting = [(inputs, None if inputs is None else inputs._version, terms)]
 
         def arrived(gradient: Tensor) -> None:
-            inputs, version, terms = waiting.pop()  # releases them: the next layer may use their memory
+            inputs, version, terms = waiting.pop()  # frees these tensors: the next layer may use their memory
             if inputs is not None and inputs._version != version:
                 raise Unsupported("a layer's input is overwritten in place [layer-overwritten]")
             with torch.no_grad():
@@ -122,7 +125,7 @@ class Recorder(TorchFunctionMode):
 
 
 class _Beginning(torch.autograd.Function):
-    """The end of the backward pass: the output of a first layer receives its gradient, and no copy of it is kept."""
+    """The end of the backward pass: the output of a first layer receives its gradient, and no copy of the output is kept."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, _: Tensor) -> Tensor:

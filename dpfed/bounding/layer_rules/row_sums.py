@@ -16,7 +16,8 @@ from dpfed.bounding.layer_rules.term import Target, Term, add_weighted, squares_
 class RowSums:
     """Gradients that are sums of a group's rows, for one parameter or for several side by side.
 
-    Side by side, they take one call for each group; apart, one for each group and parameter, which costs more than it computes.
+    Side by side, the parameters take one call for each group. Apart, they would take a call for each group and parameter, which
+    costs more than the computation.
 
     Args:
         targets: Destinations of the parameters' gradients, with the number of entries of each.
@@ -31,7 +32,7 @@ class RowSums:
 
     @classmethod
     def of(cls, target: Target, rows: Tensor, grouping: Grouping) -> RowSums:
-        """Returns the sums for one parameter; the rows ``(n k, ...)`` have its shape."""
+        """Returns the sums for one parameter; the rows ``(n k, ...)`` have the parameter's shape."""
         flat = rows.flatten(1)
         return cls([(target, flat.shape[1])], flat, grouping)
 
@@ -71,7 +72,7 @@ def side_by_side(terms: Iterable[Term]) -> list[Term]:
             sums[len(term.rows)].append(term)
         else:
             kept.append(term)
-    for some in sums.values():
-        targets = [target for term in some for target in term.targets]
-        kept.append(RowSums(targets, torch.cat([term.rows for term in some], dim=1), some[0]._grouping))
+    for alike in sums.values():
+        targets = [target for term in alike for target in term.targets]
+        kept.append(RowSums(targets, torch.cat([term.rows for term in alike], dim=1), alike[0]._grouping))
     return kept

@@ -56,7 +56,8 @@ class Term(Protocol):
     Attributes:
         target: Destination of the gradient.
         squares: Squared norm of each group's gradient, ``(G,)``.
-        slack: Largest rounding error ``(G,)`` of `squares`, relative to the gradients that `add_weighted` adds; or 0.
+        slack: Largest difference ``(G,)``, by rounding, of `squares` from the squared norms of the gradients that
+            `add_weighted` adds; or 0.
     """
 
     @property
@@ -122,7 +123,7 @@ def add_weighted(gradients: Gradients, factors: Tensor, place: Tensor) -> None:
     Args:
         gradients: Gradients of the groups.
         factors: Factors ``(G,)``, or ``(places,)`` for gradients of all places.
-        place: View of the sum to which they are added.
+        place: View of the sum to which the gradients are added.
     """
     if isinstance(gradients, Tensor):
         flat = gradients.reshape(len(gradients), -1)
@@ -190,7 +191,7 @@ class OuterProducts:
     Args:
         target: Destination of the matrix's gradient.
         inputs: Rows of the layer's input, ``(n k, ..., d)``, detached.
-        gradients: Rows of the gradient of its output, ``(n k, ..., p)``.
+        gradients: Rows of the gradient of the layer's output, ``(n k, ..., p)``.
         grouping: Grouping of the records.
         place: Function from the target's view in a sum to the view to which the matrix is added; default: the same view.
     """
@@ -211,9 +212,9 @@ class OuterProducts:
         usual = grouping.typical * grouping.per_record(inputs) * (inputs[0].numel() // d)
         if inputs.device.type == "cpu" and gram_is_cheaper(usual, d, p):
             # The bits of a Gram matrix depend on the alignment of its rows, and so on the group's position.
-            self._rows = [(aligned(own_a), aligned(own_g)) for own_a, own_g in zip(a, g, strict=True)]
+            self._rows = [(aligned(rows_a), aligned(rows_g)) for rows_a, rows_g in zip(a, g, strict=True)]
         else:
-            self._products = [own_g.mT @ own_a for own_a, own_g in zip(a, g, strict=True)]
+            self._products = [rows_g.mT @ rows_a for rows_a, rows_g in zip(a, g, strict=True)]
             self._found = squares_of(self._products, grouping), 0.0
 
     @functools.cached_property

@@ -86,7 +86,10 @@ def _numbers(inputs: MethodInputs) -> dict[str, Any]:
 
 
 def _radius(given: MechanismParameters) -> float:
-    """Returns R: 2^46, which gives unit vectors steps of 2^-19; less where the sum, or its noise, would not fit in 64 bits."""
+    """Returns R: 2^46, or less where the sum, or its noise, would not fit into 64 bits.
+
+    With 2^46, unit vectors of images and texts have steps of 2^-19.
+    """
     of_sum, of_noise = 60 - math.log2(given.records), 56 - math.log2(given.noise_multiplier)
     return 2.0 ** math.floor(min(46, of_sum, of_noise))
 

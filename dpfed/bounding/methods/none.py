@@ -1,6 +1,6 @@
 """No privacy: the same loop as group clipping, without clipping and without noise.
 
-It serves as a reference, and for warm starts on public data.
+This method is a reference for comparison. It also trains weights on public data, from which a private run starts.
 """
 
 from __future__ import annotations
