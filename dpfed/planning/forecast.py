@@ -25,7 +25,7 @@ from dpfed.runs.resolution import resolve_defaults
 from dpfed.runs.starts import starting_weights
 
 ENOUGH, SOME = 20.0, 8.0  # reach at which a run can work, and at which it learns a little; see docs/recipes.md
-_RECORDS = 1_000  # most public records that are measured
+_RECORDS = 1_000  # largest number of public records that are measured
 _BUDGET = 24.0  # approximate time for all gradients, in seconds
 
 Verdict = Literal["can work", "will learn little", "will not work"]
@@ -99,7 +99,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress
     Args:
         config: Configuration of the private run.
         plan: Plan of the private run (`dpfed.planning.proxy.declared_plan`).
-        stand: The public records (`dpfed.planning.proxy.chosen`).
+        stand: Public records that replace the private ones (`dpfed.planning.proxy.chosen`).
         progress: Receiver of progress notes.
 
     Raises:
@@ -112,9 +112,9 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress
     parts = simulated.parts
     if plan.promise.unit == "user" and parts.plan.promise.unit == "record":
         remarks.append(f"{stand.title} name no units: each of their records counts as its own unit")
-    own, most = plan.bounding.group_size, min(plan.sampling.batch, simulated.protected // 2)
-    others = () if plan.bounding.method.public_records else (own // 2, 2 * own)
-    sizes = [own, *(size for size in others if 2 <= size <= most)]
+    configured, most = plan.bounding.group_size, min(plan.sampling.batch, simulated.protected // 2)
+    others = () if plan.bounding.method.public_records else (configured // 2, 2 * configured)
+    sizes = [configured, *(size for size in others if 2 <= size <= most)]
     budget = _BUDGET / len(sizes)
     progress.note(f"measuring gradients of groups of {', '.join(map(str, sizes))}")
     signals = {size: measured(simulated, plan.replace(group_size=size), budget) for size in sizes}
@@ -156,7 +156,10 @@ def _with_a_start(config: Config) -> tuple[Config, list[str]]:
 
 
 def _records_needed(row: Row) -> int | None:
-    """Returns the N that gives enough reach at the same q and sigma: signal over noise grows with the number of groups."""
+    """Returns the N that gives enough reach at the same q and sigma; ``None``: no N does.
+
+    Signal over noise is proportional to the number of groups, and so to N.
+    """
     steps = row.plan.steps
     if row.reach <= 0 or ENOUGH >= steps:
         return None

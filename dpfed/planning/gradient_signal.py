@@ -1,9 +1,9 @@
 """The signal of the clipped mean gradient: its length, and how far it moves the embeddings compared with noise.
 
 Lengths alone mislead: noise has a component on every trained parameter, and most components hardly change the model's output.
-So the signal is measured in the embeddings. Let J be the derivative of some records' embeddings by the trained parameters. A
-gradient g moves the embeddings by |J g|, and noise of standard deviation 1 moves them by sqrt(tr J J^T) on average. Their ratio
-is the response. It has no unit, so models, adapters and group sizes can be compared.
+So the signal is measured in the embeddings. Let J be the derivative of some records' embeddings with respect to the trained
+parameters. A gradient g moves the embeddings by |J g|, and noise of standard deviation 1 moves them by sqrt(tr J J^T), the root
+mean square. The response is the first length over the second: models, adapters and group sizes can be compared by this number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIDE = 32  # side in pixels up to which an image counts as small
 _DRAWS = 4  # draws of noise
 _STEP = 0.01  # first step of the finite difference, relative to the L2 norm of the trained parameters
 _CHANGES = (0.002, 0.05)  # accepted changes of unit-length embeddings: exact enough, and still a fine difference
-_TRIES = 8  # most attempts to find a step with such a change
+_TRIES = 8  # largest number of attempts to find a step with such a change
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ class Signal:
         numbers: Number P of trained parameters.
         length: L2 norm of the mean clipped gradient of a group.
         error: Relative standard error of `length`.
-        response: Change of the embeddings by that mean, divided by their change by noise of standard deviation 1.
-        seconds: Time of a step in seconds for each sampled record.
+        response: Change of the embeddings by the mean clipped gradient, divided by their change by noise of standard
+            deviation 1.
+        seconds: Time of a step for each sampled record, in seconds.
     """
 
     group_size: int
@@ -59,15 +60,15 @@ def measured(simulated: SimulatedRun, plan: PrivacyPlan, budget: float) -> Signa
     """Measures the gradient on public records.
 
     Args:
-        simulated: The run's own parts over public records; the parameters are not changed.
+        simulated: Parts of the run over public records; the model's parameters are not changed.
         plan: Plan of the private run, which gives the group size and the clipping rule.
-        budget: Time for the gradients in seconds; a slow machine may exceed it.
+        budget: Time for the gradients, in seconds; a slow machine may take longer.
     """
     size, seconds = plan.bounding.group_size, _seconds_of_a_group(simulated, plan)
     groups = int(min(_MOST_GROUPS, max(_LEAST_GROUPS, budget / (_SUMS * seconds))))
     groups = max(1, min(groups, simulated.protected // size))
     worker = simulated.worker(_of_groups(simulated, plan, groups), Randomness.from_seed(2), groups)
-    numbers = TrainableVector(simulated.parts.model).numel  # the groups' statistics may follow them in a sum
+    numbers = TrainableVector(simulated.parts.model).numel  # in a sum, the groups' statistics may follow the gradient
     sums, times = [], []
     for number in range(_SUMS):
         started = time.perf_counter()
@@ -84,7 +85,7 @@ def measured(simulated: SimulatedRun, plan: PrivacyPlan, budget: float) -> Signa
 
 
 def _of_groups(simulated: SimulatedRun, plan: PrivacyPlan, groups: int) -> PrivacyPlan:
-    """Returns the same plan for a step of a few groups; nothing is released under it."""
+    """Returns the plan for a step of a few groups; nothing is released under this plan."""
     records = max(2, simulated.protected)
     return plan.replace(records=records, batch=min(records, groups * plan.bounding.group_size), target_epsilon=None)
 
@@ -98,7 +99,7 @@ def _seconds_of_a_group(simulated: SimulatedRun, plan: PrivacyPlan) -> float:
 
 
 def _square_of_mean(means: Tensor) -> tuple[float, float]:
-    """Estimates the squared length of the mean from independent estimates, and the standard error of that.
+    """Estimates the squared length of the mean from independent estimates, and the standard error of the squared length.
 
     Each estimate is multiplied only with the others, so components that are uncorrelated between estimates average out.
 
@@ -137,7 +138,7 @@ def _response(simulated: SimulatedRun, halves: tuple[Tensor, Tensor]) -> float:
     finally:
         vector.assign(here)
     signal = (first * second).sum().item()
-    return math.sqrt(max(signal, 0.0) * _DRAWS / sum(one.square().sum().item() for one in noise))
+    return math.sqrt(max(signal, 0.0) * _DRAWS / sum(change.square().sum().item() for change in noise))
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
 """Alternatives to the configured plan, and the reach of each: its progress along the gradient.
 
 A noisy step has a cosine of r / sqrt(1 + r^2) with the gradient, where r is signal over noise (`gradient_signal.py`). The
-optimizers of private training normalise their steps, so T noisy steps make about as much progress as T times this cosine
-noiseless ones: the reach of the plan. The reach orders plans; it does not measure accuracy (docs/results.md compares it
-with runs).
+optimizers of private training normalise their steps, so T noisy steps make about as much progress as a smaller number of
+noiseless steps, T times this cosine: the reach of the plan. The reach orders plans and does not measure accuracy
+(docs/results.md compares reaches with runs).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 
 _LONGER = 2.0  # longest time of the best combination, relative to the configured plan
-_ROUNDS = 4  # most iterations of the search for sigma
+_ROUNDS = 4  # largest number of iterations of the search for sigma
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Row:
     Attributes:
         what: Description of the difference from the configuration.
         plan: Plan with its sigma.
-        noise_over_gradient: Length of one step's noise divided by that of its gradient.
+        noise_over_gradient: Length of one step's noise, divided by the length of the mean clipped gradient.
         reach: Number of noiseless steps that make as much progress as the whole run.
         seconds: Time of the run on this machine, in seconds.
         numbers: Number P of trained parameters.
@@ -76,34 +76,34 @@ def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: fl
     """Yields plans that differ in one number, then the best of all combinations that do not take much longer.
 
     Args:
-        plan: The configured plan.
+        plan: Configured plan.
         signals: Gradient signals by group size, the configured size first.
-        warmup: Number of warm-up steps; a run has more steps than that.
-        epsilon: Epsilon of the plan.
-        seconds: Time of the plan in seconds.
+        warmup: Number of warm-up steps; plans that have no further steps are left out.
+        epsilon: Epsilon of the configured plan.
+        seconds: Time of a run with the configured plan, in seconds.
     """
     given = plan.sampling.batch
     batches = [batch for batch in (given // 2, 2 * given, 4 * given) if 2 <= batch <= plan.sampling.records]
     steps = [count for count in (plan.steps // 2, 2 * plan.steps) if count > warmup]
-    own = signals[plan.bounding.group_size]
+    signal = signals[plan.bounding.group_size]
     for size in list(signals)[1:]:
         yield Row.of(f"group size {size}", plan.replace(group_size=size), signals[size])
     noisy = {(given, plan.steps): plan}
     for batch, count in itertools.product([given, *batches], [plan.steps, *steps]):
-        if (batch, count) not in noisy and (found := same_promise(plan, batch, count)) is not None:
-            noisy[batch, count] = found
+        if (batch, count) not in noisy and (other := same_promise(plan, batch, count)) is not None:
+            noisy[batch, count] = other
     for batch in batches:
-        if (found := noisy.get((batch, plan.steps))) is not None:
-            yield Row.of(f"batch {batch:,}", found, own)
+        if (other := noisy.get((batch, plan.steps))) is not None:
+            yield Row.of(f"batch {batch:,}", other, signal)
     for count in steps:
-        if (found := noisy.get((given, count))) is not None:
-            yield Row.of(f"{count:,} steps", found, own)
+        if (other := noisy.get((given, count))) is not None:
+            yield Row.of(f"{count:,} steps", other, signal)
     for factor in (0.5, 2.0):
-        if (found := same_promise(plan, given, plan.steps, factor)) is not None:
-            yield Row.of(f"epsilon {round_up(epsilon * factor)}", found, own)
+        if (other := same_promise(plan, given, plan.steps, factor)) is not None:
+            yield Row.of(f"epsilon {round_up(epsilon * factor)}", other, signal)
     together = [
-        Row.of("", found.replace(group_size=size), signals[size])
-        for (batch, _), found in noisy.items()
+        Row.of("", other.replace(group_size=size), signals[size])
+        for (batch, _), other in noisy.items()
         for size in signals
         if size <= batch
     ]
@@ -113,13 +113,19 @@ def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: fl
 
 
 def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0) -> PrivacyPlan | None:
-    """Returns the plan with another batch, other steps or `factor` times its epsilon, and about the sigma that this needs.
+    """Returns the plan with another batch, other steps or `factor` times the epsilon, and about the sigma that this needs.
 
-    Sigma is searched for with Renyi accounting, which is fast: the Renyi epsilon of the result is to be `factor` times that of
-    the given plan, within about 1 %.
+    Sigma is searched for with Renyi accounting, which is fast: the Renyi epsilon of the result is `factor` times the Renyi
+    epsilon of the given plan, within about 1 %, if a few iterations suffice.
+
+    Args:
+        plan: Given plan.
+        batch: Batch of the new plan, B.
+        steps: Steps of the new plan, T.
+        factor: Epsilon of the new plan over the epsilon of the given plan.
 
     Returns:
-        The plan; ``None`` if there is no such sigma.
+        The plan; ``None`` if the numbers form no possible plan, or the search fails.
     """
     wanted = plan.epsilon(accountant="rdp") * factor
     target, size = plan.promise.target_epsilon, min(plan.bounding.group_size, batch)
@@ -132,16 +138,16 @@ def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0)
     try:
         for _ in range(_ROUNDS):
             sigma = min(max(sigma, accounting.LEAST_NOISE), accounting.MOST_NOISE)
-            found = draft.replace(noise_multiplier=sigma)
-            here = (math.log(sigma), math.log(found.epsilon(accountant="rdp") / wanted))
+            changed = draft.replace(noise_multiplier=sigma)
+            here = (math.log(sigma), math.log(changed.epsilon(accountant="rdp") / wanted))
             if last is not None and here[0] != last[0]:
                 slope = min(-0.2, (here[1] - last[1]) / (here[0] - last[0]))
             if abs(here[1]) < 0.01:
-                return found
+                return changed
             last, sigma = here, math.exp(here[0] - here[1] / slope)
     except (UserError, ValueError, OverflowError):
         return None
-    return found
+    return changed
 
 
 def finite(value: float) -> float | None:

@@ -1,7 +1,7 @@
 """Public records that replace private ones: a forecast measures gradients on them, and a rehearsal trains on them.
 
-Of the private records only their number is used, which the plan makes public anyway. Nothing here opens them, and nothing here
-imports torch, so that mistakes are reported at once.
+Only the number of the private records is used, which the plan makes public anyway. This module opens no private record. It does
+not import torch either, so that mistakes are reported at once.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def declared_plan(config: Config, records: int | None, progress: Progress) -> Pr
         records = known_count(config.data, config.privacy.unit)
     if records is None:
         raise UserError(
-            f"the number of records of data.source = '{config.data.source}' is known only after an import: give it, as a "
-            "public number, with --records N. [forecast-plan-records]"
+            f"the number of records of data.source = '{config.data.source}' is known only after an import: give the "
+            "number, which becomes public, with --records N. [forecast-plan-records]"
         )
     sketch_of(config, records)
     progress.note(f"accounting for {records:,} records")

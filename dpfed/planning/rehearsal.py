@@ -2,8 +2,8 @@
 
 Training on n public records simulates the share n/N of the private run: every record is sampled with the private rate q, into
 the same share of the K groups. The sum is then scaled up to K groups, and gets the noise of the private plan. The
-noise-to-gradient ratio is therefore the same as in the private run. The noise protects nobody here: it is a simulation, and
-nothing is promised.
+noise-to-gradient ratio is therefore the same as in the private run. The noise protects nobody here: a rehearsal is a
+simulation, and promises nothing.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class ScaledUp:
 
     def aggregate(self, step: int) -> BoundedSum:
         """See `Transport`."""
-        own = self._worker.bounded_sum(step)
-        values = (own.values.double() * self._scale).to(own.values.dtype)
-        return BoundedSum(values, self._plan.sensitivity, self._plan.groups, unit=own.unit)
+        partial = self._worker.bounded_sum(step)
+        values = (partial.values.double() * self._scale).to(partial.values.dtype)
+        return BoundedSum(values, self._plan.sensitivity, self._plan.groups, unit=partial.unit)
 
     def set_clip_threshold(self, threshold: float) -> None:
         """See `Transport`."""
@@ -102,7 +102,7 @@ class Rehearsal:
         tried: Results in the order of training; the first is that of the unchanged configuration.
         best: Result with the best headline, if it beats the unchanged configuration by more than chance; otherwise the first.
         config: Configuration of the private run with the best changes.
-        file: File to which that configuration was written.
+        file: File to which this configuration was written.
         plan: Plan of the private run with the best changes.
     """
 
@@ -131,7 +131,7 @@ class Rehearsal:
     def facts(self) -> dict[str, Any]:
         """Returns the rehearsal as values for JSON."""
         return {
-            "tried": [asdict(one) for one in self.tried],
+            "tried": [asdict(result) for result in self.tried],
             "best": self.best.name,
             "changes": self.best.changes,
             "file": str(self.file),
@@ -155,14 +155,15 @@ def rehearse(
 
     Args:
         config: Configuration of the private run.
-        stand: The public records.
+        stand: Public records that replace the private ones.
         folder: Folder for results and the configuration.
         records: Number N of private records, if the user gives it; default: the number in the configuration or the store.
         most: Largest number of public records to train on.
         progress: Receiver of stages and notes.
 
     Raises:
-        UserError: If the plan is impossible, or the public records are too few or cannot be measured.
+        UserError: If the plan is impossible, or the public records are too few or cannot be measured, or the kept
+            results are damaged.
     """
     progress, folder = progress or Silent(), Path(folder)
     tried: list[Rehearsed] = []
@@ -174,12 +175,12 @@ def rehearse(
         changed = _changed(config, changes)
         plan = declared_plan(changed, records, Silent())
         key = _key(changed, plan, stand, most)
-        found = kept.get(key)
-        if found is None:
+        result = kept.get(key)
+        if result is None:
             progress.note(f"{len(tried) + 1} of {total}: {name}{_time_left(tried, total)}")
-            found = _trained(name, changes, changed, plan, stand, most, progress, engines)
-            kept.keep(key, found)
-        tried.append(found)
+            result = _trained(name, changes, changed, plan, stand, most, progress, engines)
+            kept.keep(key, result)
+        tried.append(result)
 
     with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command resumes"):
         for changes in _stages(config, tried):
@@ -250,16 +251,16 @@ def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[dict[str, Any]]:
 
 def _others(config: Config) -> dict[str, list[int]]:
     """Returns half and double of each integer setting that may change, by key."""
-    found, size, steps = {}, config.bounding.group_size, config.privacy.steps
+    choices, size, steps = {}, config.bounding.group_size, config.privacy.steps
     if "bounding.group_size" not in config.without_effect():
-        found["bounding.group_size"] = [other for other in (size // 2, size * 2) if 2 <= other <= config.privacy.batch]
+        choices["bounding.group_size"] = [other for other in (size // 2, size * 2) if 2 <= other <= config.privacy.batch]
     if config.privacy.noise_multiplier is None:  # with a fixed sigma, other steps would change epsilon
-        found["privacy.steps"] = [other for other in (steps // 2, steps * 2) if other > config.optimizer.warmup + 1]
-    return found
+        choices["privacy.steps"] = [other for other in (steps // 2, steps * 2) if other > config.optimizer.warmup + 1]
+    return choices
 
 
 def _time_left(tried: list[Rehearsed], total: int) -> str:
-    each = [one.seconds for one in tried]
+    each = [result.seconds for result in tried]
     return f"; about {duration(sum(each) / len(each) * (total - len(each)))} left in all" if each else ""
 
 
@@ -271,8 +272,8 @@ def _changed(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def _best(tried: list[Rehearsed]) -> Rehearsed:
-    """Returns the result with the best headline if it beats the first, the unchanged configuration, by more than chance."""
-    best = max(tried, key=lambda one: one.headline.trained or 0.0)
+    """Returns the result with the best headline if that result beats the first by more than chance; otherwise the first."""
+    best = max(tried, key=lambda result: result.headline.trained or 0.0)
     return tried[0] if tied(tried[0].headline, best.headline) else best
 
 
@@ -297,7 +298,7 @@ class _Kept:
             return
         try:
             lines = read_lines(self._file)
-            self._found = {one.pop("key"): Rehearsed(**one) for one in lines.entries}
+            self._found = {entry.pop("key"): Rehearsed(**entry) for entry in lines.entries}
         except (DamagedLine, LookupError, TypeError) as error:
             raise UserError(f"{self._file} is damaged ({error}): delete it, and rehearse again. [rehearsal-damaged]") from None
         drop_torn_line(self._file, lines)
@@ -305,6 +306,6 @@ class _Kept:
     def get(self, key: str) -> Rehearsed | None:
         return self._found.get(key)
 
-    def keep(self, key: str, found: Rehearsed) -> None:
-        self._found[key] = found
-        append_line(self._file, {"key": key, **asdict(found)})
+    def keep(self, key: str, result: Rehearsed) -> None:
+        self._found[key] = result
+        append_line(self._file, {"key": key, **asdict(result)})

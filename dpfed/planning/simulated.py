@@ -1,4 +1,4 @@
-"""The private run's own parts, with public records instead of private ones."""
+"""The parts of the private run, with public records instead of private ones."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ class SimulatedRun:
         Args:
             config: Configuration of the private run; resolved or not.
             plan: Plan of the private run.
-            stand: The public records.
+            stand: Public records that replace the private ones.
             records: Largest number of public training records to use.
             progress: Receiver of progress notes.
             measured: Whether the model is to be measured on held-out public records.
 
         Raises:
-            UserError: If `build` raises one, or if `measured` and the public records allow no measurement.
+            UserError: If the run cannot be built over the public records, or if the model is to be measured and the records
+                allow no measurement.
         """
         config = resolve_defaults(config)
         assert config.data.size is not None  # resolved
@@ -84,7 +85,7 @@ class SimulatedRun:
 
 
 def _opened(stand: Proxy, records: int, stores: str, size: int, progress: Progress) -> RecordSet:
-    """Returns the store of the public records; generates it if needed."""
+    """Returns the store of the public records; generates the records if no store is given."""
     if stand.path is not None:
         return RecordStore.open(stand.path)
     if stand.source == SHAPES:
@@ -116,10 +117,10 @@ def _measures(config: Config, store: RecordSet) -> EvaluationConfig:
     for tasks in (asked.tasks, ()):
         wanted = asked.model_copy(update={"tasks": tasks})
         try:
-            found = tasks_of(store, wanted, config.model)
-        except UserError:  # these records do not allow what the private ones may
+            possible = tasks_of(store, wanted, config.model)
+        except UserError:  # these records may lack what a task of the private records reads
             continue
-        if found:
+        if possible:
             return wanted
     raise UserError(
         f"nothing can be measured on {store.path}: its records have neither labels (k-NN, linear probe) nor captions that the "
