@@ -37,5 +37,5 @@ def test_a_gpu_that_computes_other_bits_is_not_used(monkeypatch):
 
 @pytest.mark.parametrize("count", [3, 1 << 32])
 def test_a_stream_that_the_counter_cannot_count_is_refused(count):
-    with pytest.raises(ValueError, match="pairs of words"):
+    with pytest.raises(ValueError, match="an even number of words"):
         keystream_kernel.words([bytes(32)], count, CPU)
