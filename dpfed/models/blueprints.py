@@ -169,7 +169,7 @@ def _weights_file(weights: str | None, what: str) -> Path | None:
     path = Path(weights).expanduser()
     if not path.is_file():
         raise UserError(
-            f"model.weights = {weights!r} is not a file, and {what} has no tags: give a file. [clip-no-file]"
+            f"model.weights = {weights!r} is not a file, and {what} has no published weights: give a file. [clip-no-file]"
         )
     return path
 

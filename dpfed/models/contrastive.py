@@ -166,7 +166,7 @@ class TwoTowerModel(_Contrastive):
         return self.image_encoder(images)
 
     def text_features(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Computes text features of tokens ``(n, L)``: ``(n, F)``, before the head, if pretrained; otherwise ``(n, D)``."""
+        """Computes text features of tokens ``(n, L)``: ``(n, F)`` before the head, or ``(n, D)`` if the encoder has no head."""
         return getattr(self.text_encoder, "backbone", self.text_encoder)(tokens)
 
     def project_images(self, images: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ _RIDGE_OF_ALIGNED = 1.0  # the same for aligned towers
 _RIDGE_OF_NOISE = 6.0  # ridge for the noise, relative to the size s of the noise
 _HIDDEN = 10.0  # value of s k at which the ridge for the noise doubles, for aligned towers
 _POWER = 0.5  # exponent of the singular values in a pair's score: a score is trusted, but only in part
-# Of a run on images alone: heads that are learnt from fewer images do not help, even without noise (docs/results.md).
+# In a run on images alone, heads that are learnt from fewer images do not help, even without noise (docs/results.md).
 FEWEST_IMAGES = 1000
 _LEAST_ALIKE, _ALIKE = 0.05, 5.0  # see `MomentNoise.likeness`
 _DEVIATIONS = 3.0  # standard deviations by which a noisy mean's squared length must exceed that of noise alone
