@@ -62,7 +62,7 @@ class Basis:
         return Basis(self.rows[:dimensions], self.centre)
 
     def project(self, features: Tensor) -> Tensor:
-        """Maps features ``(..., F)`` to ``(..., k)`` of unit length; a vector of features whose result is 0 keeps this result.
+        """Maps features ``(..., F)`` to ``(..., k)`` of unit length; a vector that maps to 0 stays 0.
 
         The engine computes the same map with integer sums (`dpfed.bounding.pair_moments`).
         """

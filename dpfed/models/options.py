@@ -58,7 +58,7 @@ class ModelConfig(Section):
         None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'"
     )
     weights: Annotated[str | None, _EXTERNAL, _NO_START] = Field(
-        None, description="a file, a pretrained tag, or (timm) a folder; none: random, or local-dir's own"
+        None, description="a file, a pretrained tag, or (timm) a folder; none: random weights, or those in the local-dir"
     )
     digest: Annotated[str | None, _FOREIGN] = Field(
         None, description="a run writes it: the hash of its open_clip or timm architecture"
@@ -83,7 +83,7 @@ class ModelConfig(Section):
         32, ge=4, le=4096, description="channels of the first stage of 'cnn', or 64 for a standard ResNet"
     )
     features: Annotated[Literal["last", "pyramid"], _OURS, _OUR_ENCODER] = Field(
-        "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weight)"
+        "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weights)"
     )
     normalisation: Annotated[Literal["group", "layer", "batch"], _OURS, _OUR_ENCODER] = Field(
         "group", description="behind each convolution; 'batch': over one group and public anchors (docs/methods.md)"
@@ -187,9 +187,9 @@ class AdaptationConfig(Section):
     text: Literal["full", "lora", "frozen"] = Field("lora", description="text tower: all weights, adapters, or nothing")
     rank: int = Field(16, ge=1, le=4096, description="r of the adapters B A (Hu et al. 2022)")
     alpha: float = Field(16.0, ge=1e-3, le=1e6, description="the adapters' output is multiplied by alpha / rank")
-    image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
+    image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="layers of the image tower that get adapters")
     text_layers: Annotated[Items[Layer], only("adaptation.text", "lora")] = Field(
-        ("q", "v"), min_length=1, description="where the text tower gets adapters"
+        ("q", "v"), min_length=1, description="layers of the text tower that get adapters"
     )
 
     def of_images(self, kind: str) -> Training:

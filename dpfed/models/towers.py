@@ -125,7 +125,7 @@ def build_clip(
     import open_clip
 
     with tempfile.TemporaryDirectory() as folder, quiet():
-        # The architecture is given as a local-dir: only in this form does open_clip build from a description without a download.
+        # The architecture is given as a local-dir: only then does open_clip build from a description without a download.
         Path(folder, CONFIG).write_text(json.dumps({"model_cfg": spec.model_cfg}), encoding="utf-8")
         try:
             clip = open_clip.create_model(
@@ -178,7 +178,8 @@ def adapt(model: ClipModel, adaptation: AdaptationConfig, objective: ObjectiveCo
         tower = clip.text if hasattr(clip, "text") else clip.transformer
         add_adapters(tower, "text", adaptation.text_layers, adaptation.rank, scale)
     if "lora" in (images, adaptation.text):
-        # The fused inference kernel of nn.MultiheadAttention reads its weight several times per call, and each read merges the adapters.
+        # The fused inference kernel of nn.MultiheadAttention reads its weight several times per call, and each read merges the
+        # adapters.
         torch.backends.mha.set_fastpath_enabled(False)
     if objective.learn_temperature:
         clip.logit_scale.requires_grad_(True)
