@@ -87,7 +87,7 @@ class SimCLRModel(_Contrastive):
         unit_length: Whether `forward` returns embeddings of unit length; `embed_images` always does.
 
     Raises:
-        UserError: If the temperature is not positive and finite, or a learnt one starts below 0.01.
+        UserError: If the temperature is not positive and finite, or a learnt temperature starts below 0.01.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class TwoTowerModel(_Contrastive):
         unit_length: Whether `forward` returns embeddings of unit length; `embed_images` and `embed_text` always do.
 
     Raises:
-        UserError: If the temperature is not positive and finite, or a learnt one starts below 0.01.
+        UserError: If the temperature is not positive and finite, or a learnt temperature starts below 0.01.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ _EXTERNAL = When(
 _FOREIGN = When(
     "model.kind model.image model.text", lambda model: model.external or model.pretrained_text is not None, "a run writes it"
 )
-_NO_START = When("model.start", lambda model: model.start is None, "the start has the weights; choose one of the two")
+_NO_START = When("model.start", lambda model: model.start is None, "model.start already names weights; choose one of the two")
 _START = When("model.start", lambda model: model.start is not None, "set model.start")
 
 
@@ -73,9 +73,9 @@ class ModelConfig(Section):
     image: Annotated[str, _OURS] = Field(
         "cnn",
         description="'cnn', 'resnet18', 'resnet34', 'resnet50', or 'timm/NAME' or 'torchvision/NAME', an encoder that does not "
-        "mix records; or 'package.module:function', which returns one, or the name by which a package announces it",
+        "mix records; or 'package.module:function', which returns an encoder, or the name by which a package announces it",
     )
-    options: Annotated[Arguments, _OURS, _OWN] = Field({}, description="arguments of that function")
+    options: Annotated[Arguments, _OURS, _OWN] = Field({}, description="arguments of the function that model.image names")
     stem: Annotated[Literal["cifar", "imagenet"], _OURS, _RESNET] = Field(
         "cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling"
     )

@@ -29,7 +29,7 @@ class SimCLR(SimCLRModel):
         normalize: Whether the loss sees embeddings of unit length.
 
     Raises:
-        UserError: If the encoder is not a module, the temperature is not positive and finite, or a learnt one is below 0.01.
+        UserError: If the encoder is not a module, or the temperature is not positive and finite, or is learnt and below 0.01.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TwoTower(TwoTowerModel):
 
     Raises:
         UserError: If a tower is not a module, the tokenizer fails or returns anything else, the number of tokens is unknown or
-            too small, or the temperature is impossible (see `SimCLR`).
+            too small, or the temperature is refused (see `SimCLR`).
     """
 
     def __init__(

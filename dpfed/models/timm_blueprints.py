@@ -170,7 +170,7 @@ def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, 
         description: timm's description of the weights.
 
     Raises:
-        UserError: If the description is of another architecture, or of a changed one, or malformed.
+        UserError: If the description is malformed, or of another or a changed architecture.
     """
     architecture, arguments = description.get("architecture"), description.get("model_args") or {}
     cfg = description.get("pretrained_cfg", description)
