@@ -22,7 +22,7 @@ SUMS, WEIGHTS = "noisy sums", "weights"
 
 
 class ReleasesInMemory(Releases):
-    """Releases that keep only the last one, in memory, in place of the coordinator's files."""
+    """Keeps the last release in memory, in place of the coordinator's files."""
 
     def __init__(self) -> None:
         super().__init__(Path())

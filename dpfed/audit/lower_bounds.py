@@ -17,7 +17,7 @@ from dpfed.audit.trade_off import Family, TradeOff, trade_off
 
 _THRESHOLDS = 200  # largest number of thresholds to try
 _FIRST = 0.6  # fraction of the error for the first channel, the noisy sums
-_SAME = 1e-2  # scores are equal if they differ by no more; they are logarithms of likelihood ratios
+_SAME = 1e-2  # scores that differ by at most this count as equal; they are logarithms of likelihood ratios
 
 
 @dataclass(frozen=True)
