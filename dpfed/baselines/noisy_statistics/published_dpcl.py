@@ -53,7 +53,7 @@ class PublishedSimilarity:
         return self._noise.add_(similarity, step)
 
     def given(self, noisy: Tensor, embeddings: Tensor, temperature: Tensor) -> Cotangents:
-        """Returns cotangents at given noisy similarities, which contain the *clean* embeddings of other records."""
+        """Returns cotangents at given noisy similarities; these cotangents contain *clean* embeddings of other records."""
         noisy = noisy.detach().requires_grad_()
         temperature = temperature.detach().requires_grad_()
         weights, of_temperature = torch.autograd.grad(self._loss(noisy / temperature), (noisy, temperature))
