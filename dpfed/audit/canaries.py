@@ -124,5 +124,5 @@ class CanaryModel(nn.Module):
             leads = (first == first.max()) & ~canary
             place = ((number[:, None] == places) & leads[:, None]).float().amax(0)
             return place * torch.where(canary.any(), strong, -strong) * torch.ones_like(number)[:, None]
-        place = torch.where(canary, number - self._fillers + 1, 0) if self._arrangement == "own" else torch.zeros_like(number)
-        return (place[:, None] == places).float() * torch.where(canary, strong, filler)[:, None]
+        spot = torch.where(canary, number - self._fillers + 1, 0) if self._arrangement == "own" else torch.zeros_like(number)
+        return (spot[:, None] == places).float() * torch.where(canary, strong, filler)[:, None]
