@@ -1,11 +1,11 @@
 """Membership attacks: functions from a record's signals to a score that is higher for members.
 
 The adversary knows for some records whether they were members, and fits its attack to them; the attack is then tested on other
-records. This adversary is stronger than one with shadow models, which must simulate the training with records of its own. Two
+records. This adversary is stronger than an adversary with shadow models, who must simulate the training on other records. Two
 families:
 
 * white-box: losses (Yeom et al. 2018) and gradients by layer (Nasr et al. 2019), for an adversary with the weights;
-* EncoderMI (Liu et al. 2021), as a threshold attack: a member's views are more similar, since training pulled them together.
+* EncoderMI (Liu et al. 2021), as a threshold attack: a member's views are more similar, as training has pulled them together.
   The similarity is measured in the space in which the loss contrasts records. Captions count as views.
 """
 

@@ -1,9 +1,9 @@
 """Canaries: generated records, and a model under which each canary moves the sum as far as a record can.
 
 An audit of the mechanism needs no private record and no real model. Its records are generated pictures of 8 x 8 pixels that
-encode a number. Its model reads the numbers and has gradients that the auditor chose, long enough to be clipped: Dirac canaries
-(Nasr et al. 2023; Andrew et al. 2024). All other parts are those of the run: draws, groups, views, engines, clipping, noise,
-ledger, optimizer.
+each encode a number. Its model reads the numbers and has gradients that the auditor chose, long enough to be clipped: Dirac
+canaries (Nasr et al. 2023; Andrew et al. 2024). All other parts are those of the run: draws, groups, views, engines, clipping,
+noise, ledger, optimizer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dpfed.data.store.writing import StoreWriter
 SIDE = 8  # width and height of a picture in pixels
 _DIGITS = 24  # binary digits of a record's number
 _WIDTH = 16  # dimensions of an embedding
-_FILLER, _CANARY = 1e3, 1e6  # lengths of gradients before clipping: a canary outweighs the rest of its group
+_FILLER, _CANARY = 1e3, 1e6  # lengths of gradients before clipping: a canary outweighs its group
 
 Arrangement = Literal["group", "own", "one"]
 
 
 def write_public(path: Path, count: int) -> RecordStore:
-    """Writes a store of public records, which join the groups of other records; all have the number 0."""
+    """Writes a store of public records, which methods add to the groups of other records; all have the number 0."""
     return _write(path, np.zeros(count, int), "public", 1)
 
 
@@ -124,5 +124,5 @@ class CanaryModel(nn.Module):
             leads = (first == first.max()) & ~canary
             place = ((number[:, None] == places) & leads[:, None]).float().amax(0)
             return place * torch.where(canary.any(), strong, -strong) * torch.ones_like(number)[:, None]
-        own = torch.where(canary, number - self._fillers + 1, 0) if self._arrangement == "own" else torch.zeros_like(number)
-        return (own[:, None] == places).float() * torch.where(canary, strong, filler)[:, None]
+        spot = torch.where(canary, number - self._fillers + 1, 0) if self._arrangement == "own" else torch.zeros_like(number)
+        return (spot[:, None] == places).float() * torch.where(canary, strong, filler)[:, None]

@@ -1,4 +1,4 @@
-"""The request and the results of an audit of a claim, as values."""
+"""Defaults and results of an audit of a claim."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PrivacyAudit:
 
     @property
     def too_far(self) -> bool:
-        """Whether a record moved the sum by more than the sensitivity."""
+        """Whether a record moved the sum by more than the claimed sensitivity."""
         return not self.moved <= self.sensitivity * (1 + ROOM)
 
     @property
@@ -72,4 +72,4 @@ class PrivacyAudit:
     @property
     def shown(self) -> float:
         """Highest lower bound on the run's epsilon."""
-        return max(one.epsilon for one in self.findings)
+        return max(finding.epsilon for finding in self.findings)

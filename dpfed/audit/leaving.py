@@ -29,7 +29,7 @@ class ReleasesInMemory(Releases):
         self._last: Tensor | None = None
 
     def save(self, release: Release, noisy: Tensor) -> None:
-        """See `Releases`."""
+        """Keeps a release in the place of the last one; see `Releases`."""
         self._last = noisy.detach().cpu().double().clone()
 
     def load(self, step: int, blocks: Blocks, digest: str | None = None) -> Tensor | None:
@@ -53,7 +53,7 @@ class Watched:
     Args:
         coordinator: Coordinator of the run.
         model: Model of the run.
-        divisor: Divisor of the noisy sums.
+        divisor: Divisor of the noisy sums, which turns them into the gradients that the optimizer gets.
     """
 
     def __init__(self, coordinator: Coordinator, model: nn.Module, divisor: float) -> None:

@@ -1,4 +1,4 @@
-"""An upper bound on sigma from the scores of canaries, within the family of the plan's own mechanism (f-DP).
+"""An upper bound on sigma from the scores of canaries, among mechanisms like the plan's with another sigma (f-DP).
 
 The bound uses the whole trade-off function that the plan claims. An outcome that rules out the claimed epsilon rules out the
 claimed sigma as well.
@@ -17,12 +17,12 @@ from dpfed.audit.trade_off import Family, TradeOff, trade_off
 
 _THRESHOLDS = 200  # largest number of thresholds to try
 _FIRST = 0.6  # fraction of the error for the first channel, the noisy sums
-_SAME = 1e-2  # largest difference between equal scores, which are logarithms of likelihood ratios
+_SAME = 1e-2  # scores that differ by at most this count as equal; they are logarithms of likelihood ratios
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The bound that one channel shows.
+    """The bound that one channel gives.
 
     Attributes:
         channel: Name of the channel.
@@ -36,7 +36,7 @@ class Shown:
 def shares(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np.ndarray, float]]:
     """Selects the channels to test, and divides the error among them; the first channel gets the largest part.
 
-    A channel whose scores equal those of the first is left out, such as an optimizer's first moment in a sound run.
+    A channel whose scores equal those of the first channel is left out, such as an optimizer's first moment in a sound run.
 
     Args:
         scores: Scores by channel, ``(n,)`` each.
@@ -54,27 +54,27 @@ def shares(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np
 def of_repetitions(
     scores: Mapping[str, np.ndarray], there: np.ndarray, known: np.ndarray, family: Family, error: float
 ) -> list[Shown]:
-    """Bounds the noise by repeated experiments: chooses a threshold on a part of them, and measures its rates on the rest.
+    """Bounds the noise by repeated experiments: chooses a threshold on some experiments, and measures its rates on the others.
 
     Args:
         scores: Scores of independent experiments by channel, ``(n,)`` each.
         there: Presence of the canary in each experiment, ``(n,)`` bool.
         known: Experiments on which the threshold is chosen, ``(n,)`` bool.
-        family: Claimed mechanism of one experiment.
+        family: Claimed mechanism of one experiment, with its variants.
         error: Probability that any of the bounds is too low.
 
     Returns:
         The bound of each channel.
     """
-    found = []
+    bounds = []
     for channel, (values, each) in shares(scores, error).items():
         yes, no = values[known & there], values[known & ~there]
         threshold = _telling(yes, no, family, each)
         true, false = values[~known & there] > threshold, values[~known & ~there] > threshold
         low, high = _rates(int(true.sum()), len(true), int(false.sum()), len(false), each)
         noise = family.noise_shown(functools.partial(_reachable, low, high))
-        found.append(Shown(channel, noise))
-    return found
+        bounds.append(Shown(channel, noise))
+    return bounds
 
 
 def _reachable(tpr: np.ndarray, fpr: np.ndarray, curve: TradeOff) -> bool:

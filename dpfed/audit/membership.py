@@ -2,7 +2,7 @@
 
 Members are training records, non-members held-out records. The adversary knows half of each, and fits its attacks to them; the
 reported figures come from the other half. The same attacks are made on the weights before training, which reveal nothing about
-any record: where these attacks succeed, the two sides differ by themselves, and the figures measure that difference.
+any record: where these attacks succeed, members and non-members differ by themselves, and the figures measure this difference.
 
 The module also writes the results of an audit into the run's directory, readable by the owner only.
 """
@@ -114,7 +114,7 @@ class MembershipAudit:
 
     @property
     def differ_untrained(self) -> bool:
-        """Whether the two sides differ even before training, so that the figures say nothing about the run."""
+        """Whether members and non-members differ even before training, so that the figures say nothing about the run."""
         untrained = [outcome for outcome in self.outcomes if outcome.weights == "untrained"]
         return any(outcome.auc.low > 0.5 for outcome in untrained)
 
@@ -131,10 +131,10 @@ def audit_membership(
 
     Args:
         folder: Run directory, on the machine that has the run's records.
-        non_members: Store of records that the run never saw; default: the held-out records of its own store.
+        non_members: Store of records that the run never saw; default: the held-out records of the run's store.
         records: Largest number of members, and of non-members; 0: all.
         progress: Display of the stages; default: none.
-        randomness: Randomness for the choice of records and for their views; default: fresh.
+        randomness: Randomness for the choice of records and for their views; default: a fresh one.
         not_covered: Justification for an audit of records that have a lifetime budget.
 
     Returns:

@@ -62,7 +62,7 @@ class MomentTrial:
     Attributes:
         parts: Parts of the small run, with the tower of canaries.
         world_size: Number of workers that share the records.
-        folder: Folder for ledgers and features.
+        folder: Folder for records, ledgers and starting weights.
     """
 
     parts: Parts
@@ -71,7 +71,16 @@ class MomentTrial:
 
     @classmethod
     def build(cls, config: Config, plan: PrivacyPlan, folder: Path, world_size: int = 1) -> MomentTrial:
-        """Makes a small run that imitates a given one; sigma, shares and kind of the noise are those of the given run."""
+        """Makes a small run that imitates a given run.
+
+        Sigma, the kind of the noise and each step's share of the privacy are those of the given run.
+
+        Args:
+            config: Configuration of the given run; unused.
+            plan: Plan of the given run.
+            folder: Folder for the records, ledgers and starting weights of the small run.
+            world_size: Number of workers that share the records.
+        """
         copies = plan.sampling.per_unit + 1 if plan.promise.unit == "user" else 1
         store = write_canaries(folder / "records", _FILLERS, 1, copies)
         start = folder / "start.safetensors"
@@ -101,21 +110,21 @@ class MomentTrial:
         return self.parts.plan
 
     def workers(self, there: bool) -> InProcess:
-        """Makes all workers, with the canary among their records or without."""
+        """Makes all workers, with the canary among their records or without it."""
         rows = np.arange(0 if there else len(self.parts.store) - _FILLERS, len(self.parts.store))
         return workers(self.parts, rows, self.world_size, Randomness.fresh().for_ranks())
 
     def moved(self) -> float:
         """Measures how far the canary moves a sum, as the largest L2 change over both sums and a few centres.
 
-        Each change is scaled by the plan's sensitivity over that of its step.
+        Each change is multiplied by the plan's sensitivity, and divided by the sensitivity of its step.
         """
         most, sides = 0.0, [self.workers(there) for there in (True, False)]
         for seed in range(4):
             self._set(seed * torch.randn(self._released.numel(), generator=torch.Generator().manual_seed(seed)))
             for step in range(self.plan.steps):
-                one, two = (side.aggregate(step).numbers() for side in sides)
-                most = max(most, (one - two).norm().item() / self.plan.sensitivity_of(step))
+                with_, without = (side.aggregate(step).numbers() for side in sides)
+                most = max(most, (with_ - without).norm().item() / self.plan.sensitivity_of(step))
         return most * self.plan.sensitivity
 
     def scores(self, tries: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,6 @@
 """The audit of a claim: attacks on the run's own mechanism, and whether their results contradict its epsilon.
 
-Two tests of the same code, which runs on generated records and a model of canaries:
+Two tests run the run's code on generated records and a model of canaries:
 
 * neighbours: the distance by which a record moves the sum, compared with the sensitivity;
 * repeated experiments: of one step each, or of a whole run in closed form; Clopper-Pearson bounds, in the f-DP form.
@@ -31,9 +31,9 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent
 
 _GROUP_SIZE = 4
-_RATE = 0.5  # least sampling rate of the experiments: with rarely drawn canaries, thousands of them would show nothing
+_RATE = 0.5  # least sampling rate of the experiments: with rarely drawn canaries, even thousands of experiments show nothing
 _STEPS = 40  # least number of steps of the experiments: repeated noise is estimated as a median over the steps
-_RUNS = 1000  # largest number of runs in closed form: each waits for the disk six times
+_RUNS = 1000  # largest number of runs in closed form: each run waits for the disk six times
 
 
 def audit_claim(
@@ -97,7 +97,7 @@ class _Trial:
         return UnderTest.build(self.config, self.plan, scale, canaries, folder, self.world_size)
 
     def neighbours(self) -> tuple[float, float]:
-        """Returns the sensitivity, and the largest observed L2 change of the sum by one record."""
+        """Returns the claimed sensitivity, and the largest observed L2 change of the sum by one record."""
         self.progress.note("how far one record moves the sum")
         if self.plan.bounding.method.closed_form:
             return self.plan.sensitivity, self._moments.moved()
@@ -138,10 +138,10 @@ class _Trial:
             groups, canaries = math.ceil(groups * fewer), math.ceil(canaries * fewer)
             under = self._under(name, rate, groups * _GROUP_SIZE, _even(tries / (canaries * each)), canaries)
             coins = [np.arange(canaries) % 2 == 0]
-        runs = [score(Board.build(under), own, Randomness.fresh(), Randomness.fresh(), self.progress) for own in coins]
+        runs = [score(Board.build(under), present, Randomness.fresh(), Randomness.fresh(), self.progress) for present in coins]
         parts, each_scores = zip(*(run.experiments() for run in runs), strict=True)
         which = np.concatenate(parts)
-        scores = {channel: np.concatenate([one[channel] for one in each_scores]) for channel in each_scores[0]}
+        scores = {channel: np.concatenate([scored[channel] for scored in each_scores]) for channel in each_scores[0]}
         there, known = which[:, 2] == 1, (which[:, 0] // 2 + which[:, 1]) % 4 == 0
 
         def shown(family: Family, error: float) -> list[Shown]:
@@ -153,9 +153,9 @@ class _Trial:
         family = Family(*_poisson(small, steps))
         bounds = len(self.attacks())  # the bounds of all attacks hold jointly
         likely, certain = (shown(family, (1 - sure) / bounds) for sure in (CONFIDENCE, CERTAINTY))
-        best = min(likely, key=lambda one: one.noise)
+        best = min(likely, key=lambda bound: bound.noise)
         whole = self.plan.epsilon()
-        held = all(one.noise > 0 and self._cost(one.noise) <= whole * (1 + ROOM) for one in certain)
+        held = all(bound.noise > 0 and self._cost(bound.noise) <= whole * (1 + ROOM) for bound in certain)
         return Finding(
             steps=steps,
             rate=small.sampling.rate,
@@ -184,5 +184,5 @@ def _poisson(plan: PrivacyPlan, steps: int) -> tuple[float, float, int]:
 
 
 def _even(steps: float) -> int:
-    """Rounds up to an even number of steps, so that half of them have each sign."""
+    """Rounds up to an even number of steps, so that each sign has half of the steps."""
     return 2 * math.ceil(steps / 2)

@@ -109,7 +109,7 @@ def _require_writable(folder: Path) -> None:
 
 
 def as_json(audit: PrivacyAudit) -> dict[str, Any]:
-    """Returns the content of the file; infinity is null, and `world_size` is named ``owners``, as in older files."""
+    """Returns the content of the file; infinity becomes null, and `world_size` is named ``owners``, as in older files."""
     facts = {"owners" if name == "world_size" else name: value for name, value in dataclasses.asdict(audit).items()} | {
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "shown": audit.shown,
@@ -117,7 +117,9 @@ def as_json(audit: PrivacyAudit) -> dict[str, Any]:
         "confidence": CONFIDENCE,
         "certainty": CERTAINTY,
     }
-    facts["findings"] = [{key: None if value == math.inf else value for key, value in one.items()} for one in facts["findings"]]
+    facts["findings"] = [
+        {key: None if value == math.inf else value for key, value in finding.items()} for finding in facts["findings"]
+    ]
     return facts
 
 

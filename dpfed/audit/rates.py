@@ -36,7 +36,7 @@ def clopper_pearson(successes: int | np.ndarray, trials: int, error: float) -> t
     Args:
         successes: Numbers of successes, 0 .. trials.
         trials: Number of independent trials.
-        error: Probability that the lower bound is too high; equally, that the upper bound is too low.
+        error: Probability that the lower bound is too high, and also that the upper bound is too low.
 
     Returns:
         Lower and upper bound, each in the shape of `successes`.
@@ -53,7 +53,7 @@ def tpr_at_fpr(members: np.ndarray, non_members: np.ndarray, fpr: float, confide
     The value uses the lowest threshold that at most a fraction `fpr` of the given non-members exceeds; ties count against the
     attack. The interval is for the rate at the threshold that a fraction `fpr` of ALL non-members exceeds: two order statistics
     of the non-members enclose that threshold, and Clopper-Pearson bounds the members' rate at each, with a quarter of the error
-    for each of the four bounds. It holds for any distribution of scores.
+    for each of the four bounds. The interval holds for any distribution of scores.
 
     Args:
         members: Scores of members, ``(n,)``.
@@ -97,6 +97,11 @@ def auc(members: np.ndarray, non_members: np.ndarray, confidence: float = CONFID
 
 def most_tpr(fpr: float, epsilon: float, delta: float) -> float:
     """Returns the highest true positive rate of any attack on an (epsilon, delta)-private release (Kairouz et al. 2015).
+
+    Args:
+        fpr: False positive rate of the attack, in [0, 1].
+        epsilon: Epsilon of the release.
+        delta: Delta of the release.
 
     Example:
         >>> round(most_tpr(0.01, epsilon=1.0, delta=1e-5), 4)

@@ -18,7 +18,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import Parts
 from dpfed.runs.dummy_batch import views_per_image
 
-_LEAST = 200  # smallest number of members, and of non-members: half are attacked, and 1% of a hundred is one
+_LEAST = 200  # smallest number of members, and of non-members: half are attacked, and 1% of these hundred is one record
 _AT_ONCE = 32  # number of records whose views are made at a time
 
 
@@ -44,7 +44,7 @@ class Sides:
 
         Args:
             parts: Parts of the run.
-            non_members: Store of records that the run never saw; default: records of its own store outside the training split.
+            non_members: Store of records that the run never saw; default: records of its store outside the training split.
             records: Largest number of members, and of non-members; 0: all.
             randomness: Randomness of the draw and of the views.
 
@@ -59,7 +59,7 @@ class Sides:
             raise UserError(
                 f"an audit needs at least {_LEAST} non-members, {_LEAST} members and {REFERENCES} more training records, and "
                 f"--records at least {_LEAST}; got {counts[1]:,} held-out records that share no id or unit with a training "
-                f"record, {len(candidates[0]):,} training records, --records {records:,}. Name other --non-members. "
+                f"record, {len(candidates[0]):,} training records, --records {records:,}. Give other --non-members. "
                 "[attack-few]"
             )
         members, unseen = (
@@ -107,7 +107,7 @@ class Sides:
 def _store(path: str | Path, parts: Parts) -> RecordStore:
     store = RecordStore.open(path)
     if parts.config.model.reads_text and store.kind != "image-text":
-        raise UserError(f"the run's model reads captions, and {store.name} has none: name other --non-members. [attack-texts]")
+        raise UserError(f"the run's model reads captions, and {store.name} has none: give other --non-members. [attack-texts]")
     return store
 
 

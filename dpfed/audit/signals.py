@@ -20,7 +20,7 @@ from dpfed.models.contract import bias_of, temperature_of
 from dpfed.objectives import GroupLoss
 
 DRAWS = 5  # with two views in each draw, these are the ten views of EncoderMI
-REFERENCES = 31
+REFERENCES = 31  # R: with the record, a group of 32
 _LEAST_NORM = 1e-12  # least norm of a gradient, before the logarithm
 
 
@@ -29,7 +29,7 @@ class Signals:
     """The signals of n records. All fields are private.
 
     Attributes:
-        losses: Losses of the group of record and references, ``(n, J)``.
+        losses: Losses of the group that the record and the references form, in each draw, ``(n, J)``.
         gradients: Logarithms of the norms of the mean loss's gradient with respect to each trained tensor, ``(n, L)``.
         similarities: Cosines between the record's own views: ``{"image-image": (n, pairs), "image-text": ...,
             "text-text": ...}``.
@@ -43,7 +43,7 @@ class Signals:
         return len(self.losses)
 
     def rows(self, index: Tensor) -> Signals:
-        """Returns the signals of some records."""
+        """Returns the signals of the records that `index` selects: row numbers, or a mask ``(n,)`` bool."""
         similarities = {kind: values[index] for kind, values in self.similarities.items()}
         return Signals(self.losses[index], self.gradients[index], similarities)
 
@@ -77,10 +77,10 @@ def signals_of(
         for done, views in enumerate(records, 1):
             embeddings = model(views)
             groups = {name: torch.cat([z[:, None], known[name]], 1) for name, z in embeddings.items()}
-            own = vmap(lambda group: loss(group, present, temperature_of(model), bias_of(model)))(groups)
-            slopes = torch.autograd.grad(own.mean(), trained, allow_unused=True)
-            norms = [torch.zeros((), device=own.device) if slope is None else slope.norm() for slope in slopes]
-            losses.append(own.detach().cpu())
+            group_losses = vmap(lambda group: loss(group, present, temperature_of(model), bias_of(model)))(groups)
+            slopes = torch.autograd.grad(group_losses.mean(), trained, allow_unused=True)
+            norms = [torch.zeros((), device=group_losses.device) if slope is None else slope.norm() for slope in slopes]
+            losses.append(group_losses.detach().cpu())
             gradients.append(torch.stack(norms).clamp(min=_LEAST_NORM).log().cpu())
             similarities.append(
                 _similarities({name: normalize(z.detach().flatten(0, 1), dim=1).cpu() for name, z in embeddings.items()})
@@ -89,7 +89,7 @@ def signals_of(
     return Signals(
         torch.stack(losses),
         torch.stack(gradients),
-        {kind: torch.stack([own[kind] for own in similarities]) for kind in similarities[0]},
+        {kind: torch.stack([cosines[kind] for cosines in similarities]) for kind in similarities[0]},
     )
 
 

@@ -25,7 +25,7 @@ _INTERVAL, _POINTS = 1e-3, 1 << 20  # interval and largest size of the grid of p
 
 @dataclass(frozen=True)
 class TradeOff:
-    """A promise for every epsilon, and so a trade-off function; see the module.
+    """A promise (epsilon, delta) for every epsilon, which defines a trade-off function.
 
     Attributes:
         epsilons: Values of epsilon, ``(n,)``, at least 0.
@@ -43,7 +43,7 @@ class TradeOff:
         return np.minimum(bounds.min(-1), 1.0)
 
     def epsilon(self, delta: float) -> float:
-        """Returns the epsilon at a delta, rounded down to the grid."""
+        """Returns the epsilon at a delta, rounded down to the next value in `epsilons`."""
         above = np.flatnonzero(self.deltas > delta)
         return float(self.epsilons[above[-1]]) if len(above) else 0.0
 
@@ -62,8 +62,8 @@ def trade_off(noise_multiplier: float, rate: float, steps: int) -> TradeOff:
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     interval = fitting_interval(noise_multiplier, rate, steps, _INTERVAL, _POINTS) or 64 * _INTERVAL
-    one = losses.from_gaussian_mechanism(noise_multiplier, value_discretization_interval=interval, sampling_prob=rate)
-    return TradeOff(_EPSILONS, np.clip(one.self_compose(steps).get_delta_for_epsilon(_EPSILONS), 0.0, 1.0))
+    one_step = losses.from_gaussian_mechanism(noise_multiplier, value_discretization_interval=interval, sampling_prob=rate)
+    return TradeOff(_EPSILONS, np.clip(one_step.self_compose(steps).get_delta_for_epsilon(_EPSILONS), 0.0, 1.0))
 
 
 def _deltas_of_one(sigma: float, rate: float) -> np.ndarray:
@@ -89,7 +89,7 @@ def _deltas_of_one(sigma: float, rate: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Family:
-    """A claimed mechanism, and its variants with more noise or less.
+    """A claimed mechanism, and its variants with more or less noise.
 
     Attributes:
         noise_multiplier: Claimed noise multiplier, sigma.
@@ -123,7 +123,7 @@ class Family:
 
         Args:
             compatible: Function that returns whether the outcome is possible under a trade-off function. An outcome that is
-                possible stays so with less noise.
+                possible must stay possible with less noise.
         """
         low, high = (0, _MOST) if compatible(self.claimed) else (_LEAST, 0)
         if compatible(self.at(_MOST)):

@@ -1,7 +1,7 @@
 """The mechanism of a run at a small scale: its plan, workers, transport, coordinator and ledger, with a model of canaries.
 
 Noise multiplier, clip norm, method, optimizer and the number of workers are the run's own; the audit chooses the sampling rate.
-N, B and the groups shrink: neither noise nor epsilon depends on them.
+N, B and the groups are smaller: at a given sampling rate, neither the noise nor epsilon depends on their size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dpfed.training.loop import train
 from dpfed.training.transport import InProcess
 from dpfed.training.worker import indices_of_rank
 
-_PUBLIC = 64  # number of stored public records, for methods whose groups public records join
+_PUBLIC = 64  # number of stored public records, for methods that add public records to groups
 _BOUNDING = ("method", "clip_norm", "options", "engine", "microbatch")
 
 
@@ -40,7 +40,7 @@ class Scale:
     """The size of the small run.
 
     Attributes:
-        records: Number of fillers and canaries together (or of their units), N.
+        records: N, number of fillers and canaries together; a canary may be a unit of several records.
         batch: Expected batch size, B; B/N is the sampling rate.
         group_size: Expected group size, S.
         steps: Number of steps, T.
@@ -81,7 +81,7 @@ class UnderTest:
     def build(
         cls, config: Config, plan: PrivacyPlan, scale: Scale, canaries: int, folder: Path, world_size: int = 1
     ) -> UnderTest:
-        """Makes a small run that imitates a given one.
+        """Makes a small run that imitates a given run.
 
         Args:
             config: Configuration of the given run.
@@ -137,7 +137,7 @@ class UnderTest:
         return np.flatnonzero(np.concatenate([np.repeat(coins, copies), np.ones(self.fillers, bool)]))
 
     def with_model(self, model: CanaryModel, engine: str | None = None) -> UnderTest:
-        """Returns the mechanism with another model of canaries, and, if its method has a choice, with another engine."""
+        """Returns the mechanism with another model of canaries, and with another engine if its method can use several."""
         config = self.parts.config
         if engine is not None and self.parts.plan.bounding.method.picks_engine:
             config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
@@ -194,14 +194,14 @@ def partitions(parts: Parts, rows: np.ndarray, world_size: int) -> list[Partitio
 
 def workers(parts: Parts, rows: np.ndarray, world_size: int, randomness: Randomness) -> InProcess:
     """Makes all workers on some rows, in this process."""
-    found = partitions(parts, rows, world_size)
-    return InProcess([parts.learner.worker(randomness, one) for one in found])
+    divided = partitions(parts, rows, world_size)
+    return InProcess([parts.learner.worker(randomness, partition) for partition in divided])
 
 
 def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:
     """Returns the small plan with the run's clipping rule and private progress.
 
-    Adaptive clipping becomes fixed: an adaptive threshold depends on the noise, and the sums without noise would need it.
+    Adaptive clipping becomes fixed: an adaptive threshold depends on the noise, and `sums` computes the sums without noise.
     """
     clipping = "fixed" if plan.bounding.clipping == "adaptive" else plan.bounding.clipping
     progress = plan.as_dict()["progress"]

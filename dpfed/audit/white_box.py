@@ -2,7 +2,7 @@
 
 The module also finds the coordinate of the noisy sum in which each canary shows, for every kind of method.
 
-Many canaries are tried at once, each on a coordinate of its own, so that one step is as many experiments:
+Many canaries are tried at once, each on a coordinate of its own, so that every canary of a step is an experiment:
 
 * group clipping: a group has a coordinate, and a canary that joins the group reverses its gradient, a change of 2C;
 * public contrast: every record is a group with its own coordinate; a canary adds C;
@@ -76,7 +76,7 @@ class Board:
             randomness: Randomness of the workers.
 
         Returns:
-            Coordinates, ``(m,)``, -1 for a canary that shows nowhere; and whether each canary is alone in it, ``(m,)`` bool.
+            Coordinates, ``(m,)``, -1 for a canary that shows nowhere; and whether each canary is alone there, ``(m,)`` bool.
         """
         count = self.under.canaries
         if self.arrangement != "group":
@@ -88,13 +88,13 @@ class Board:
         units = unit_keys(parts.store, parts.config.privacy.unit)
 
         def draw(plan: PrivacyPlan, indices: np.ndarray, partition: Partition) -> StepDraw:
-            own = None if units is None else units[indices]
+            drawn_units = None if units is None else units[indices]
             groups, divided = (
                 (plan.groups, (partition.rank, partition.world_size))
                 if partition.world_size > 1
                 else (partition.groups, (0, 1))
             )
-            return draw_step(plan, randomness, step, indices, parts.store.keys[indices], groups, own, None, *divided)
+            return draw_step(plan, randomness, step, indices, parts.store.keys[indices], groups, drawn_units, None, *divided)
 
         for partition in self.under.partitions(present):
             indices = np.asarray(partition.indices)
@@ -123,7 +123,7 @@ class Board:
 
 
 def _measured(under: UnderTest, against: bool) -> Board:
-    """Makes a board of one canary; its shift is the largest of `_TRIED` steps in absolute value."""
+    """Makes a board with one canary; its shift is the largest of `_TRIED` steps in absolute value."""
     placed = under.with_model(CanaryModel(under.fillers, 1, "one", against))
     randomness, moved = Randomness.fresh(), []
     with_, without = (placed.sums(placed.present(np.full(1, there)), randomness) for there in (True, False))
@@ -163,8 +163,8 @@ class Scores:
 def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness, progress: Progress | None = None) -> Scores:
     """Runs a mechanism with some of its canaries, and scores all of them.
 
-    The scores are logarithms of likelihood ratios under the claimed noise and the claimed rate; those of the weights are the
-    plain shifts. Scores may be wrong without harm: the lower bounds that follow from them are valid for any scores.
+    The scores are logarithms of likelihood ratios under the claimed noise and the claimed rate; the scores of the weights are
+    the plain shifts. Wrong scores do no harm: the lower bounds that follow from scores are valid for any scores.
 
     Args:
         board: Mechanism with its canaries.
@@ -174,7 +174,7 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
         progress: Display of the steps; default: none.
     """
     under, plan = board.under, board.under.parts.plan
-    # A method's own statistics have noise of their own, in which the two sums would differ.
+    # If a method releases noisy statistics, too, the two sums would differ in the noise of the statistics.
     known = plan.gradient_share == 1
     advance = (progress or Silent()).stage("steps", plan.steps)
     alone, taken, rest = [], [], []
@@ -205,7 +205,7 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
 
 def _less(values: np.ndarray, base: np.ndarray | float, name: str) -> np.ndarray:
     if isinstance(base, np.ndarray):
-        base = base[: len(values)]  # statistics of the groups may follow the gradients in a sum
+        base = base[: len(values)]  # in a sum, statistics of the groups may follow the gradients
     return values - np.abs(base) if name.endswith("_sq") else values - base
 
 
@@ -223,7 +223,7 @@ _TAKEN_OUT = 4  # number of fillers that are removed, one after the other
 def most_moved(under: UnderTest) -> float:
     """Measures the largest L2 distance between the sums of neighbours, over adversarial models, records and steps.
 
-    Both neighbours have the same draws, as in the proofs. Where a method also releases noisy statistics, its sums may differ by
+    Both neighbours have the same draws, as in the proofs. If a method also releases noisy statistics, its sums may differ by
     more, and the distance means nothing: the result is then 0.
 
     Args:

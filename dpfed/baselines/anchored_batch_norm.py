@@ -2,12 +2,12 @@
 
 BatchNorm mixes images, so the records that it mixes must be clipped as one: here its statistics come from the records of ONE
 group and from M public anchor images (`AnchoredEncoder`). A record then affects the clipped gradient of its own group only, and
-the sensitivity of the sum stays 2C (docs/methods.md). Nothing is averaged over steps; at inference the statistics come from the
+the sensitivity of the sum stays 2C (docs/methods.md). No statistics are averaged over steps; at inference they come from the
 anchors alone, so the embedding of an image depends on no other image.
 
-The idea of public images in the batch is Davody et al.'s (2020). Their own version is not sound: they take statistics over the
-whole private batch but clip per example, and one additional example changes the statistics, and so the clipped gradient, of
-all.
+The idea of public images in the batch is Davody et al.'s (2020). Their version is not sound: they take statistics over the
+whole private batch but clip per example. So one additional example changes the statistics, and with them the clipped gradient
+of every example.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class AnchoredBatchNorm(nn.Module):
     """BatchNorm (Ioffe and Szegedy 2015) without running statistics; the last rows of its input are public anchors.
 
     In training mode, statistics come from all rows: a group's and the anchors'. In evaluation mode they come from the anchors
-    alone. It works inside an `AnchoredEncoder`, which appends the anchors.
+    alone. The layer works inside an `AnchoredEncoder`, which appends the anchors.
 
     Args:
         channels: Number of channels of the input.
         eps: Term added to the variance.
 
     Attributes:
-        anchors: Number of anchors, which are the last rows; the `AnchoredEncoder` sets it, it is 0 outside of one.
+        anchors: Number of anchors, which are the last rows; the `AnchoredEncoder` sets this number, which is 0 otherwise.
     """
 
     mixes_one_group = True
@@ -52,7 +52,7 @@ class AnchoredBatchNorm(nn.Module):
         if self.training:
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         anchors = x[len(x) - self.anchors :].to(self.weight.dtype)
-        # Detached, like running statistics: torch has no derivative with respect to them.
+        # The anchors are detached, as running statistics are: torch has no derivative with respect to statistics.
         variance, mean = torch.var_mean(anchors.detach(), (0, 2, 3), correction=0)
         return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
 
@@ -81,16 +81,16 @@ class AnchoredEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Encodes normalised images ``(n, 3, H, W)`` as features ``(n, features_dim)``."""
-        anchors = self.anchors.to(images.dtype) / 127.5 - 1  # as the default `Preprocessing`, which all our encoders expect
+        anchors = self.anchors.to(images.dtype) / 127.5 - 1  # as the default `Preprocessing`, which dpfed's encoders expect
         return self.encoder(torch.cat([images, anchors]))[: len(images)]
 
 
 def anchor_images(path: str | None, count: int, size: int) -> Tensor:
-    """Returns anchors from a public record store, or generated shapes.
+    """Returns anchors: images of a public record store, or generated shapes.
 
     Args:
-        path: Path of a record store that is marked as public; the same training records are taken every time. ``None``:
-            shapes are generated.
+        path: Path of a record store that is marked as public, from which the same training records are taken every time.
+            ``None``: shapes are generated.
         count: M, the number of anchors.
         size: Side of an image, pixels.
 
@@ -116,7 +116,7 @@ def _from_store(store: RecordStore, count: int, size: int) -> Tensor:
     if store.count("train") < count:
         raise UserError(
             f"model.anchors: {store.path} has {store.count('train'):,} training records, fewer than model.anchor_count = "
-            f"{count:,}: lower it, or give another store. [norm-few-anchors]"
+            f"{count:,}: lower this number, or give another store. [norm-few-anchors]"
         )
-    # By key, because records often lie in the order of their classes.
+    # Records are taken by key, because they often lie in the order of their classes.
     return store.images(store.smallest(store.within("train"), count), size)

@@ -19,19 +19,20 @@ from torch import Tensor
 
 Side = Literal["image", "text"]
 SIDES: tuple[Side, Side] = ("image", "text")
-MOST_PUBLIC, FEWEST_PUBLIC = 10_000, 100  # a basis is made of at most, and of at least, so many of the user's public records
+MOST_PUBLIC, FEWEST_PUBLIC = 10_000, 100  # largest and smallest number of the user's public records for a basis
 
 
 @dataclass(frozen=True)
 class Basis:
-    """The public map ``f -> P (f/|f| - c)`` of one tower, to unit length.
+    """The public map ``f -> P (f/|f| - c)`` of one tower; results are scaled to unit length.
 
     Args:
         rows: Matrix P, ``(k, F)`` float32, its rows orthonormal up to rounding.
         centre: Vector c, ``(F,)`` float32, of norm at most 1; ``None``: 0.
 
     Raises:
-        ValueError: If the shapes differ, all rows are 0, or the centre is longer than 1, which no mean of unit vectors is.
+        ValueError: If `rows` is not a matrix of finite numbers, or all of them are 0; if the centre does not have F numbers; or
+            if the centre is longer than 1, which no mean of unit vectors is.
     """
 
     rows: Tensor
@@ -50,6 +51,9 @@ class Basis:
     def first(self, dimensions: int) -> Basis:
         """Returns the basis of the first k rows.
 
+        Args:
+            dimensions: k, number of rows.
+
         Raises:
             ValueError: If there are fewer than k rows.
         """
@@ -58,7 +62,7 @@ class Basis:
         return Basis(self.rows[:dimensions], self.centre)
 
     def project(self, features: Tensor) -> Tensor:
-        """Maps features ``(..., F)`` to ``(..., k)`` of unit length; a feature that maps to 0 stays 0.
+        """Maps features ``(..., F)`` to ``(..., k)`` of unit length; a vector that maps to 0 stays 0.
 
         The engine computes the same map with integer sums (`dpfed.bounding.pair_moments`).
         """
@@ -73,7 +77,7 @@ def projected(features: Tensor, rows: Tensor, centre: Tensor | None) -> Tensor:
 
 
 def random_basis(width: int, dimensions: int, number: int) -> Basis:
-    """Draws random orthonormal rows from a public seed; returns the identity if k equals F.
+    """Draws k random orthonormal rows from a public seed; returns the identity if k equals F.
 
     Args:
         width: F, width of the tower's features.
@@ -103,7 +107,7 @@ def random_bases(widths: tuple[int, ...], dimensions: int, alike: bool) -> dict[
 
 
 def principal_basis(features: Tensor, most: int) -> Basis:
-    """Computes the mean and the first principal components of public features of unit length.
+    """Computes the mean and the first principal components of public features, scaled to unit length.
 
     Numbers are rounded to float16, which halves the size of a federation's terms; rows stay orthonormal up to 0.1 %.
 
@@ -141,13 +145,13 @@ def read(content: bytes) -> dict[Side, Basis]:
     """Parses the bytes that `written` returned.
 
     Raises:
-        ValueError: If the bytes are no basis.
+        ValueError: If the bytes are not those of a basis.
     """
     try:
         tensors = {name: numbers.float() for name, numbers in load(content).items()}
-        found = {side: Basis(tensors[f"{side}.projection"], tensors.get(f"{side}.origin")) for side in SIDES[:1]}
+        bases = {side: Basis(tensors[f"{side}.projection"], tensors.get(f"{side}.origin")) for side in SIDES[:1]}
         text = tensors.get("text.projection")
-        return found if text is None else {**found, "text": Basis(text, tensors.get("text.origin"))}
+        return bases if text is None else {**bases, "text": Basis(text, tensors.get("text.origin"))}
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"not a basis of towers: {error}") from error
 

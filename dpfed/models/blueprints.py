@@ -53,7 +53,11 @@ class Blueprint:
 
     @property
     def size(self) -> int:
-        """Side of the images, pixels."""
+        """Side of the images, pixels.
+
+        Raises:
+            UserError: If the architecture reads images that are not square.
+        """
         size = self.model_cfg["vision_cfg"].get("image_size", 224)
         if isinstance(size, (list, tuple)):
             if size[0] != size[1]:
@@ -98,7 +102,7 @@ def blueprint(config: ModelConfig) -> Blueprint:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences the warnings that open_clip logs on the root logger, such as that weights are random, which dpfed asked for."""
+    """Silences the warnings that libraries log, such as open_clip's that weights are random, which dpfed asked for."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -139,8 +143,8 @@ def _local_dir(folder: Path, weights: str | None) -> Blueprint:
         from open_clip.factory import _find_checkpoint_in_dir as find
 
         with quiet():
-            found = find(folder)
-        file = Path(found) if found else None
+            checkpoint = find(folder)
+        file = Path(checkpoint) if checkpoint else None
     return Blueprint(f"{LOCAL_DIR}{folder}", model_cfg, preprocessing, file=file, folder=folder)
 
 
@@ -164,7 +168,9 @@ def _weights_file(weights: str | None, what: str) -> Path | None:
         return None
     path = Path(weights).expanduser()
     if not path.is_file():
-        raise UserError(f"model.weights = {weights!r} is not a file; {what} has none published: give a file. [clip-no-file]")
+        raise UserError(
+            f"model.weights = {weights!r} is not a file, and {what} has no published weights: give a file. [clip-no-file]"
+        )
     return path
 
 
@@ -181,7 +187,7 @@ def _preprocessing(given: dict[str, Any]) -> Preprocessing:
 
 
 def preprocess_cfg(preprocessing: Preprocessing, size: int) -> dict[str, Any]:
-    """Returns the preprocessing in open_clip's words, for `open_clip_config.json`.
+    """Returns the preprocessing in open_clip's format, for `open_clip_config.json`.
 
     Args:
         preprocessing: Preprocessing of the images.

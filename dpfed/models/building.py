@@ -61,13 +61,14 @@ def build_model(
         adaptation: Trained parts of an open_clip model (default: adapters on q and v of both towers) or of a timm encoder
             (default: all).
         size: Side of the images, pixels; default: the architecture's own (open_clip, timm), or 32.
-        load_weights: Whether to load the weights of open_clip and timm; False leaves them random, and anchors empty, for a
-            checkpoint to be loaded over them.
+        load_weights: Whether to load the weights of open_clip, timm and a pretrained text tower; False leaves them random, and
+            anchors zero, for a checkpoint to be loaded over them.
         start: Starting weights; they replace the random ones (or open_clip's or timm's).
 
     Raises:
-        UserError: If the widths do not fit together, the objective needs another kind of model, an open_clip model, a timm
-            encoder or the anchors are not available, or the starting weights are those of another model.
+        UserError: If an argument has the wrong type, the widths do not fit together, or the objective needs another kind of
+            model; if an open_clip model, a timm encoder, a text tower or the anchors are not available; or if the starting
+            weights are those of another model.
     """
     kinds = {"model": (model, ModelConfig), "objective": (objective, ObjectiveConfig)}
     for section, (given, kind) in kinds.items():
@@ -115,7 +116,7 @@ def _small(model: ModelConfig, objective: ObjectiveConfig, size: int | None, loa
 
 
 def _linear(width: int | None, out: int, bias: bool = True) -> nn.Module:
-    """Makes a linear layer; behind a user's own encoder (`width` is ``None``), the first forward pass finds its input width."""
+    """Makes a linear layer. If `width` is ``None`` (a user's own encoder), the first forward pass finds the input width."""
     return nn.LazyLinear(out, bias=bias) if width is None else nn.Linear(width, out, bias=bias)
 
 
@@ -130,25 +131,25 @@ def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | T
 
 
 def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> Any:
-    """Makes the encoder from images to features ``(n, features_dim)``; its BatchNorm is in a baseline (`dpfed.discovery`)."""
+    """Makes the encoder from images to features ``(n, features_dim)``; BatchNorm over a group comes from `dpfed.baselines`."""
     if model.is_own:
-        own = discovery.call_named(model.image, "model.image", model.options)
-        if not isinstance(own, nn.Module):
-            raise discovery.other_part("model.image", model.image, "returns a torch.nn.Module", own)
-        if isinstance(own, SimCLRModel | TwoTowerModel):
+        built = discovery.call_named(model.image, "model.image", model.options)
+        if not isinstance(built, nn.Module):
+            raise discovery.other_part("model.image", model.image, "returns a torch.nn.Module", built)
+        if isinstance(built, SimCLRModel | TwoTowerModel):
             raise UserError(
-                f"model.image = {model.image!r} returns a whole model, {type(own).__name__}; expected an encoder (images "
+                f"model.image = {model.image!r} returns a whole model, {type(built).__name__}; expected an encoder (images "
                 "to features): return the encoder alone, and dpfed adds the rest ([model] embedding). A whole model, such as "
                 "BYOL, trains in one process: dpfed.Trainer(model, ...). [model-whole]"
             )
-        return own
+        return built
     if model.timm is not None:
         return build_timm(model, size, load_weights)
     anchored = discovery.part("baselines", "anchored_batch_norm") if model.normalisation == "batch" else None
     norm: Norm = anchored.AnchoredBatchNorm if anchored else {"group": group_norm, "layer": layer_norm}[model.normalisation]
     make = discovery.shipped("encoders")[model.image].load()
     if model.image == "cnn":
-        plain: dict[str, Any] = {} if norm is group_norm else {"norm": norm}  # its own GroupNorm has 8 groups
+        plain: dict[str, Any] = {} if norm is group_norm else {"norm": norm}  # the default GroupNorm of SmallCNN has 8 groups
         encoder: SmallCNN | ResNet = make(model.width, features=model.features, **plain)
     else:
         encoder = make(model.stem, model.width, norm, model.features)

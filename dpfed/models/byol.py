@@ -63,7 +63,7 @@ class BYOL(SimCLR):
 
 
 def _frozen(module: nn.Module) -> nn.Module:
-    """Returns a copy of a module whose parameters are buffers."""
+    """Returns a copy of a module in which every parameter is a buffer."""
     frozen = copy.deepcopy(module)
     for part in frozen.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):

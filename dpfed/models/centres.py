@@ -5,7 +5,7 @@ and the model hardly learns what distinguishes private records from each other. 
 the centre of its kind, private or public (`dpfed.objectives.of_groups`).
 
 Centres are parameters like others. They follow the embeddings through the same clipped and noisy sums, so they cost no
-privacy of their own. They belong to training: no published model has them.
+privacy of their own. They belong to training: a published model has no centres.
 """
 
 from __future__ import annotations

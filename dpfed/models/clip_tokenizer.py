@@ -40,7 +40,7 @@ class ClipTokenizer:
 
 
 def _beginning(text: str, tokens: int) -> str:
-    """Cuts a text to the most characters that `tokens` tokens can hold: tokenizers take minutes for a million characters."""
+    """Returns the most characters of a text that `tokens` tokens can hold: tokenizers take minutes for a million characters."""
     most = _LONGEST_TOKEN * tokens
     return text if len(text) <= most else " ".join(text.split())[:most]
 
@@ -71,7 +71,7 @@ def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
     try:
         with quiet():
             source = str(spec.folder) if local else name
-            found = HFTokenizer(
+            tokenizer = HFTokenizer(
                 source,
                 context_length=spec.context,
                 tokenizer_mode=text.get("tokenizer_mode"),
@@ -84,4 +84,4 @@ def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
             f"the tokenizer '{name}' of {spec.name} is not available ({reason}): install transformers and go online, or put "
             f"its files into a folder with the weights (model.architecture = '{LOCAL_DIR}DIR'). [tokenizer-unavailable]"
         ) from error
-    return ClipTokenizer(found, spec.vocabulary, spec.context)
+    return ClipTokenizer(tokenizer, spec.vocabulary, spec.context)

@@ -39,9 +39,9 @@ def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tenso
     wanted = ", ".join(f"'{name}': ({view.shape[0]}, {view.shape[1]}, D)" for name, view in views.items())
     given = ", ".join(f"'{name}': {tuple(view.shape)}" for name, view in views.items())
 
-    def wrong(found: str) -> UserError:
+    def wrong(result: str) -> UserError:
         return UserError(
-            f"{type(model).__name__}.forward got the views {{{given}}} and gave {found}; expected a dictionary of "
+            f"{type(model).__name__}.forward got the views {{{given}}} and gave {result}; expected a dictionary of "
             f"floating-point tensors {{{wanted}}}, an embedding for each view. [model-embeddings]"
         )
 
@@ -66,13 +66,13 @@ def temperature_of(model: nn.Module) -> Tensor:
     """Returns a model's temperature, a scalar tensor that divides its cosine similarities.
 
     Raises:
-        UserError: If the model has no such attribute.
+        UserError: If the model has no attribute ``temperature``, or the attribute is not a scalar tensor.
     """
     temperature = getattr(model, "temperature", None)
     if not isinstance(temperature, Tensor) or temperature.dim() != 0:
-        found = "has none" if temperature is None else f"has {described(temperature)}"
+        state = "has none" if temperature is None else f"has {described(temperature)}"
         raise UserError(
-            f"{type(model).__name__} needs an attribute 'temperature', a tensor without dimensions, and {found}; write "
+            f"{type(model).__name__} needs an attribute 'temperature', a tensor without dimensions, and {state}; write "
             f"{_TEMPERATURE}. [model-no-temperature]"
         )
     return temperature
@@ -94,7 +94,7 @@ def bias_of(model: nn.Module) -> Tensor | None:
 
 
 def method_of(model: nn.Module, name: str) -> Callable[..., Any]:
-    """Returns a method of the contract that not every model needs.
+    """Returns one of the contract's methods that not every model needs.
 
     Args:
         model: Any model.

@@ -87,7 +87,7 @@ class SimCLRModel(_Contrastive):
         unit_length: Whether `forward` returns embeddings of unit length; `embed_images` always does.
 
     Raises:
-        UserError: If the temperature is not positive and finite, or a learnt one starts below 0.01.
+        UserError: If the temperature is not positive and finite, or a learnt temperature starts below 0.01.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class TwoTowerModel(_Contrastive):
         unit_length: Whether `forward` returns embeddings of unit length; `embed_images` and `embed_text` always do.
 
     Raises:
-        UserError: If the temperature is not positive and finite, or a learnt one starts below 0.01.
+        UserError: If the temperature is not positive and finite, or a learnt temperature starts below 0.01.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class TwoTowerModel(_Contrastive):
         return self.image_encoder(images)
 
     def text_features(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Computes text features of tokens ``(n, L)``: ``(n, F)``, before the head, if pretrained; otherwise ``(n, D)``."""
+        """Computes text features of tokens ``(n, L)``: ``(n, F)`` before the head, or ``(n, D)`` if the encoder has no head."""
         return getattr(self.text_encoder, "backbone", self.text_encoder)(tokens)
 
     def project_images(self, images: torch.Tensor) -> torch.Tensor:

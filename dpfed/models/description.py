@@ -40,11 +40,11 @@ def describe(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / DESCRIPTION
     try:
         description = json.loads(read_file(path))
-        found = description["format"]
+        version = description["format"]
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} is damaged: it is not the description of a model. [model-not-described]") from error
-    if found != FORMAT:
-        raise UserError(f"{path} describes a model of format {found}; this dpfed reads format {FORMAT}. [model-format]")
+    if version != FORMAT:
+        raise UserError(f"{path} describes a model of format {version}; this dpfed reads format {FORMAT}. [model-format]")
     for key in _KEYS:
         if key not in description:
             raise UserError(f"{path} is damaged: it lacks '{key}'. [model-key-missing]")
@@ -79,7 +79,8 @@ class Part(NamedTuple):
         content = read_file(folder / self.file)
         if hashlib.sha256(content).hexdigest() != description.get(self.hash):
             raise UserError(
-                f"{folder / self.file} is damaged or not what {DESCRIPTION} describes: copy the folder. [model-file-damaged]"
+                f"{folder / self.file} is damaged, or not what {DESCRIPTION} describes: copy the folder again. "
+                "[model-file-damaged]"
             )
         return content
 
@@ -88,12 +89,15 @@ HEADS = Part("heads.safetensors", "sha256_heads")  # heads of a run in closed fo
 
 
 def described_parts(model: ModelConfig, description: dict[str, Any]) -> tuple[Part, ...]:
-    """Lists the files with the weights of a described model; the last one holds its heads, if they are made of moments."""
+    """Lists the files with the weights of a described model; if its heads are made of moments, the last file holds them."""
     return (*weight_parts(model), *((HEADS,) if MOMENTS in description else ()))
 
 
 def weight_parts(model: ModelConfig) -> tuple[Part, ...]:
-    """Lists the files with the weights of a model; stock open_clip and timm read the first, transformers the text tower's."""
+    """Lists the files with the weights of a model.
+
+    Stock open_clip and timm read the first file, and transformers reads the file of the text tower.
+    """
     if model.kind == "open_clip":
         return (Part(CLIP_WEIGHTS),)
     text = [Part(f"{TEXT}/{WEIGHTS}", "sha256_text", "text_encoder.backbone.net.")] if model.pretrained_text else []

@@ -20,7 +20,7 @@ def read_out(maps: Sequence[torch.Tensor], features: Features) -> torch.Tensor:
     """Pools the feature maps of an encoder's stages into one vector per image.
 
     The pyramid keeps rough positions (spatial pyramids, Lazebnik et al. 2006) and the features of early stages (hypercolumns,
-    Hariharan et al. 2015). It has no weights of its own; only the head grows.
+    Hariharan et al. 2015). It has no weights of its own; only the head behind it grows.
 
     Args:
         maps: Feature maps of each stage, ``(n, channels, H, W)``.
@@ -122,7 +122,7 @@ _BLOCKS: dict[int, tuple[type[_BasicBlock] | type[_Bottleneck], tuple[int, ...]]
 class ResNet(nn.Module):
     """torchvision's residual network without its classifier, of any width, and free of in-place activations.
 
-    Parameter names are torchvision's, so that published GroupNorm weights fit. Use `resnet` to make one.
+    Parameter names are torchvision's, so that published GroupNorm weights fit. Use `resnet` to make a network.
     """
 
     def __init__(self, depth: int, stem: str, width: int, norm: Norm, features: Features) -> None:

@@ -96,7 +96,7 @@ def save_encoder(
         folder: Folder, made if missing; a model in it is replaced.
         model: Model built by `build_model`.
         facts: Facts that the model was built with.
-        trained: The runs that made the model, oldest first; runs that start from it read them (`dpfed.runs.starts`).
+        trained: Runs that made the model, oldest first; a run that starts from the model reads them (`dpfed.runs.starts`).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,8 +155,8 @@ def _save_parts(model: nn.Module, options: ModelConfig) -> dict[str, bytes]:
     """Serialises a model's weights, adapters merged in, by file; the file without a prefix gets the remaining tensors."""
     state, files = _portable(_published(merged_state(model))), {}
     for part in sorted(weight_parts(options), key=lambda part: -len(part.prefix)):
-        own = [name for name in state if name.startswith(part.prefix)]
-        files[part.file] = save({name.removeprefix(part.prefix): state.pop(name) for name in own})
+        names = [name for name in state if name.startswith(part.prefix)]
+        files[part.file] = save({name.removeprefix(part.prefix): state.pop(name) for name in names})
     return files
 
 
@@ -194,11 +194,11 @@ def load_encoder(folder: str | Path) -> Model:
     for part in described_parts(config, description):
         path = folder / part.file
         try:
-            found = load(part.read(folder, description))
+            stored = load(part.read(folder, description))
         except SafetensorError as error:
             raise UserError(f"{path} is not a safetensors file: {error}. [model-safetensors]") from error
         into = heads if part is HEADS else tensors
-        into |= {f"{part.prefix}{name}": tensor for name, tensor in found.items()}
+        into |= {f"{part.prefix}{name}": tensor for name, tensor in stored.items()}
     model = _skeleton(config, objective, description["image_size"], description.get("shape"))
     if heads:
         said = description[MOMENTS]
@@ -217,7 +217,7 @@ def load_weights_into(folder: str | Path, model: nn.Module, shape: tuple[int, in
     Args:
         folder: Folder written by `save_encoder`.
         model: Model of the same architecture; its lazy layers learn the width of their input.
-        shape: Shape (C, H, W) of the images that it reads.
+        shape: Shape (C, H, W) of the images that the model reads.
 
     Raises:
         UserError: If the folder is missing or damaged, or the model has another architecture.
@@ -290,14 +290,17 @@ def preprocessing_in(folder: str | Path) -> Preprocessing:
 
 
 def _published(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the named tensors of a model without its centres, which belong to training, and moments, which have a file."""
-    own = f"{CENTRES}.", f"{ATTRIBUTE}."
-    return {name: value for name, value in tensors.items() if not name.startswith(own)}
+    """Returns the named tensors of a model except its centres, which belong to training, and heads of moments.
+
+    Heads of moments have a file of their own.
+    """
+    left_out = f"{CENTRES}.", f"{ATTRIBUTE}."
+    return {name: value for name, value in tensors.items() if not name.startswith(left_out)}
 
 
-def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], path: Path) -> None:
-    for name in sorted(expected.keys() | found.keys()):
-        wanted, given = expected.get(name), found.get(name)
+def _compare(expected: dict[str, torch.Tensor], stored: dict[str, torch.Tensor], path: Path) -> None:
+    for name in sorted(expected.keys() | stored.keys()):
+        wanted, given = expected.get(name), stored.get(name)
         if wanted is None or given is None:
             what = "lacks" if given is None else "has an unknown"
             raise UserError(f"{path} does not fit {DESCRIPTION}: it {what} tensor '{name}'. [model-tensor]")

@@ -1,4 +1,4 @@
-"""Size and preprocessing of the images that a model expects. torch is imported for a timm model only."""
+"""Size and preprocessing of the images that a model expects. torch is imported for encoders of timm and torchvision only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpfed.models.options import SIZE, ModelConfig
 
 
 def default_size(model: ModelConfig) -> int:
-    """Returns the side of the images, pixels, that holds if the user sets none: the architecture's own, or 32."""
+    """Returns the side of the images, pixels, if the user sets none: the architecture's own, or 32."""
     if model.kind == "open_clip":
         return blueprint(model).size
     if model.timm is None:
@@ -33,16 +33,16 @@ def preprocessing_of(model: ModelConfig, resize: Resize = "model") -> Preprocess
         UserError: If timm's weights expect borders of the mean colour and `resize` is ``model``.
     """
     if model.kind == "open_clip":
-        found = blueprint(model).preprocessing
+        preprocessing = blueprint(model).preprocessing
     elif model.timm is None:
-        found = Preprocessing()
+        preprocessing = Preprocessing()
     else:
         from dpfed.models.timm_blueprints import timm_blueprint  # with torch
 
-        found = timm_blueprint(model).preprocessing
-        if found.resize == "pad" and resize == "model":
+        preprocessing = timm_blueprint(model).preprocessing
+        if preprocessing.resize == "pad" and resize == "model":
             raise UserError(
                 f"the weights of {model.image} were trained on images with borders of the mean colour, and dpfed makes "
                 "black ones: set data.resize to pad, crop or squash. [weights-border]"
             )
-    return found if resize == "model" else dataclasses.replace(found, resize=resize)
+    return preprocessing if resize == "model" else dataclasses.replace(preprocessing, resize=resize)

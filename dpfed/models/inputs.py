@@ -44,9 +44,9 @@ def square_images(images: Pictures, size: int, wanted: Preprocessing) -> Tensor:
     if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape[1:] == (3, size, size) and len(images):
         return images
     squares = []
-    for number, one in enumerate(_each(images)):
+    for number, image in enumerate(_each(images)):
         try:
-            squares.append(square(decode(_decodable(one)), size, wanted.resize, wanted.interpolation))
+            squares.append(square(decode(_decodable(image)), size, wanted.resize, wanted.interpolation))
         except (BrokenImage, ValueError, MemoryError) as error:
             raise UserError(f"image {number} cannot be used: {error}; {_EXPECTED}. [model-image]") from error
     if not squares:
@@ -58,25 +58,29 @@ def texts(captions: str | Iterable[str]) -> list[str]:
     """Converts one caption or several to a list.
 
     Raises:
-        UserError: For anything else than texts, or no caption.
+        UserError: If a caption is not a text, or cannot be encoded, or there is no caption.
     """
     if isinstance(captions, str):
         captions = [captions]
     if isinstance(captions, bytes) or not isinstance(captions, Iterable):
         raise UserError(f"expected a caption or a list of captions, got {described(captions)}. [text-captions-type]")
-    found = list(captions)
-    for number, text in enumerate(found):
+    listed = list(captions)
+    for number, text in enumerate(listed):
         if not isinstance(text, str):
             raise UserError(f"caption {number} is {described(text)}: expected a text. [text-caption-type]")
         if not is_text(text):
             raise UserError(f"caption {number} holds half a surrogate pair, which UTF-8 cannot encode. [text-surrogate]")
-    if not found:
+    if not listed:
         raise UserError("there is no caption: expected a text or a list of texts. [text-no-caption]")
-    return found
+    return listed
 
 
 def _each(images: Pictures) -> Iterable[object]:
-    """Splits the images into single ones."""
+    """Returns the images one by one.
+
+    Raises:
+        UserError: If `images` is neither an image nor a collection of images.
+    """
     if isinstance(images, Image.Image):
         return [images]
     if isinstance(images, np.ndarray | Tensor):

@@ -78,7 +78,7 @@ class _Target:
 
 
 def add_adapters(tower: nn.Module, name: str, layers: Sequence[str], rank: int, scale: float) -> None:
-    """Adds adapters to the layers of a tower; their weights are drawn from torch's global generator.
+    """Adds adapters to the layers of a tower; the adapters' weights are drawn from torch's global generator.
 
     Args:
         tower: Tower with attention layers; its other parameters do not change.
@@ -88,10 +88,10 @@ def add_adapters(tower: nn.Module, name: str, layers: Sequence[str], rank: int, 
         scale: Factor alpha / r.
 
     Raises:
-        UserError: If the tower has no layer of one of these kinds, or the rank exceeds that of a weight.
+        UserError: If the tower has no layer of one of these kinds, or `rank` is larger than a weight allows.
     """
-    targets, found = _targets(tower, set(layers))
-    if missing := [layer for layer in layers if layer not in found]:
+    targets, present = _targets(tower, set(layers))
+    if missing := [layer for layer in layers if layer not in present]:
         raise UserError(
             f"adaptation.{name}_layers: the {name} tower has no layer {', '.join(missing)} that can be adapted; leave it out, "
             f"or train the tower in full (adaptation.{name} = 'full'). [lora-no-layer]"
@@ -100,15 +100,17 @@ def add_adapters(tower: nn.Module, name: str, layers: Sequence[str], rank: int, 
         weight = getattr(target.module, target.name)
         most = min(weight.shape[0] // target.blocks, weight.shape[1])
         if rank > most:
-            raise UserError(f"adaptation.rank = {rank}, but a weight of the {name} tower has {most}: lower it. [lora-rank]")
+            raise UserError(
+                f"adaptation.rank = {rank} is too large: a weight of the {name} tower allows {most}. Lower it. [lora-rank]"
+            )
         update = LowRankUpdate(weight, target.blocks, target.chosen, rank, scale)
         parametrize.register_parametrization(target.module, target.name, update)
 
 
 def _targets(tower: nn.Module, layers: set[str]) -> tuple[list[_Target], set[str]]:
-    """Finds the weights to adapt, and those of the asked kinds of layers that the tower has."""
+    """Returns the weights to adapt, and those of the kinds `layers` that the tower has."""
     targets: list[_Target] = []
-    found: set[str] = set()
+    present: set[str] = set()
     chosen = tuple(number for number, block in enumerate(BLOCKS) if block in layers)
     modules = dict(tower.named_modules())
     for path, module in modules.items():
@@ -124,11 +126,11 @@ def _targets(tower: nn.Module, layers: set[str]) -> tuple[list[_Target], set[str
             name, kind = "weight", _SEPARATE.get(leaf) or _kind(leaf, modules.get(parent))
         if kind == "packed" and chosen:
             targets.append(_Target(module, name, len(BLOCKS), chosen))
-            found |= layers & set(BLOCKS)
+            present |= layers & set(BLOCKS)
         elif kind is not None and kind in layers:
             targets.append(_Target(module, name, 1, (0,)))
-            found.add(kind)
-    return targets, found
+            present.add(kind)
+    return targets, present
 
 
 def _kind(leaf: str, parent: nn.Module | None) -> str | None:

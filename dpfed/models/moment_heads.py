@@ -16,13 +16,14 @@ from torch import Tensor
 
 from dpfed.models.moment_layout import MomentLayout, Moments
 
-# The ridge without noise, in average eigenvalues (aligned towers have more to lose), and the ridge in sizes of the noise.
-_RIDGE = 0.15
-_RIDGE_OF_ALIGNED = 1.0
-_RIDGE_OF_NOISE = 6.0
-_HIDDEN = 10.0
+# Factors of `MomentNoise.ridge`. Aligned towers get a larger ridge, because their features are already alike.
+_RIDGE = 0.15  # ridge without noise, relative to the average eigenvalue 1 / k
+_RIDGE_OF_ALIGNED = 1.0  # the same for aligned towers
+_RIDGE_OF_NOISE = 6.0  # ridge for the noise, relative to the size s of the noise
+_HIDDEN = 10.0  # value of s k at which the ridge for the noise doubles, for aligned towers
 _POWER = 0.5  # exponent of the singular values in a pair's score: a score is trusted, but only in part
-FEWEST_IMAGES = 1000  # for runs on images alone: views of fewer images teach nothing, even without noise (docs/results.md)
+# In a run on images alone, heads that are learnt from fewer images do not help, even without noise (docs/results.md).
+FEWEST_IMAGES = 1000
 _LEAST_ALIKE, _ALIKE = 0.05, 5.0  # see `MomentNoise.likeness`
 _DEVIATIONS = 3.0  # standard deviations by which a noisy mean's squared length must exceed that of noise alone
 
@@ -49,7 +50,7 @@ class MomentNoise:
         """Computes the ridge that is added to averaged auto-moments.
 
         The ridge is 0.15 / k + 6 s, where s = sigma sqrt(k) / N is the size of the noise. For aligned towers it is
-        1 / k + 6 s (1 + s k / 10): if noise hides everything, their heads are exactly the identity.
+        1 / k + 6 s (1 + s k / 10): if the noise hides everything, the heads of aligned towers are exactly the identity.
         """
         noise = self.std * math.sqrt(dimensions) / self.records
         if aligned:
@@ -59,17 +60,25 @@ class MomentNoise:
     def likeness(self, cross: Tensor, scale: float) -> float:
         """Computes the weight with which the ridge counts as matching pairs, from 0.05 to 1.
 
-        The weight is five times the mean inner product of a pair's features, taken two standard deviations of its noise above
-        the released value.
+        The weight is five times the mean inner product of a pair's features. This mean is noisy, so the weight uses a value two
+        standard deviations of the noise above the released mean.
+
+        Args:
+            cross: Released cross-moment, ``(k, k)``.
+            scale: Factor of the cross-moment in the released vector (`MomentLayout.scales`).
         """
         known = cross.trace().item() + 2 * self.std / self.records / scale * math.sqrt(len(cross))
         return min(1.0, max(_LEAST_ALIKE, _ALIKE * known))
 
     def shrunk(self, mean: Tensor, scale: float) -> Tensor:
-        """Shortens a noisy mean ``(k,)`` by the length that noise has added to it; zero if it could be noise alone.
+        """Shortens a noisy mean ``(k,)`` by the length that the noise has added; returns zero if it could be noise alone.
 
         This is the estimator of James and Stein (1961), with its threshold three standard deviations above the expected squared
         length of the noise.
+
+        Args:
+            mean: Released mean, ``(k,)``.
+            scale: Factor of a mean in the released vector (`MomentLayout.scales`).
         """
         k = len(mean)
         of_noise = (self.std / self.records / scale) ** 2 * k * (1 + _DEVIATIONS * math.sqrt(2 / k))
@@ -123,8 +132,8 @@ def canonical_heads(
     """Computes heads onto the most correlated directions alone (regularised CCA, Hotelling 1936).
 
     The noisy auto-moments whiten both towers' features. The directions are those of the largest singular values of the whitened
-    cross-moment. Each side is scaled by the square root of the singular values, so that a pair's score is the best that so many
-    directions give.
+    cross-moment. Each side is scaled by the square root of the singular values, so that the scores of pairs are the best that
+    this number of directions can give.
 
     Args:
         layout: Layout of the release.

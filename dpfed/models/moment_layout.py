@@ -1,4 +1,4 @@
-"""Layout of the moments in a run's two sums, and the share of the privacy that each moment gets.
+"""Layout of the moments in a run's two sums, and each moment's share of the privacy.
 
 Shapes: k dimensions; n = 2 towers, image and text, or n = 1 tower where the views of an image are compared with each other.
 """
@@ -23,8 +23,8 @@ def dimensions_for(records: int, noise_multiplier: float, widths: tuple[int, ...
     """Chooses k, the number of dimensions of a run.
 
     With a random basis k is 8 sqrt(N / sigma), between 128 and 384; with a public basis it is 0.22 N / sigma, between 32 and
-    256. It is never more than N or a width. More dimensions keep more of the features, and let in more noise. Between half and
-    twice this number little changes (docs/moments.md).
+    256. k is rounded to a multiple of 16, and is never more than N or a width. More dimensions keep more of the features, and
+    let in more noise. Results hardly change between half and twice this number (docs/moments.md).
 
     Args:
         records: N, number of records.
@@ -171,7 +171,7 @@ class MomentLayout:
         return Moments(
             means.view(self.towers, k),
             cross.view(k, k) if self.towers == 2 else self._symmetric(cross),
-            torch.stack([self._symmetric(own) for own in autos.chunk(self.towers)]),
+            torch.stack([self._symmetric(triangle) for triangle in autos.chunk(self.towers)]),
         )
 
     def _flat(self, step: int, *sums: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class MomentLayout:
             return sums[0].reshape(-1)
         cross, autos = sums
         across = cross.reshape(-1) if self.towers == 2 else cross[self._upper]
-        return torch.cat([across, *(own[self._upper] for own in autos)])
+        return torch.cat([across, *(auto[self._upper] for auto in autos)])
 
     @functools.cached_property
     def _upper(self) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Heads made of released moments, behind frozen towers (``bounding.method = "moments"``).
 
-A model with these heads has the same towers as without. In the place of each linear head it has one that maps features to k
-dimensions by a public basis (`dpfed.models.basis`), subtracts a released centre, and multiplies by a matrix. In training the
-only parameter is the vector of released moments, and heads follow from it; a published model has the heads alone.
+A model with these heads keeps its towers. In the place of each linear head there is a head that maps features to k dimensions
+by a public basis (`dpfed.models.basis`), subtracts a released centre, and multiplies by a matrix. In training the only
+parameter is the vector of released moments, and the heads follow from this vector. A published model has the heads alone.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class PublishedHeads(nn.Module):
 
     def head(self, side: Side) -> Head:
         """Returns the head of a tower."""
-        found = self.get_submodule(side)
-        assert isinstance(found, Head)
-        return found
+        head = self.get_submodule(side)
+        assert isinstance(head, Head)
+        return head
 
 
 class MomentHeads(nn.Module):
@@ -123,15 +123,15 @@ class MomentHeads(nn.Module):
 
     @torch.no_grad()
     def _heads(self, released: Tensor) -> dict[Side, Head]:
-        # Made outside inference mode, because the heads may outlive the call that asks for them.
+        # The heads are made outside inference mode, because they may outlive the call that asks for them.
         with torch.inference_mode(False):
             moments = self.layout.decoded(released.clone().double().cpu())
-            own = centres(self.layout, self.noise, moments)
+            offsets = centres(self.layout, self.noise, moments)
             if self.noise.leaves_public(self.layout.towers):
-                own = torch.zeros_like(own)
+                offsets = torch.zeros_like(offsets)
             matrices = heads(self.layout, self.noise, moments, self.aligned)
             made: dict[Side, Head] = {}
-            for side, centre, matrix in zip(SIDES, own, matrices, strict=False):
+            for side, centre, matrix in zip(SIDES, offsets, matrices, strict=False):
                 basis = self.basis(side)
                 made[side] = Head(basis, centre.to(basis.rows), matrix.to(basis.rows))
         return made
@@ -172,7 +172,7 @@ def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -
     Args:
         model: Model with towers; see `bridges`.
         aligned: Whether the model's projections were trained to align images and texts; they are then kept.
-        several_layers: Whether towers that can do so give the features of several layers side by side.
+        several_layers: Whether every tower that can gives the features of several layers side by side.
     """
     model.requires_grad_(False)
     for tower in _layered(model).values() if several_layers else ():
@@ -214,7 +214,7 @@ def _layered(model: nn.Module) -> dict[Side, Any]:
 
 @torch.no_grad()
 def feature_widths(model: nn.Module, size: int, tokenizer: Callable[[list[str]], Tensor] | None) -> tuple[int, ...]:
-    """Returns the widths of the features that heads of moments get: of images, and of texts if the model reads them.
+    """Returns the widths of the features that heads of moments get: of images, and of texts if the model reads text.
 
     Args:
         model: Model after `keep_towers`, on the CPU.
@@ -226,13 +226,13 @@ def feature_widths(model: nn.Module, size: int, tokenizer: Callable[[list[str]],
     """
     between, was_training = bridges(model), model.training
     model.eval()
-    found = [between["image"](method_of(model, "features")(torch.zeros(1, 3, size, size)))]
+    outputs = [between["image"](method_of(model, "features")(torch.zeros(1, 3, size, size)))]
     if tokenizer is not None:
-        found.append(between["text"](method_of(model, "text_features")(tokenizer([""]))))
+        outputs.append(between["text"](method_of(model, "text_features")(tokenizer([""]))))
     model.train(was_training)
-    if not all(bool(features.isfinite().all()) for features in found):
+    if not all(bool(features.isfinite().all()) for features in outputs):
         raise UserError("the towers give features that are not finite: choose other weights. [moments-not-finite]")
-    return tuple(features.shape[1] for features in found)
+    return tuple(features.shape[1] for features in outputs)
 
 
 def give_heads(model: nn.Module, owner: MomentHeads | PublishedHeads) -> None:

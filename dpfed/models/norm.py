@@ -1,8 +1,8 @@
 """Normalisation of image encoders, and of their weights, under group clipping.
 
 GroupNorm and LayerNorm stay within one image. A layer that mixes the images of a pass declares it by an attribute
-``mixes_one_group = True``, and every pass must then hold one clipped group. Its attribute ``anchors`` is the number of public
-rows from which it takes its statistics in evaluation mode (`dpfed.baselines.anchored_batch_norm`).
+``mixes_one_group = True``, and every pass must then hold one clipped group. The layer's attribute ``anchors`` is the number of
+public rows from which it takes its statistics in evaluation mode (`dpfed.baselines.anchored_batch_norm`).
 
 Also here: BatchNorm with public statistics that never change. It normalises each record separately, in every mode.
 """
@@ -54,11 +54,11 @@ def with_group_norm(model: nn.Module) -> nn.Module:
             raise UserError(
                 f"{type(model).__name__} does not know its channels yet: run the model once before with_group_norm. [norm-lazy]"
             )
-        found = group_norm(model.num_features)
+        layer = group_norm(model.num_features)
         if model.affine:
-            found.load_state_dict({"weight": model.weight.detach(), "bias": model.bias.detach()})
+            layer.load_state_dict({"weight": model.weight.detach(), "bias": model.bias.detach()})
         behind = [getattr(model, name) for name in _BEHIND if isinstance(getattr(model, name, None), nn.Module)]
-        return nn.Sequential(found, *behind) if behind else found
+        return nn.Sequential(layer, *behind) if behind else layer
     for name, child in list(model.named_children()):
         setattr(model, name, with_group_norm(child))
     return model
@@ -87,7 +87,7 @@ def norm_relu(
 
 
 def one_by_one(x: Tensor, norm: nn.Module, relu: nn.Module, shortcut: Callable[[], Tensor] | None = None) -> Tensor:
-    """Computes `norm_relu` module by module."""
+    """Computes the same as `norm_relu`, module by module."""
     y = norm(x)
     if shortcut is not None:
         y += shortcut()
@@ -96,7 +96,7 @@ def one_by_one(x: Tensor, norm: nn.Module, relu: nn.Module, shortcut: Callable[[
 
 def mixes_records(layer: nn.Module) -> bool:
     """Returns whether any layer normalises the records of a pass together, so that each pass must hold one clipped group."""
-    return any(getattr(one, "mixes_one_group", False) for one in layer.modules())
+    return any(getattr(module, "mixes_one_group", False) for module in layer.modules())
 
 
 def refuse_mixing(model: nn.Module, what: str) -> None:
@@ -115,7 +115,7 @@ def refuse_mixing(model: nn.Module, what: str) -> None:
     if mixes_records(model):
         raise UserError(
             f"BatchNorm over a group (model.normalisation = 'batch') needs bounding.method = 'group' and bounding.engine = "
-            f"'loop', whose passes hold one group; {what} is not compatible: change that, or use GroupNorm. [norm-needs-loop]"
+            f"'loop', whose passes hold one group; {what} is not compatible: change this, or use GroupNorm. [norm-needs-loop]"
         )
 
 

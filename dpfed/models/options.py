@@ -44,7 +44,7 @@ _EXTERNAL = When(
 _FOREIGN = When(
     "model.kind model.image model.text", lambda model: model.external or model.pretrained_text is not None, "a run writes it"
 )
-_NO_START = When("model.start", lambda model: model.start is None, "the start has the weights; choose one of the two")
+_NO_START = When("model.start", lambda model: model.start is None, "model.start already names weights; choose one of the two")
 _START = When("model.start", lambda model: model.start is not None, "set model.start")
 
 
@@ -58,7 +58,7 @@ class ModelConfig(Section):
         None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'"
     )
     weights: Annotated[str | None, _EXTERNAL, _NO_START] = Field(
-        None, description="a file, a pretrained tag, or (timm) a folder; none: random, or local-dir's own"
+        None, description="a file, a pretrained tag, or (timm) a folder; none: random weights, or those in the local-dir"
     )
     digest: Annotated[str | None, _FOREIGN] = Field(
         None, description="a run writes it: the hash of its open_clip or timm architecture"
@@ -73,9 +73,9 @@ class ModelConfig(Section):
     image: Annotated[str, _OURS] = Field(
         "cnn",
         description="'cnn', 'resnet18', 'resnet34', 'resnet50', or 'timm/NAME' or 'torchvision/NAME', an encoder that does not "
-        "mix records; or 'package.module:function', which returns one, or the name by which a package announces it",
+        "mix records; or 'package.module:function', which returns an encoder, or the name by which a package announces it",
     )
-    options: Annotated[Arguments, _OURS, _OWN] = Field({}, description="arguments of that function")
+    options: Annotated[Arguments, _OURS, _OWN] = Field({}, description="arguments of the function that model.image names")
     stem: Annotated[Literal["cifar", "imagenet"], _OURS, _RESNET] = Field(
         "cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling"
     )
@@ -83,7 +83,7 @@ class ModelConfig(Section):
         32, ge=4, le=4096, description="channels of the first stage of 'cnn', or 64 for a standard ResNet"
     )
     features: Annotated[Literal["last", "pyramid"], _OURS, _OUR_ENCODER] = Field(
-        "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weight)"
+        "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weights)"
     )
     normalisation: Annotated[Literal["group", "layer", "batch"], _OURS, _OUR_ENCODER] = Field(
         "group", description="behind each convolution; 'batch': over one group and public anchors (docs/methods.md)"
@@ -187,9 +187,9 @@ class AdaptationConfig(Section):
     text: Literal["full", "lora", "frozen"] = Field("lora", description="text tower: all weights, adapters, or nothing")
     rank: int = Field(16, ge=1, le=4096, description="r of the adapters B A (Hu et al. 2022)")
     alpha: float = Field(16.0, ge=1e-3, le=1e6, description="the adapters' output is multiplied by alpha / rank")
-    image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
+    image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="layers of the image tower that get adapters")
     text_layers: Annotated[Items[Layer], only("adaptation.text", "lora")] = Field(
-        ("q", "v"), min_length=1, description="where the text tower gets adapters"
+        ("q", "v"), min_length=1, description="layers of the text tower that get adapters"
     )
 
     def of_images(self, kind: str) -> Training:

@@ -29,7 +29,7 @@ class SimCLR(SimCLRModel):
         normalize: Whether the loss sees embeddings of unit length.
 
     Raises:
-        UserError: If the encoder is not a module, the temperature is not positive and finite, or a learnt one is below 0.01.
+        UserError: If the encoder is not a module, or the temperature is not positive and finite, or is learnt and below 0.01.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class TwoTower(TwoTowerModel):
         normalize: Whether the loss sees embeddings of unit length.
 
     Raises:
-        UserError: If a tower is not a module, the tokenizer returns anything else, the number of tokens is unknown, or the
-            temperature is impossible (see `SimCLR`).
+        UserError: If a tower is not a module, the tokenizer fails or returns anything else, the number of tokens is unknown or
+            too small, or the temperature is refused (see `SimCLR`).
     """
 
     def __init__(
@@ -148,10 +148,10 @@ class OwnTokenizer:
 
 
 def as_model(given: Any) -> nn.Module:
-    """Returns a model that keeps the contract: the given model, or a `SimCLR` around the given encoder.
+    """Returns a model that keeps the contract: the given model itself, or a `SimCLR` around the given encoder.
 
     Args:
-        given: A `SimCLR`, a `TwoTower`, another model that keeps the contract (docs/library.md), or an encoder.
+        given: A `SimCLR`, a `TwoTower`, another model that keeps the contract (docs/commands.md), or an encoder.
 
     Raises:
         UserError: If `given` is not a module.
@@ -198,15 +198,15 @@ def finish_model(model: nn.Module, image: Tensor, tokens: Tensor | None) -> None
 def _features(tower: nn.Module, given: Tensor, what: str) -> None:
     name = type(tower).__name__
     try:
-        found = tower(given)
+        output = tower(given)
     except Exception as error:
         raise UserError(
             f"the encoder {name} failed on {what} {tuple(given.shape)}: {type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else ''}. [model-encoder-fails]"
         ) from error
-    if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != len(given) or not found.is_floating_point():
+    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(given) or not output.is_floating_point():
         raise UserError(
-            f"the encoder {name} got {what} {tuple(given.shape)} and gave {described(found)}: expected features "
+            f"the encoder {name} got {what} {tuple(given.shape)} and gave {described(output)}: expected features "
             f"({len(given)}, F), one row each. Return one tensor, and let it end with pooling. [model-encoder-output]"
         )
 
@@ -228,21 +228,21 @@ def _refuse_kinds(model: nn.Module) -> None:
     ready = _ready(model)
     if not ready:
         raise UserError(f"{type(model).__name__} has no parameters: there is nothing to train. [model-no-parameters]")
-    kinds = {one.dtype for one in ready}
-    if any(one.is_meta for one in ready):
+    kinds = {parameter.dtype for parameter in ready}
+    if any(parameter.is_meta for parameter in ready):
         raise UserError("the model has parameters on 'meta', which have no values: build it on a real device. [model-meta]")
     model.to("cpu")  # new heads are on the CPU, and the model may be on a GPU; the run moves all of it later
     if kinds != {torch.float32}:
         said = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise UserError(
-            f"the model has parameters of {said}, expected float32: call .float() on it; Trainer(precision='bf16') makes the "
+            f"the model has parameters of {said}, expected float32: call .float() on it; Trainer(precision='bf16') runs the "
             "forward pass in half precision. [model-precision]"
         )
 
 
 def _ready(model: nn.Module) -> list[nn.Parameter]:
     lazy = torch.nn.parameter.UninitializedParameter
-    return [one for one in model.parameters() if not isinstance(one, lazy)]
+    return [parameter for parameter in model.parameters() if not isinstance(parameter, lazy)]
 
 
 def _require_module(given: Any, what: str) -> None:

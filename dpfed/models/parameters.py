@@ -1,6 +1,6 @@
 """The trainable parameters of a model as one flat vector, which is clipped, noised, sent and hashed.
 
-Also here: the choice of a pretrained tower's trained parameters, if these are neither all of them nor adapters.
+Also here: `train_part`, which chooses the trained parameters of a pretrained tower.
 """
 
 from __future__ import annotations
@@ -20,6 +20,15 @@ def exact_type(device: torch.device) -> torch.dtype:
 
 class TrainableVector:
     """Names, shapes and order of a model's trainable parameters.
+
+    Args:
+        model: Any module.
+
+    Attributes:
+        names: Names of the trainable parameters, in the order of the vector.
+        parameters: Trainable parameters, in the same order.
+        numel: P, length of the vector.
+        device: Device of the first parameter.
 
     Raises:
         UserError: If the model has no trainable parameter.
@@ -64,7 +73,7 @@ def train_part(tower: nn.Module, training: Training, name: str) -> None:
     Args:
         tower: Encoder of timm, or image tower of an open_clip model.
         training: Trained part. ``full``: all parameters; ``bias``: biases, and the scales and shifts of normalisations
-            (DP-BiTFiT, Bu et al. 2022); ``last``: the last block and the layers after it; otherwise nothing.
+            (DP-BiTFiT, Bu et al. 2022); ``last``: the last block and the layers after it; otherwise no parameter.
         name: Name of the tower, for messages.
 
     Raises:
@@ -90,12 +99,12 @@ def _last_block(tower: nn.Module) -> set[str]:
 
         net, prefix = (tower, "") if trunk is None else (trunk, "trunk.")
         groups = group_parameters(net, net.group_matcher())  # type: ignore[operator]
-        found: set[str] = set()
+        names: set[str] = set()
         for number in sorted(groups, reverse=True):
-            found |= {f"{prefix}{path}" for path in groups[number]}
+            names |= {f"{prefix}{path}" for path in groups[number]}
             if any(net.get_parameter(path).dim() > 1 for path in groups[number]):  # a norm alone is not a block
                 break
-        return found | {path for path, _ in tower.named_parameters() if not path.startswith(prefix)}
+        return names | {path for path, _ in tower.named_parameters() if not path.startswith(prefix)}
     blocks = {path: module for path, module in tower.named_modules() if path in ("transformer.resblocks", "layer4")}
     prefixes = tuple(part.format(f"{len(list(module)) - 1}.") for module in blocks.values() for part in _LAST_OF_CLIP)
     return {path for path, _ in tower.named_parameters() if blocks and path.startswith(prefixes)}

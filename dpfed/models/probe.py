@@ -17,12 +17,12 @@ from dpfed.models.contract import embeddings_of
 
 Views = dict[str, Tensor]
 
-_MOVED = 0.1  # move of each trained weight, as a part of the tensor's root mean square; absolute if a tensor is all zero
-_EXACT = 1e-9  # tolerance as a part of the largest value: far above rounding in float64, far below what float32 can show
+_MOVED = 0.1  # move of each trained weight, relative to the tensor's root mean square; absolute if a tensor is all zero
+_EXACT = 1e-9  # tolerance relative to the largest value: far above rounding in float64, far below what float32 can show
 
 
 class Probe:
-    """A copy of a model in training mode. `move_weights` moves its weights to values that training may reach, with open gates.
+    """A copy of a model in training mode, with which `dpfed.models.validation` checks whether records are mixed.
 
     Layers that mix a group on purpose (`dpfed.models.norm`) take their statistics from the anchors alone.
 
@@ -88,9 +88,9 @@ class Probe:
             return embeddings
 
     def leaning(self, views: Views) -> tuple[int, int] | None:
-        """Finds two records such that the first's embeddings have a derivative in the second's image.
+        """Finds two records such that the first's embeddings have a derivative with respect to the second's image.
 
-        An embedding that does not depend on an image has a derivative of exactly zero in it, however the rest is rounded.
+        If an embedding does not depend on an image, this derivative is exactly zero, however the rest is rounded.
 
         Returns:
             The numbers of the two records in the group; ``None``: there are no such records.
@@ -107,13 +107,16 @@ class Probe:
                     return None
                 (slopes,) = torch.autograd.grad(sum(parts[1:], parts[0]), leaf, retain_graph=True, allow_unused=True)
                 for other in range(records):
-                    # NaN comes from zero times infinity in another record's own part, so it counts as zero.
+                    # NaN comes from zero times infinity in the other record's part, so NaN counts as zero.
                     if slopes is not None and other != record and slopes[other].nan_to_num(0.0, 1.0, 1.0).any():
                         return record, other
         return None
 
     def activations(self, views: Views, seed: int = 0) -> list[tuple[str, Tensor]]:
-        """Returns every module's name and output, in the order in which the modules finished (inner modules first)."""
+        """Returns the name and the output of every module whose output is a tensor, inner modules first.
+
+        The order is that in which the modules finished.
+        """
         outputs: list[tuple[str, Tensor]] = []
 
         def note(path: str, module: nn.Module, _: object, output: object) -> None:

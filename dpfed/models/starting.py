@@ -1,6 +1,6 @@
 """Finds the weights that a model starts from, checks that they belong to the same model, and loads them.
 
-Only `StartingWeights.load_into` imports torch, so that a mistake is reported at once.
+Only `StartingWeights.load_into` imports torch, so that other mistakes are reported without waiting for torch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 _EXPECTED = "the folder of a finished run, its model/, or a .safetensors file of weights"
 # Keys of [model] that hold places of files, or that the weights do not depend on.
 _NOT_OF_THE_ARCHITECTURE = ("architecture", "text", "weights", "digest", "start", "start_digest", "anchors", "anchor_count")
-# Tensors of a model that hold settings of a run's own objective.
+# Tensors of a model that hold settings of a run's objective.
 _SETTINGS = ("log_scale", "fixed_temperature", "bias", "logit_scale", "logit_bias")
-_OWN_OF_OPEN_CLIP = ("vision_cfg.image_size", "init_logit_bias")  # settings of a run's own in an open_clip description
+_OWN_OF_OPEN_CLIP = ("vision_cfg.image_size", "init_logit_bias")  # settings that each run chooses, in an open_clip description
 _BLOCK = 1 << 20  # bytes that are hashed at a time
-_SHOWN = 3  # most differences that a message names
+_SHOWN = 3  # largest number of differences that a message names
 
 
 class MissingStart(UserError):
@@ -42,11 +42,11 @@ class MissingStart(UserError):
 
 @dataclass(frozen=True)
 class StartingWeights:
-    """File of starting weights that was found.
+    """A file of starting weights, as `find_start` returns it.
 
     Attributes:
-        path: Path of the safetensors file; in a folder of a timm encoder, path of the first of several.
-        digest: SHA-256 of the file, hexadecimal.
+        path: Path of the safetensors file; if a model has several files of weights, path of the first.
+        digest: SHA-256 of the file at `path`, hexadecimal.
         description: Description in the file's model folder (`describe`); ``None``: the file stands alone.
     """
 
@@ -67,14 +67,14 @@ class StartingWeights:
             idle: Keys without effect on that model, such as ``model.stem``.
 
         Raises:
-            UserError: If the models differ, naming the differences; or if the folder's heads are made of moments.
+            UserError: If the models differ (the message names the differences), or the folder's heads are made of moments.
         """
         if self.description is None:
             return
         if MOMENTS in self.description:
             raise UserError(
-                f"model.start: the heads in {self.path.parent} were released by private moments, and training cannot start "
-                "from these: start from the towers below them. [start-moments]"
+                f"model.start: the heads in {self.path.parent} are made of released moments (bounding.method = 'moments'), and "
+                "training cannot start from them: start from the weights of the towers alone. [start-moments]"
             )
         there, here = self.description["model"], model.model_dump(mode="json")
         defaults = ModelConfig().model_dump(mode="json")
@@ -89,7 +89,7 @@ class StartingWeights:
             model_cfg: Description of the architecture that starts from the weights, in open_clip's format.
 
         Raises:
-            UserError: If the architectures differ, naming the differences.
+            UserError: If the architectures differ; the message names the differences.
         """
         try:
             there = leaves(json.loads(read_text(self.path.with_name(CLIP_CONFIG)))["model_cfg"])
@@ -100,13 +100,13 @@ class StartingWeights:
         self._refuse({key: (shown(there.get(key)), shown(here.get(key))) for key in keys if there.get(key) != here.get(key)})
 
     def load_into(self, model: nn.Module) -> None:
-        """Loads these weights into a model. Temperature, bias and anchors stay the model's own: the run's settings fix them.
+        """Loads these weights into a model. The model keeps its temperature, bias and anchors, which the run's settings fix.
 
         Args:
             model: Model as it was built, without adapters.
 
         Raises:
-            UserError: If the file is damaged, has changed since it was found, or holds other tensors than the model, or numbers
+            UserError: If a file is damaged or has changed since `find_start`, or holds other tensors than the model, or numbers
                 that are not finite.
         """
         tensors = self._tensors()
@@ -123,7 +123,7 @@ class StartingWeights:
         """Refuses files whose hash differs from their description's.
 
         Raises:
-            UserError: If a file is damaged or was replaced, naming the file.
+            UserError: If a file is damaged or was replaced; the message names the file.
         """
         for _ in self._contents():
             pass
@@ -218,7 +218,7 @@ def _in_folder(folder: Path) -> StartingWeights:
 
 
 def _model_in(description: dict[str, Any]) -> ModelConfig:
-    """Reads only the keys of a description that tell the files of its weights; its other keys may be of another version."""
+    """Returns a configuration with only the keys that decide the names of weight files; others may be of another version."""
     there = {key: description["model"].get(key) for key in ("kind", "image", "text")}
     return ModelConfig().model_copy(update={key: value for key, value in there.items() if isinstance(value, str)})
 

@@ -48,7 +48,7 @@ def trained_part(net: nn.Module, model: ModelConfig, adaptation: AdaptationConfi
     Args:
         net: The model.
         model: Configuration that the model was built with.
-        adaptation: Trained parts of its towers.
+        adaptation: Trained parts of the towers of open_clip or timm.
         closed_form: Whether the run is in closed form: towers are frozen, and heads follow from moments.
     """
     total = sum(parameter.numel() for parameter in net.parameters())
@@ -58,13 +58,13 @@ def trained_part(net: nn.Module, model: ModelConfig, adaptation: AdaptationConfi
 
 def _how_of(net: nn.Module) -> str:
     """Describes the trained parts of a user's own model: each child module in full, in part, or frozen."""
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for name, part in net.named_children():
         asked = [parameter.requires_grad for parameter in part.parameters()]
         if asked:
             how = "in full" if all(asked) else "in part" if any(asked) else "frozen"
-            found.setdefault(how, []).append(name.replace("_", " "))
-    return "; ".join(f"{' and '.join(names)} {how}" for how, names in found.items()) or "in full"
+            parts.setdefault(how, []).append(name.replace("_", " "))
+    return "; ".join(f"{' and '.join(names)} {how}" for how, names in parts.items()) or "in full"
 
 
 def _how(model: ModelConfig, adaptation: AdaptationConfig, closed_form: bool) -> str:

@@ -1,7 +1,7 @@
 """Blueprints of pretrained text towers: folders in the Hugging Face format, local or fetched once; read without torch.
 
-A folder holds ``config.json``, the tokenizer's files and ``model.safetensors``. One that sentence-transformers wrote also holds
-``modules.json`` and the pooling, which makes one vector from the tokens of a text. Nothing in the folder is executed.
+A folder holds ``config.json``, the tokenizer's files and ``model.safetensors``. A folder that sentence-transformers wrote also
+holds ``modules.json`` and the pooling, which makes one vector from the tokens of a text. Nothing in the folder is executed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TextBlueprint:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Hash of architecture, tokenizer and weights: a frozen tower is never sent, so all parties need the same."""
+        """Hash of architecture, tokenizer and weights: a frozen tower is never sent, so all parties need the same tower."""
         digest = hashlib.sha256()
         for name in (CONFIG, POOLING, *_TOKENIZERS, WEIGHTS):
             if (self.folder / name).is_file():
@@ -63,11 +63,11 @@ class TextBlueprint:
 
 
 def text_blueprint(name: str, weights: bool = True) -> TextBlueprint:
-    """Looks up the text tower that ``model.text`` names; fetches only a tower of the hub that is not on this machine yet.
+    """Looks up the text tower that ``model.text`` names; fetches it only if it is on the hub and not on this machine yet.
 
     Args:
         name: Name ``sentence-transformers/NAME``, or a folder.
-        weights: Whether the weights must be there, too.
+        weights: Whether the folder must also hold the weights.
 
     Raises:
         UserError: If there is no such folder, or a file is missing, unreadable or asks for something unsupported.
@@ -134,7 +134,7 @@ def _pooling(folder: Path) -> str:
     said = said if isinstance(said, dict) else {}
     wanted = [key.removeprefix("pooling_mode_").partition("_tokens")[0] for key, on in said.items() if on is True]
     wanted = [said["pooling_mode"]] if "pooling_mode" in said else wanted
-    found = [str(one).removesuffix("_token") for one in wanted if one != "include_prompt"]
-    if found not in (["mean"], ["cls"]):
-        raise UserError(f"model.text: {folder / POOLING} pools by {', '.join(found)}; dpfed knows mean and cls. [text-pooling]")
-    return found[0]
+    modes = [str(mode).removesuffix("_token") for mode in wanted if mode != "include_prompt"]
+    if modes not in (["mean"], ["cls"]):
+        raise UserError(f"model.text: {folder / POOLING} pools by {', '.join(modes)}; dpfed knows mean and cls. [text-pooling]")
+    return modes[0]

@@ -19,7 +19,7 @@ _SENTENCE_MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"))
 
 
 class FrozenTextTower(nn.Module):
-    """Maps texts to vectors by weights that are never trained. It stays in evaluation mode, so it draws no random numbers.
+    """A tower from texts to vectors that is never trained. It stays in evaluation mode, so it draws no random numbers.
 
     Args:
         net: Model of transformers.
@@ -47,7 +47,7 @@ class FrozenTextTower(nn.Module):
 
     @property
     def width(self) -> int:
-        """F."""
+        """F, number of features, over all layers side by side."""
         return self.spec.width * self.layers
 
     def give_several_layers(self) -> None:
@@ -59,11 +59,11 @@ class FrozenTextTower(nn.Module):
         first = torch.arange(tokens.shape[1], device=tokens.device) == 0
         real = ((tokens != self.spec.padding) | first).long()
         with torch.autocast(tokens.device.type, enabled=False):
-            found = self.net(input_ids=tokens, attention_mask=real, output_hidden_states=self.layers > 1)
+            output = self.net(input_ids=tokens, attention_mask=real, output_hidden_states=self.layers > 1)
         if self.layers == 1:
-            return self._pooled(found.last_hidden_state, real)
-        middle = found.hidden_states[len(found.hidden_states) // 2]  # the first are the embeddings
-        pieces = [self._pooled(states, real) for states in (found.last_hidden_state, middle)]
+            return self._pooled(output.last_hidden_state, real)
+        middle = output.hidden_states[len(output.hidden_states) // 2]  # hidden_states[0] are the token embeddings
+        pieces = [self._pooled(states, real) for states in (output.last_hidden_state, middle)]
         return torch.cat([F.normalize(piece, dim=1) for piece in pieces], dim=1)
 
     def _pooled(self, states: Tensor, real: Tensor) -> Tensor:
@@ -125,9 +125,9 @@ def _load(spec: TextBlueprint, load_weights: bool) -> nn.Module:
         return AutoModel.from_config(config, trust_remote_code=False, attn_implementation="eager")
     # "eager" attention does not depend on whether a batch has padding, so a text's features do not depend on other texts.
     options = {**given, "use_safetensors": True, "attn_implementation": "eager", "dtype": torch.float32}
-    net, found = AutoModel.from_pretrained(spec.folder, config=config, output_loading_info=True, **options)
-    missing = [name for name in found["missing_keys"] if not name.startswith("pooler.")]
-    if missing or found.get("mismatched_keys"):
+    net, loading = AutoModel.from_pretrained(spec.folder, config=config, output_loading_info=True, **options)
+    missing = [name for name in loading["missing_keys"] if not name.startswith("pooler.")]
+    if missing or loading.get("mismatched_keys"):
         raise UserError(f"model.text: the weights in {spec.folder} do not fit config.json: {missing[:1] or ''}. [text-misfit]")
     return net
 
@@ -159,13 +159,19 @@ class TextTokenizer:
             return tokens
         beginnings = [text[: 64 * self.context] for text in texts]  # tokenizers take minutes for a million characters
         numbers = self.stock(beginnings, truncation=True, max_length=self.context, padding=False)["input_ids"]
-        for row, own in zip(tokens, numbers, strict=True):
-            row[: len(own)] = torch.tensor(own)
+        for row, ids in zip(tokens, numbers, strict=True):
+            row[: len(ids)] = torch.tensor(ids)
         return tokens
 
 
 def save_tower_files(tower: FrozenTextTower, tokenizer: TextTokenizer, folder: Path) -> None:
-    """Writes all files of a tower except its weights, as transformers and sentence-transformers read them."""
+    """Writes all files of a tower except its weights, as transformers and sentence-transformers read them.
+
+    Args:
+        tower: Tower to save.
+        tokenizer: Tokenizer of the tower.
+        folder: Folder of the files, which exists.
+    """
     tower.net.config.save_pretrained(folder)
     tokenizer.stock.save_pretrained(folder)
     (folder / POOLING).parent.mkdir(exist_ok=True)

@@ -109,9 +109,9 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
         if base in known:
             hint = f"set model.image = 'timm/{base}' and model.weights = '{tag}'."
         raise UserError(f"unknown model.image = '{model.image}': timm has no such architecture; {hint} [encoder-unknown]")
-    own = _cfg_of(name)
+    default_cfg = _cfg_of(name)
     if weights is None:
-        return TimmBlueprint(name, own, Preprocessing(), started=model.start is not None)
+        return TimmBlueprint(name, default_cfg, Preprocessing(), started=model.start is not None)
     cfgs = {full.partition(".")[2]: cfg for full, cfg in timm.models.get_arch_pretrained_cfgs(name).items()}
     tags = [tag for tag, cfg in cfgs.items() if cfg.has_weights]
     if weights in tags:
@@ -120,19 +120,19 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
     place = Path(weights.removeprefix(LOCAL_DIR)).expanduser()
     if place.name == WEIGHTS and (place.parent / DESCRIPTION).is_file() or (place / DESCRIPTION).is_file():
         raise UserError(
-            f"model.weights: {place} is a model of dpfed, which says what it was trained on: set model.start to it, and the "
-            "privacy card will say so, too. [weights-of-dpfed]"
+            f"model.weights: {place} is a model of dpfed: set model.start to it instead, so that the privacy card also says "
+            "which records this model was trained on. [weights-of-dpfed]"
         )
     if place.is_dir():
-        cfg = own | _described(name, str(place), _of_folder(place))
-        found = next((place / file for file in _FILES if (place / file).is_file()), None)
-        if found is None:
+        cfg = default_cfg | _described(name, str(place), _of_folder(place))
+        weights_file = next((place / file for file in _FILES if (place / file).is_file()), None)
+        if weights_file is None:
             raise UserError(f"model.weights: {place} has no weights; expected {', '.join(_FILES)}. [weights-none-there]")
-        return TimmBlueprint(name, cfg, _preprocessing(cfg), file=found)
+        return TimmBlueprint(name, cfg, _preprocessing(cfg), file=weights_file)
     if not place.is_file():
         what = nearest(weights, tags) if tags else "timm knows no weights for it."
         raise UserError(f"model.weights = {weights!r} is not a file, folder or tag of timm/{name}; {what} [weights-not-timm]")
-    return TimmBlueprint(name, own, _preprocessing(own), file=place)
+    return TimmBlueprint(name, default_cfg, _preprocessing(default_cfg), file=place)
 
 
 def _of_torchvision(name: str, weights: str | None, started: bool) -> TimmBlueprint:
@@ -157,7 +157,7 @@ def _of_folder(folder: Path) -> dict[str, Any]:
         return dict(json.loads(read_text(folder / TIMM_CONFIG)))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(
-            f"model.weights: {folder} has no {TIMM_CONFIG} of timm's ({words(error)}); give a file. [weights-config]"
+            f"model.weights: {folder} has no {TIMM_CONFIG} that timm wrote ({words(error)}); give a file. [weights-config]"
         ) from error
 
 
@@ -170,12 +170,14 @@ def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, 
         description: timm's description of the weights.
 
     Raises:
-        UserError: If the description is of another architecture, or of a changed one, or malformed.
+        UserError: If the description is malformed, or of another or a changed architecture.
     """
     architecture, arguments = description.get("architecture"), description.get("model_args") or {}
     cfg = description.get("pretrained_cfg", description)
     if not isinstance(architecture, str) or not isinstance(arguments, dict) or not isinstance(cfg, dict):
-        raise UserError(f"model.weights: {where} has no {TIMM_CONFIG} of timm's; give a file of weights. [weights-fields]")
+        raise UserError(
+            f"model.weights: {where} has no {TIMM_CONFIG} that timm wrote; give a file of weights. [weights-fields]"
+        )
     if architecture != name:
         raise UserError(f"'{where}' holds weights of {architecture}: set model.image = 'timm/{architecture}'. [weights-model]")
     if changed := [key for key in arguments if key not in _SIZES]:
@@ -202,8 +204,8 @@ def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn
 
     Args:
         spec: Blueprint of the encoder.
-        pretrained: Whether to fetch the published weights; otherwise they are drawn from torch's global generator.
-        options: Further arguments of timm's ``create_model``.
+        pretrained: Whether to fetch the published weights; otherwise weights are drawn from torch's global generator.
+        options: Further arguments of timm's ``create_model``; torchvision's models take none.
 
     Raises:
         UserError: If the model cannot be built with these arguments, or its weights are not available.
@@ -230,7 +232,7 @@ def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn
 
 
 def batch_norm_without_weights(name: str) -> UserError:
-    """Makes the error for an encoder whose BatchNorm would have to take its statistics from private records."""
+    """Returns the error for an encoder whose BatchNorm would have to take its statistics from private records."""
     import timm
 
     siblings = [known for known in timm.list_models("*_gn") if not known.startswith("test_")]
@@ -244,14 +246,16 @@ def batch_norm_without_weights(name: str) -> UserError:
 
 @functools.cache
 def _shapes(name: str) -> tuple[dict[str, list[int]], bool]:
-    """Returns the shapes of an architecture's tensors by name, which may differ between versions of timm, and whether it has
-    BatchNorm."""
+    """Returns the shapes of an architecture's tensors by name, and whether the architecture has BatchNorm.
+
+    The shapes may differ between versions of timm.
+    """
     spec = TimmBlueprint(name, _cfg_of(name), Preprocessing())
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
                 net = create(spec, False, {})
-        except UserError:  # some constructors compute constants
+        except UserError:  # some constructors compute constants, which meta tensors do not allow
             net = create(spec, False, {})
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
     return {path: list(tensor.shape) for path, tensor in net.state_dict().items()}, has_batch_norm

@@ -1,5 +1,7 @@
-"""Image encoders of timm and torchvision (``model.image = "timm/NAME"``): built at the run's size, trained as asked, saved as
-these libraries read them."""
+"""Image encoders of timm and torchvision (``model.image = "timm/NAME"``).
+
+They are built for the run's image size, trained as the configuration says, and saved as these libraries read them.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,16 @@ from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
 from dpfed.models.torchvision_encoders import create as create_torchvision
 from dpfed.models.weight_files import fitting_weights, reading_weights, words
 
-_STAGES = 2  # beside the features, where several layers stand side by side
-_ROUNDING = 1e-6  # of float32, relative
+_STAGES = 2  # number of stages beside the features, where several layers stand side by side
+_ROUNDING = 1e-6  # relative rounding error of float32
 
 
 class TimmEncoder(nn.Module):
     """A timm or torchvision model without its classifier, as an image encoder.
 
     Args:
-        timm: Maps normalised images ``(n, 3, H, W)`` to features ``(n, F)``.
-        features_dim: F.
+        timm: Network from normalised images ``(n, 3, H, W)`` to features ``(n, F)``.
+        features_dim: F, number of features.
         size: Side of the images, pixels.
 
     Attributes:
@@ -67,34 +69,37 @@ class TimmEncoder(nn.Module):
             return self.timm(images)
         net: Any = self.timm
         last, maps = net.forward_intermediates(images, indices=list(self.stages))
-        pieces = [net.forward_head(last), *(one.mean((2, 3)) for one in maps)]
+        pieces = [net.forward_head(last), *(stage.mean((2, 3)) for stage in maps)]
         return torch.cat([F.normalize(piece, dim=1) for piece in pieces], dim=1)
 
 
 @torch.no_grad()
 def _stages(net: Any, size: int) -> dict[int, int]:
-    """Returns the widths of a network's last stages by index, seen on an image of noise; none if timm gives no stages."""
+    """Returns the widths of a network's last stages by index, measured on an image of noise.
+
+    The result is empty if timm gives no stages. A stage whose mean is the features themselves is left out.
+    """
     info = getattr(net, "feature_info", None)
     if info is None or not hasattr(net, "forward_intermediates") or not hasattr(net, "forward_head"):
         return {}
-    found = info.info if hasattr(info, "info") else info
-    if len(found) < _STAGES or len({one["reduction"] for one in found}) == 1:
+    stages = info.info if hasattr(info, "info") else info
+    if len(stages) < _STAGES or len({stage["reduction"] for stage in stages}) == 1:
         return {}
     noise, was_training = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0)), net.training
     net.eval()
     places, features = list(range(-_STAGES, 0)), net(noise)
     last, maps = net.forward_intermediates(noise, indices=places)
-    means = {place: one.mean((2, 3)) for place, one in zip(places, maps, strict=True)}
+    means = {place: stage.mean((2, 3)) for place, stage in zip(places, maps, strict=True)}
     same = net.forward_head(last)
     net.train(was_training)
-    if not torch.allclose(same, features, rtol=1e-4, atol=1e-5):  # the stages of another computation
+    if not torch.allclose(same, features, rtol=1e-4, atol=1e-5):  # the features do not follow from these stages
         return {}
     return {place: mean.shape[1] for place, mean in means.items() if not _equal(mean, features)}
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Returns whether two vectors are the same but for rounding; a BatchNorm that is not trained yet changes more."""
-    return one.shape == other.shape and bool((one - other).abs().max() <= _ROUNDING * other.abs().max())
+def _equal(first: Tensor, second: Tensor) -> bool:
+    """Returns whether two vectors differ by rounding only; even a BatchNorm that is not trained yet changes a vector more."""
+    return first.shape == second.shape and bool((first - second).abs().max() <= _ROUNDING * second.abs().max())
 
 
 def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) -> TimmEncoder:
@@ -154,14 +159,14 @@ def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: di
 
     if spec.name.startswith(TORCHVISION):
         with fitting_weights(where, "a torchvision model"):
-            own: Any = create_torchvision(spec.name.removeprefix(TORCHVISION), None, state)
-        own.pretrained_cfg = dict(spec.cfg)
-        return own
+            classifier_free: Any = create_torchvision(spec.name.removeprefix(TORCHVISION), None, state)
+        classifier_free.pretrained_cfg = dict(spec.cfg)
+        return classifier_free
     with fitting_weights(where, "a timm model"), quiet():
         places = spec.cfg.get("classifier") or ()
         heads = [state.get(f"{place}.weight") for place in ((places,) if isinstance(places, str) else places)]
         classes = next((len(head) for head in heads if head is not None), 0)
-        # If the number of classes is the file's, timm requires every tensor to be there and to fit.
+        # If the model has as many classes as the file, timm requires that the file holds every tensor and that all fit.
         given = {"state_dict": state, "num_classes": classes, "label_offset": 0, "custom_load": False}
         net: Any = create_model(spec.name, pretrained=True, pretrained_cfg_overlay=given, num_classes=classes, **options)
         net.reset_classifier(0)
@@ -188,7 +193,9 @@ def _features_dim(title: str, net: nn.Module, size: int) -> int:
     try:
         features = net.eval()(weight.new_zeros(1, 3, size, size))
     except Exception as error:  # a model can raise anything for an image that is too small or too large
-        raise UserError(f"{title} takes no images of {size} pixels ({words(error)}): try another. [encoder-size]") from error
+        raise UserError(
+            f"{title} takes no images of {size} pixels ({words(error)}): set another data.size. [encoder-size]"
+        ) from error
     finally:
         net.train()
     if not isinstance(features, Tensor) or features.dim() != 2:

@@ -49,9 +49,9 @@ def described(name: str, tag: str | None) -> tuple[dict[str, Any], Preprocessing
     given = expected.interpolation.value
     mean: tuple[float, float, float] = tuple(expected.mean)
     std: tuple[float, float, float] = tuple(expected.std)
-    found = Preprocessing(mean, std, "crop", given if given in ("bicubic", "bilinear") else "bicubic")
-    cfg = {"input_size": (3, size, size), "mean": found.mean, "std": found.std, "tag": tag}
-    return cfg | {"interpolation": found.interpolation}, found
+    preprocessing = Preprocessing(mean, std, "crop", given if given in ("bicubic", "bilinear") else "bicubic")
+    cfg = {"input_size": (3, size, size), "mean": preprocessing.mean, "std": preprocessing.std, "tag": tag}
+    return cfg | {"interpolation": preprocessing.interpolation}, preprocessing
 
 
 def create(name: str, tag: str | None, state: dict[str, Tensor] | None = None) -> nn.Module:
@@ -60,7 +60,7 @@ def create(name: str, tag: str | None, state: dict[str, Tensor] | None = None) -
     Args:
         name: Name of the architecture, without the prefix.
         tag: Tag of published weights, which torchvision fetches; ``None``: random weights.
-        state: Weights by name that replace these; all must fit. They may have a classifier of any number of classes, or none.
+        state: Weights by name, which replace the others; all must fit. A classifier among them is left out.
 
     Raises:
         UserError: If the architecture's classifier is not a linear layer at its end.

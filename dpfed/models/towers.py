@@ -27,7 +27,7 @@ _NOT_TEXT = ("visual.", "logit_", "text_decoder.")
 
 
 class ClipModel(nn.Module):
-    """An open_clip model under the contract of docs/architecture.md.
+    """An open_clip model that keeps the contract of docs/architecture.md.
 
     Temperature and bias live in open_clip's own ``logit_scale`` and ``logit_bias``, so that a saved model gives a pair the same
     score in stock open_clip.
@@ -119,13 +119,13 @@ def build_clip(
         start: Starting weights; they replace the blueprint's.
 
     Raises:
-        UserError: If the architecture cannot be built, the weights are not available or do not fit, or it has BatchNorm and no
-            pretrained weights.
+        UserError: If the architecture cannot be built, or has BatchNorm and no pretrained weights, or if the weights are not
+            available or do not fit.
     """
     import open_clip
 
     with tempfile.TemporaryDirectory() as folder, quiet():
-        # The architecture is given as a local-dir: only so does open_clip accept a description and download nothing.
+        # The architecture is given as a local-dir: only then does open_clip build from a description without a download.
         Path(folder, CONFIG).write_text(json.dumps({"model_cfg": spec.model_cfg}), encoding="utf-8")
         try:
             clip = open_clip.create_model(
@@ -178,7 +178,8 @@ def adapt(model: ClipModel, adaptation: AdaptationConfig, objective: ObjectiveCo
         tower = clip.text if hasattr(clip, "text") else clip.transformer
         add_adapters(tower, "text", adaptation.text_layers, adaptation.rank, scale)
     if "lora" in (images, adaptation.text):
-        # The fused inference kernel of nn.MultiheadAttention reads its weight several times per call, and each read merges.
+        # The fused inference kernel of nn.MultiheadAttention reads its weight several times per call, and each read merges the
+        # adapters.
         torch.backends.mha.set_fastpath_enabled(False)
     if objective.learn_temperature:
         clip.logit_scale.requires_grad_(True)

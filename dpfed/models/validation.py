@@ -1,7 +1,7 @@
 """Refuses models whose layers mix records: one record would then change the embeddings of others, beyond its own group.
 
-The one exception are layers that mix the records of one group and declare it: a caller must pass one group at a time to such a
-model (`dpfed.models.norm.mixes_records`).
+The only exception is layers that mix the records of one group and declare this: a caller must pass one group at a time to a
+model with such layers (`dpfed.models.norm.mixes_records`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from dpfed.errors import UserError
 from dpfed.models.probe import Probe, Views, close, nearly, same
 
-_SEEDS = 8  # tried seeds of a model that draws random numbers: it may mix records at some of them only
+_SEEDS = 8  # number of seeds for a model that draws random numbers: it may mix records with some seeds only
 _REMEDY = "Let each record be embedded by itself (for normalisation: GroupNorm or LayerNorm)."
 
 
@@ -72,10 +72,11 @@ def check_independence(model: nn.Module, views: Views, largest: int = 0) -> None
     """Runs a copy of the model in training mode and checks that a record changes no embedding but its own.
 
     This catches a user's own layers, which `validate` cannot know. Trained weights are moved a little first, so that gates that
-    start at zero open. Then no embedding may change when the views of other records change, or when a record is left out, and
-    none may have a derivative in another record's image, which finds a gate however small. Layers that mix a group on purpose
-    (`dpfed.models.norm`) take their statistics from the anchors alone during the check, so that it finds only other layers that
-    mix. The model itself and the random state do not change. docs/commands.md lists the mixing that this check cannot find.
+    start at zero open. Then no embedding may change when the views of other records change, or when a record is left out. No
+    embedding may have a derivative with respect to another record's image: this finds a gate however small. Layers that mix a
+    group on purpose (`dpfed.models.norm`) take their statistics from the anchors alone during the check, so that the check
+    finds only other layers that mix. The model itself and the random state do not change. docs/commands.md lists the mixing
+    that this check cannot find.
 
     Args:
         model: Model that keeps the contract of docs/architecture.md.
@@ -152,7 +153,7 @@ class _Examination:
 
         Args:
             views: Views of a group of S records.
-            changes: Records whose views are exchanged, ``(n, S)`` bool, one row a trial.
+            changes: Records whose views are exchanged, ``(n, S)`` bool, one row per trial.
             again: Whether to check that the same views give the same embeddings afterwards.
         """
         for seed in self._seeds:
@@ -175,20 +176,20 @@ class _Examination:
     def _refuse_moved(self, views: Views, changed: torch.Tensor, seed: int) -> None:
         if self._in_float64(lambda p: self._rests(p, views, changed, seed)):
             return
-        some = int(changed.sum())
-        which = f"record {int(changed.nonzero()[0])}" if some == 1 else f"{some} of {len(changed)} records"
+        count = int(changed.sum())
+        which = f"record {int(changed.nonzero()[0])}" if count == 1 else f"{count} of {len(changed)} records"
         raise UserError(
             f"{self._culprit(views, changed, seed)} mixes records: changing {which} of a group moved the embeddings of others. "
             f"{_REMEDY} [model-mixes-records]"
         )
 
     def check_derivatives(self, views: Views) -> None:
-        """Refuses a model if an embedding has a derivative in another record's image."""
+        """Refuses a model if an embedding has a derivative with respect to another record's image."""
         if pair := self._probe.leaning(views):
             changed = torch.arange(len(views["image"])) == pair[1]
             raise UserError(
-                f"{self._culprit(views, changed)} mixes records: the embedding of record {pair[0]} of a group has a derivative "
-                f"in the image of record {pair[1]}, however small. {_REMEDY} [model-mixes-slightly]"
+                f"{self._culprit(views, changed)} mixes records: the embedding of record {pair[0]} of a group has a "
+                f"derivative, however small, with respect to the image of record {pair[1]}. {_REMEDY} [model-mixes-slightly]"
             )
 
     def check_company(self, views: Views) -> None:
@@ -221,8 +222,8 @@ class _Examination:
 
     def _culprit(self, views: Views, changed: torch.Tensor, seed: int = 0) -> str:
         """Names the first module whose output changes with other records; the model, if there is no such module."""
-        before, after = (self._probe.activations(own, seed) for own in (views, _with_others(views, changed)))
-        rows = {len(changed), *(view.shape[:2].numel() for view in views.values())}  # of outputs with a row per record or view
+        before, after = (self._probe.activations(group, seed) for group in (views, _with_others(views, changed)))
+        rows = {len(changed), *(view.shape[:2].numel() for view in views.values())}  # lengths of outputs by record or view
         for (name, first), (_, second) in zip(before, after, strict=False):
             if first.dim() and first.shape == second.shape and len(first) in rows:
                 each = ({name: output.unflatten(0, (len(changed), -1))} for output in (first, second))
@@ -237,7 +238,7 @@ def _with_others(views: Views, changed: torch.Tensor) -> Views:
     image = views["image"]
     noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
     changed = changed.to(image.device)
-    result["image"][changed] = (1 + 3 * noise)[changed]  # changes mean and scale, too: some layers mix only those
+    result["image"][changed] = (1 + 3 * noise)[changed]  # mean and scale change, too: some layers mix only these
     if "text" in views:
         # Another record's tokens in reverse: valid token numbers, whatever the vocabulary.
         result["text"][changed] = views["text"].roll(1, 0).flip(-1)[changed]

@@ -17,7 +17,7 @@ from dpfed.files.reading import open_regular
 
 @contextlib.contextmanager
 def reading_weights(path: Path, what: str) -> Iterator[None]:
-    """Wraps a library's reading of weights: refuses other kinds of files before it, and turns its errors into messages.
+    """Wraps a library's reading of weights: refuses a file of another kind first, and turns the library's errors into messages.
 
     Args:
         path: Path of the file.
@@ -39,7 +39,7 @@ def reading_weights(path: Path, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fitting_weights(path: Path | str, what: str) -> Iterator[None]:
-    """Wraps a library's loading of weights into a model, and turns its errors into messages.
+    """Wraps a library's loading of weights into a model, and turns the library's errors into messages.
 
     Args:
         path: Path of the file, or name of the repository.
@@ -55,7 +55,7 @@ def fitting_weights(path: Path | str, what: str) -> Iterator[None]:
     except (OSError, SafetensorError, EOFError) as error:
         raise UserError(f"cannot read the weights in {path}: {words(error)}. [weights-unreadable]") from error
     except RuntimeError as error:
-        if isinstance(error.__cause__, pickle.UnpicklingError):  # timm raises it in this form
+        if isinstance(error.__cause__, pickle.UnpicklingError):  # timm raises an UnpicklingError in this form
             raise _unsafe(path) from error
         raise UserError(f"the weights in {path} do not fit the architecture: {_misfit(error)}. [weights-misfit]") from error
     except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as error:
@@ -78,7 +78,10 @@ def words(error: Exception) -> str:
 
 
 def not_fetched(error: Exception) -> str:
-    """Explains why a library could not fetch a model from the Hugging Face hub; the user's own offline setting comes first."""
+    """Returns the reason why a library could not fetch a model from the Hugging Face hub, as part of a message.
+
+    If the user has set HF_HUB_OFFLINE, and the cache has no copy of the model, this setting is the reason.
+    """
     if "huggingface_hub" in sys.modules:
         from huggingface_hub import constants, errors
 

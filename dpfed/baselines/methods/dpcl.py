@@ -5,8 +5,8 @@ Each step samples B records without replacement, releases a noisy similarity mat
 by at most 4C, two views by 2C each, because the other views' gradients do not change once the noisy statistics are fixed.
 They do change: they contain the replaced record's clean embedding (`dpfed.baselines.noisy_statistics.published_dpcl`). Every
 one of the 2B clipped gradients can reverse its direction, so the sum can move by up to 4BC. The 4C here is the paper's value,
-and so is the claimed epsilon: every release has noise multiplier sigma, and their Renyi epsilons, each for sampling without
-replacement (Wang et al. 2019), add up.
+and so is the claimed epsilon: every release has noise multiplier sigma, and the Renyi epsilons of the releases, each for
+sampling without replacement (Wang et al. 2019), add up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logit-DP (Kong, Munoz Medina and Ribero): clip the gradient of each similarity, add them up weighted by the loss.
+"""Logit-DP (Kong, Munoz Medina and Ribero): clips the gradient of each similarity, and adds them up weighted by the loss.
 
 The gradient of a loss of similarities is ``sum over pairs of (dl/ds) grad s``. Every ``grad s`` is clipped to C; the weights
 ``dl/ds`` are not, and a record changes few of them by much. **Sensitivity G C**, with G the largest change of the weights,
@@ -42,7 +42,7 @@ def _sensitivity(given: MechanismParameters) -> float:
 
 
 def _spread(given: MechanismParameters) -> float:
-    """Returns an upper bound of the length of the sum, divided by the sensitivity.
+    """Returns an upper bound on the length of the sum, divided by the sensitivity.
 
     In absolute value, an anchor's weights add up to at most 2 / tau, and those of its regulariser to at most 2.
     """

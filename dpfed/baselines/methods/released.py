@@ -1,8 +1,8 @@
 """Released statistics: noisy statistics of the batch, then one clipped gradient per record (DPCL's intention, made sound).
 
-In each step the owner releases noisy statistics: embeddings in M slots for InfoNCE, moments for Barlow Twins. A record's
-gradient depends on the other records only through them. Given the statistics, a record's loss depends on that record alone; its
-gradient is clipped to C.
+In each step the worker releases noisy statistics: embeddings in M slots for InfoNCE, moments for Barlow Twins. A record's
+gradient depends on the other records only through these statistics. Given the statistics, a record's loss depends on that
+record alone; its gradient is clipped to C.
 
 **Sensitivity of the release.** An additional record adds a pair of embeddings of at most unit length to one slot, sqrt(2), or a
 vector phi to the moments, ``|phi|^2 = |a|^2 + |b|^2 + |a*a|^2 + |b*b|^2 + |a|^2 |b|^2 <= 5``: sqrt(5). **Of the sum, given
@@ -40,11 +40,11 @@ from dpfed.schema.section import Section
 
 
 class _Moments(Section):
-    release_share: float = Field(0.5, gt=0, lt=1, description="fraction of a step's 1 / sigma^2 spent on the release")
+    release_share: float = Field(0.5, gt=0, lt=1, description="fraction of a step's 1 / sigma^2 that the release gets")
 
 
 class _Slots(_Moments):
-    release_share: float = Field(0.2, gt=0, lt=1, description="fraction of a step's 1 / sigma^2 spent on the release")
+    release_share: float = Field(0.2, gt=0, lt=1, description="fraction of a step's 1 / sigma^2 that the release gets")
     slots: int = Field(64, ge=2, description="M: slots in which the embeddings of a batch are released")
 
 
@@ -55,7 +55,7 @@ def _numbers(inputs: MethodInputs) -> dict[str, Any]:
 
 
 def refuse_augmentations(inputs: MethodInputs) -> None:
-    """Rejects augmentations beyond the two views of a record that are contrasted: they would have no effect.
+    """Refuses augmentations beyond the two views of a record that are contrasted: they would have no effect.
 
     Raises:
         UserError: If the configuration has further augmentations.
@@ -78,10 +78,10 @@ METHOD = Method(
     claim="Noisy statistics of the batch are released first; given them, each record's gradient is its own and is clipped: one "
     "record moves the sum by C. Release and sum are accounted for together.",
     sensitivity=lambda given: given.clip_norm,
-    spread=lambda given: 2 * given.batch + 100,  # records: a Poisson batch is larger once in 10^60
+    spread=lambda given: 2 * given.batch + 100,  # a Poisson batch has more records once in 10^60
     whole_batch=True,
     divisor=lambda given: given.batch,
     gradient_share=lambda given: 1 - given.options["release_share"],
-    options={"infonce": _Slots, "barlow_twins": _Moments},  # slots stay noisy at any share, so the gradient gets more
+    options={"infonce": _Slots, "barlow_twins": _Moments},  # slots stay noisy with any share, so gradients get more
     public_parameters=_numbers,
 )

@@ -39,7 +39,7 @@ class PublishedSimilarity:
 
     @staticmethod
     def sensitivity(batch: int, two_towers: bool) -> float:
-        """Returns the sensitivity of the similarities of `batch` records to the replacement of one."""
+        """Returns the sensitivity of the similarities of `batch` records to the replacement of one record."""
         return (2 if two_towers else 4) * math.sqrt(2 * batch - 1)
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
@@ -53,7 +53,7 @@ class PublishedSimilarity:
         return self._noise.add_(similarity, step)
 
     def given(self, noisy: Tensor, embeddings: Tensor, temperature: Tensor) -> Cotangents:
-        """Returns cotangents at given noisy similarities, whose derivatives are *clean* embeddings of other records."""
+        """Returns cotangents at given noisy similarities; these cotangents contain *clean* embeddings of other records."""
         noisy = noisy.detach().requires_grad_()
         temperature = temperature.detach().requires_grad_()
         weights, of_temperature = torch.autograd.grad(self._loss(noisy / temperature), (noisy, temperature))
@@ -74,9 +74,9 @@ class PublishedSimilarity:
         places = torch.arange(count, device=logits.device)
         if self._two_towers:
             return cross_entropy(logits, places, reduction="sum") + cross_entropy(logits.T, places, reduction="sum")
-        own = torch.eye(count, dtype=torch.bool, device=logits.device)
+        diagonal = torch.eye(count, dtype=torch.bool, device=logits.device)
         partner = (places + count // 2) % count
-        return cross_entropy(logits.masked_fill(own, -torch.inf), partner, reduction="sum")
+        return cross_entropy(logits.masked_fill(diagonal, -torch.inf), partner, reduction="sum")
 
 
 class PublishedMoments:
@@ -95,7 +95,7 @@ class PublishedMoments:
 
     @staticmethod
     def mean_sensitivity(batch: int) -> float:
-        """Returns the sensitivity of one view's mean to the replacement of one of `batch` records."""
+        """Returns the sensitivity of one view's mean over `batch` records to the replacement of one record."""
         return 2 / batch
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:

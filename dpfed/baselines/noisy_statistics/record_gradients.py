@@ -38,28 +38,28 @@ class Cotangents:
 
     @classmethod
     def of_each(cls, slopes: Callable[[Tensor, int], tuple[Tensor, Tensor]], embeddings: Tensor) -> Cotangents:
-        """Computes cotangents record by record: in a product over all records, one could change the rounding of others.
+        """Computes cotangents record by record: in one product, a record could change the rounding of other records.
 
         Args:
             slopes: Function from a record's embeddings ``(1, 2, D)`` and index to its cotangents ``(1, 2, D)`` and ``(1,)``.
             embeddings: Embeddings ``(n, 2, D)``.
         """
-        found = [slopes(one.detach().requires_grad_(), place) for place, one in enumerate(embeddings.split(1))]
+        slopes_of_each = [slopes(pair.detach().requires_grad_(), place) for place, pair in enumerate(embeddings.split(1))]
         none = embeddings[:0], embeddings[:0, 0, 0]
-        return cls(*(torch.cat(part) for part in zip(none, *found, strict=True)))
+        return cls(*(torch.cat(part) for part in zip(none, *slopes_of_each, strict=True)))
 
     def of_view(self, view: int) -> Cotangents:
-        """Returns the cotangents of one view alone; those of the temperature are halved."""
+        """Returns the cotangents of one view alone, with half of the temperature's cotangent of each record."""
         alone = torch.zeros_like(self.embeddings)
         alone[:, view] = self.embeddings[:, view]
         return Cotangents(alone, self.temperature / 2)
 
 
 class Statistics(Protocol):
-    """Releases noisy statistics of a batch, and computes the derivatives of each record's loss given them."""
+    """Releases noisy statistics of a batch, and computes the derivatives of each record's loss given these statistics."""
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """Makes one step's release and returns the cotangents.
+        """Makes the release of one step and returns the cotangents.
 
         Given the release, a record's cotangents are a function of its own embeddings, bit by bit.
 
@@ -127,18 +127,18 @@ class StatisticsEngine(Engine):
     def _pair(self, views: Views) -> Tensor:
         """Computes the embeddings of one record, ``(1, 2, D)``."""
         with torch.autocast(self._vector.device.type, torch.bfloat16, enabled=self._bf16):
-            found = embeddings_of(self._model, views)
-        return torch.cat([z.float() for z in found.values()], dim=1)
+            embeddings = embeddings_of(self._model, views)
+        return torch.cat([z.float() for z in embeddings.values()], dim=1)
 
     @torch.no_grad()
     def _embedded(self, views: Views, thread: int) -> list[Tensor]:
-        return [self._pair(one) for _, one in self._records(views, thread)]
+        return [self._pair(record_views) for _, record_views in self._records(views, thread)]
 
     def _of_thread(self, views: Views, slopes: Cotangents, clip_norm: float | Clip, thread: int, into: Tensor) -> Tensor:
-        """Adds a thread's records; returns their norms."""
+        """Adds the clipped gradients of a thread's records; returns the norms before clipping."""
         parts, norms = self._vector.split(into), [into.new_zeros(0, dtype=self._exact)]
-        for record, one in self._records(views, thread):
-            loss = (self._pair(one)[0] * slopes.embeddings[record]).sum()
+        for record, record_views in self._records(views, thread):
+            loss = (self._pair(record_views)[0] * slopes.embeddings[record]).sum()
             loss = loss + temperature_of(self._model) * slopes.temperature[record]
             gradients = torch.autograd.grad(loss, self._vector.parameters, materialize_grads=True)
             norms.append(add_clipped(gradients, clip_norm, parts, self._exact)[None])

@@ -4,8 +4,8 @@ A record's loss uses the other records only through these statistics; `dpfed.bas
 n records, two views each, M slots, D dimensions.
 
 **Slots.** Every record of a batch draws one of M slots. A slot holds the sum of its members' embeddings, both views side by
-side. Gaussian noise is added to all slots, including empty ones; from then on they are constants: the loss of a record
-contrasts its own embeddings with the other slots.
+side. Gaussian noise is added to all slots, also to empty ones. From then on slots are constants: the loss of a record
+contrasts its embeddings with the slots that it did not draw.
 
 **Moments.** The loss (Zbontar et al. 2021) is a function of five averages over the batch: both views' means and mean squares,
 and the mean of their outer products. With phi_i the contribution of record i to these sums, the gradient of the loss is the sum
@@ -31,7 +31,7 @@ from dpfed.privacy.randomness import Randomness
 
 
 def release_noise(randomness: Randomness, std: float, rank: int, context: str) -> KeyedNoise:
-    """Returns the owner's Gaussian noise on released statistics.
+    """Returns the worker's Gaussian noise on released statistics.
 
     Args:
         randomness: Secret randomness of the workers.
@@ -43,10 +43,10 @@ def release_noise(randomness: Randomness, std: float, rank: int, context: str) -
 
 
 def bounded(embeddings: Tensor) -> Tensor:
-    """Clips embeddings to the unit ball, along the last dimension; one that is not finite becomes zero.
+    """Clips embeddings to the unit ball, along the last dimension; an embedding that is not finite becomes zero.
 
-    The sensitivity of the release assumes this bound, and a model alone does not ensure it: it may be configured not to
-    normalise its embeddings, or it may overflow.
+    The sensitivity of the release assumes this bound, and a model alone does not ensure it: a model may be configured not to
+    normalise its embeddings, or may overflow.
     """
     norms = torch.linalg.vector_norm(embeddings, dim=-1, dtype=exact_type(embeddings.device))
     within = embeddings * clip_factors(norms, 1.0).unsqueeze(-1).to(embeddings.dtype)
@@ -59,7 +59,7 @@ class ReleasedEmbeddings:
     Args:
         slots: M, public.
         batch: B, the expected number of records in a step.
-        noise: Noise with a standard deviation of noise multiplier times sensitivity.
+        noise: Noise whose standard deviation is the release's noise multiplier times `SENSITIVITY`.
         randomness: Secret randomness of the workers, for the slots.
     """
 
@@ -76,10 +76,10 @@ class ReleasedEmbeddings:
         slot = self.draw_slots(len(embeddings), step).to(embeddings.device)
         negatives = self.denoised(self.release(embeddings, slot, step))
 
-        def of_record(own: Tensor, record: int) -> tuple[Tensor, Tensor]:
+        def of_record(pair: Tensor, record: int) -> tuple[Tensor, Tensor]:
             divisor = temperature.detach().view(1).clone().requires_grad_()
             embeddings_slope, temperature_slope = torch.autograd.grad(
-                contrast(own, negatives, slot[record : record + 1], divisor).sum(), (own, divisor)
+                contrast(pair, negatives, slot[record : record + 1], divisor).sum(), (pair, divisor)
             )
             return embeddings_slope, temperature_slope
 
@@ -97,7 +97,7 @@ class ReleasedEmbeddings:
     def release(self, embeddings: Tensor, slot: Tensor, step: int) -> Tensor:
         """Returns the noisy slots of a step, ``(M, 2, D)``."""
         # In a rounded sum, a record's contribution would depend on the others.
-        members = torch.cat([bounded(own) for own in embeddings.split(1)]).to(exact_type(embeddings.device))
+        members = torch.cat([bounded(pair) for pair in embeddings.split(1)]).to(exact_type(embeddings.device))
         member = one_hot(slot, self._slots).to(members.dtype)  # a product: index_add_ sums in no fixed order on a GPU
         return self._noise.add_(torch.einsum("nm,nvd->mvd", member, members).contiguous(), step).to(embeddings.dtype)
 
@@ -116,12 +116,12 @@ class ReleasedEmbeddings:
 
 
 def contrast(embeddings: Tensor, negatives: Tensor, slot: Tensor, temperatures: Tensor) -> Tensor:
-    """Computes InfoNCE in both directions, of every record against the slots of others.
+    """Computes InfoNCE in both directions, of every record against the other slots.
 
     Args:
         embeddings: Embeddings ``(n, 2, D)``.
         negatives: Negatives ``(M, 2, D)``, constants.
-        slot: Each record's own slot, ``(n,)``, which is left out.
+        slot: Slot that each record drew, ``(n,)``; its loss leaves this slot out.
         temperatures: Temperatures ``(n,)``.
 
     Returns:
@@ -136,7 +136,7 @@ def contrast(embeddings: Tensor, negatives: Tensor, slot: Tensor, temperatures: 
     return losses
 
 
-_LEAST_VARIANCE = 0.1  # least variance of a dimension over the average one: noise can make a variance tiny or negative
+_LEAST_VARIANCE = 0.1  # least variance of a dimension, relative to the average: noise can make it tiny or negative
 
 
 def moments(embeddings: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class ReleasedMoments:
 
     Args:
         batch: B, the public divisor of all sums.
-        noise: Noise with a standard deviation of noise multiplier times sensitivity.
+        noise: Noise whose standard deviation is the release's noise multiplier times `SENSITIVITY`.
         redundancy: Weight of the terms off the diagonal.
     """
 
@@ -183,19 +183,19 @@ class ReleasedMoments:
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
         """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`; the loss has no temperature."""
-        units = torch.cat([normalize(own, dim=2) for own in embeddings.split(1)])
+        units = torch.cat([normalize(pair, dim=2) for pair in embeddings.split(1)])
         slope = self.slope(self.release(units, step))
 
-        def of_record(own: Tensor, _: int) -> tuple[Tensor, Tensor]:
-            (found,) = torch.autograd.grad((slope * moments(normalize(own, dim=2))).sum(), own)
-            return found, own.new_zeros(1)
+        def of_record(pair: Tensor, _: int) -> tuple[Tensor, Tensor]:
+            (pair_slope,) = torch.autograd.grad((slope * moments(normalize(pair, dim=2))).sum(), pair)
+            return pair_slope, pair.new_zeros(1)
 
         return Cotangents.of_each(of_record, embeddings)
 
     def release(self, units: Tensor, step: int) -> Tensor:
         """Returns the noisy sums of a step, ``(D + 4, D)``."""
         # In a rounded sum, a record's contribution would depend on the others.
-        exact = torch.cat([bounded(own) for own in units.split(1)]).to(exact_type(units.device))
+        exact = torch.cat([bounded(pair) for pair in units.split(1)]).to(exact_type(units.device))
         return self._noise.add_(moments(exact), step).to(units.dtype)
 
     def slope(self, noisy: Tensor) -> Tensor:

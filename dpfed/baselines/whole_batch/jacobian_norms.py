@@ -89,14 +89,14 @@ def contrastive_derivatives(similarities: Tensor, temperature: float) -> Tensor:
         temperature: Temperature, by which the cosines are divided.
 
     Returns:
-        Derivatives ``(n, n, m)``; row i is that of the loss of anchor i.
+        Derivatives ``(n, n, m)``; row i holds those of the loss of anchor i.
     """
     n, _, m = similarities.shape
-    own = torch.arange(n, device=similarities.device)
+    records = torch.arange(n, device=similarities.device)
     logits = similarities / temperature
-    logits[own, own, 1:] = -torch.inf
+    logits[records, records, 1:] = -torch.inf
     weights = logits.view(n, n * m).softmax(1).view(n, n, m)
-    weights[own, own, 0] -= 1
+    weights[records, records, 0] -= 1
     return weights / temperature
 
 
@@ -109,21 +109,21 @@ def spread_out_derivatives(similarities: Tensor) -> Tensor:
         similarities: Cosines ``(n, n, m)``, n >= 2.
 
     Returns:
-        Derivatives ``(n, n, m)``; row i is that of the term of anchor i.
+        Derivatives ``(n, n, m)``; row i holds those of the term of anchor i.
     """
     n, _, m = similarities.shape
     weights = 2 * similarities / ((n - 1) * m)
-    own = torch.arange(n, device=similarities.device)
-    weights[own, own] = 0
+    records = torch.arange(n, device=similarities.device)
+    weights[records, records] = 0
     return weights
 
 
-_WORKSPACE = 1 << 23  # floats of an intermediate result
+_WORKSPACE = 1 << 23  # largest number of floats of an intermediate result
 _COLUMNS = 1 << 10  # parameters in a slice
-_BLOCK = 1 << 18  # floats of gradients of pairs that are written and read at once: they stay in the cache
-# Fractions of the traces that are added to squares. Relative to these norms, the rounding of float64 is small,
-_FLOOR = 1e-6  # also where w is nearly orthogonal to all of J,
-_CANCELLED = 1e-8  # and where the rows' parts of a gradient nearly cancel.
+_BLOCK = 1 << 18  # floats of gradients of pairs that are written and read at a time: they stay in the cache
+# Fractions of the traces of A_r that are added to squared norms, so that the rounding of float64 is small beside the norms.
+_FLOOR = 1e-6  # fraction for the case that w is nearly orthogonal to all of J
+_CANCELLED = 1e-8  # fraction for the case that the rows' parts of a gradient nearly cancel
 
 
 class Norms(Protocol):
@@ -268,15 +268,15 @@ def _add_squares(squares: Tensor, of_anchors: Tensor | None, of_others: Tensor |
     width = jacobian.shape[2]
     step = max(1, _BLOCK // (len(others) * width))
     for start in range(0, len(anchors), step):
-        some = slice(start, start + step)
+        chunk = slice(start, start + step)
         if of_others is None:
-            assert of_anchors is not None  # one of them is there
-            gradients = others @ of_anchors[some]
+            assert of_anchors is not None  # at least one of the two is given
+            gradients = others @ of_anchors[chunk]
         else:
-            gradients = (anchors[some] @ of_others).view(-1, len(others), width)
+            gradients = (anchors[chunk] @ of_others).view(-1, len(others), width)
             if of_anchors is not None:
-                gradients.baddbmm_(others.expand(len(gradients), -1, -1), of_anchors[some])
-        squares[some] += torch.linalg.vector_norm(gradients, dim=2).square_()
+                gradients.baddbmm_(others.expand(len(gradients), -1, -1), of_anchors[chunk])
+        squares[chunk] += torch.linalg.vector_norm(gradients, dim=2).square_()
 
 
 def _traces(block: Block) -> Tensor:

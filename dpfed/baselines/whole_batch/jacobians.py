@@ -3,8 +3,8 @@
 The Jacobian of an embedding has D rows as long as the model: too much to keep. For a linear or convolutional layer that is
 applied at T positions, row k is ``sum over t of delta[k, t] x[t]^T``: the derivatives of dimension k with respect to the
 layer's outputs, times the layer's inputs. Both factors are T (D O + I) numbers instead of D O I, and everything that is needed
-of the rows follows from them (Goodfellow 2015, "Efficient Per-Example Gradient Computations"). The rows of all other parameters
-(normalisation, embedding tables, adapters) are kept in full.
+of the rows follows from the factors (Goodfellow 2015, "Efficient Per-Example Gradient Computations"). The rows of all other
+parameters (normalisation, embedding tables, adapters) are kept in full.
 
 A Jacobian is computed in float32 from its own view alone, so no other record changes its bits. All results computed from it
 (inner products, norms, sums) are float64: their error is negligible beside C, also where parts of a gradient nearly cancel.
@@ -117,8 +117,8 @@ class _Tower(nn.Module):
 class Jacobians:
     """Computes the Jacobians of one tower.
 
-    A rule is used for an ordinary linear or convolutional layer that is called once, if it gives the layer's gradient on a
-    probe: any other use of the layer's weight in the model would show there.
+    An ordinary linear or convolutional layer that is called once gets a rule if the rule gives the layer's gradient on a
+    probe: any other use of the layer's weight in the model would change this gradient.
 
     Args:
         model: Model with the parameters; it must embed every view independently.
@@ -134,13 +134,13 @@ class Jacobians:
 
     def __init__(self, model: nn.Module, embed: Callable[[Tensor], Tensor], probe: Tensor) -> None:
         self._tower = _Tower(model, embed)
-        # Every path of every parameter, once. `functional_call` finds tied weights on its own, but leaves a module that has
+        # Every path of every parameter is listed. `functional_call` handles tied weights by itself, but leaves a module with
         # two paths without its parameters.
         names = {p: name for name, p in self._tower.named_parameters()}
         self._places = {
-            f"{path}.{own}": names[p]
+            f"{path}.{leaf}": names[p]
             for path, module in self._tower.named_modules()
-            for own, p in module.named_parameters(recurse=False, remove_duplicate=False)
+            for leaf, p in module.named_parameters(recurse=False, remove_duplicate=False)
         }
         trainable = {name: p for p, name in names.items() if p.requires_grad}
         calls: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
@@ -160,21 +160,21 @@ class Jacobians:
         if not frozen:
             gradients = torch.autograd.grad(embedding.sum(), wanted, allow_unused=True)
         deltas = dict(zip(once, gradients, strict=False))
-        found: dict[Tensor, Tensor] = {
+        used: dict[Tensor, Tensor] = {
             p: g for p, g in zip(trainable.values(), gradients[len(once) :], strict=True) if g is not None
         }
         self._layers = {
             module: output.shape
             for module, (inputs, output) in once.items()
-            if (delta := deltas[module]) is not None and _rule_holds(module, inputs, delta, found)
+            if (delta := deltas[module]) is not None and _rule_holds(module, inputs, delta, used)
         }
         ruled = {p for module in self._layers for p in module.parameters()}
         self._owners = [[names[p] for p in module.parameters()] for module in self._layers]
-        self._rest = [name for name, p in trainable.items() if p in found and p not in ruled]
+        self._rest = [name for name, p in trainable.items() if p in used and p not in ruled]
         self._owners += [[name] for name in self._rest]
-        self.names = {name for name, p in trainable.items() if p in found}
+        self.names = {name for name, p in trainable.items() if p in used}
         self.dimensions = embedding.shape[1]
-        self.parameters = sum(p.numel() for p in found)
+        self.parameters = sum(p.numel() for p in used)
         outputs_numel = sum(shape.numel() for shape in self._layers.values())
         inputs_numel = sum(_unfolded(module, once[module][0][None]).numel() for module in self._layers)
         rest = sum(trainable[name].numel() for name in self._rest)
@@ -192,9 +192,9 @@ class Jacobians:
         shifts = [torch.zeros(shape, device=views.device) for shape in self._layers.values()]
         unit = torch.eye(self.dimensions, device=views.device)
 
-        def one(view: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor], dict[str, Tensor]]:
+        def of_view(view: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor], dict[str, Tensor]]:
             def embed(shifts: list[Tensor], rest: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-                inputs: list[Tensor] = []  # layers are called in the order of `_layers`, as for the probe
+                inputs: list[Tensor] = []  # layers are called in the order of `_layers`, as on the probe
 
                 def shifted(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
                     inputs.append(given[0])
@@ -213,7 +213,7 @@ class Jacobians:
             deltas, rows = vmap(pull)(unit)
             return embedding, inputs, deltas, rows
 
-        together = vmap(one)
+        together = vmap(of_view)
         for part in views.split(1):
             with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule
                 embeddings, inputs, deltas, rows = together(part)
@@ -247,11 +247,11 @@ class Jacobians:
         """
         for (_, blocks), weights in zip(self.each(views), cotangents.split(1), strict=True):
             for names, block in zip(self._owners, blocks, strict=True):
-                found = block.pulled_back(weights)
+                gradient = block.pulled_back(weights)
                 if len(names) > 1:  # a layer's weight, followed by its bias
-                    parts[names[1]].add_(found[:, -1])
-                    found = found[:, :-1]
-                parts[names[0]].add_(found.reshape(parts[names[0]].shape))
+                    parts[names[1]].add_(gradient[:, -1])
+                    gradient = gradient[:, :-1]
+                parts[names[0]].add_(gradient.reshape(parts[names[0]].shape))
 
 
 def _has_rule(module: nn.Module) -> bool:
@@ -287,5 +287,5 @@ def _rule_holds(module: nn.Module, inputs: Tensor, deltas: Tensor, gradients: di
         [gradients[p].flatten(1) if p.dim() > 1 else gradients[p][:, None] for p in module.parameters()], dim=1
     )
     factors = LayerFactors(_positions(module, deltas[None, None]), _unfolded(module, inputs[None]))
-    found = factors.pulled_back(expected.new_ones(1, 1, dtype=torch.float64))
-    return bool(torch.dist(found, expected.double()) <= 1e-4 * expected.norm())
+    computed = factors.pulled_back(expected.new_ones(1, 1, dtype=torch.float64))
+    return bool(torch.dist(computed, expected.double()) <= 1e-4 * expected.norm())

@@ -1,9 +1,9 @@
 """Engines that contrast the whole batch and clip smaller parts of its gradient: each similarity's, or each record's.
 
-Both reweight the similarities of the batch, `Contrast` by `Contrast`, and then apply the weights to the Jacobians of the
-embeddings: only norms of the clipped gradients are computed, not the gradients. Each embedding and each Jacobian is computed
-from one view alone, and everything after them in float64. So the clipped gradient of a similarity is a function of its two
-views alone, except for rounding far below C. Shapes: n records, R embedding rows, D dimensions, m candidates of a record.
+Both engines reweight the similarities of the batch, `Contrast` by `Contrast`, and then apply the weights to the Jacobians of
+the embeddings: only norms of the clipped gradients are computed, not the gradients. Each embedding and each Jacobian is
+computed from one view alone, and everything after them in float64. So the clipped gradient of a similarity is a function of its
+two views alone, except for rounding far below C. Shapes: n records, R embedding rows, D dimensions, m candidates of a record.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from dpfed.errors import UserError
 from dpfed.models.contract import method_of, temperature_of
 
 WhichNorms = Literal["auto", "exact", "bound"]
-_MOST_MEMORY = 1 << 31  # bytes of factors of Jacobians up to which exact norms are chosen
-_MOST_WORK = 1e10  # pairs times parameters up to which exact norms are chosen: about half a minute on two cores
-_SUM_WORKSPACE = 1 << 24  # floats of the cotangents of some records' losses
+_MOST_MEMORY = 1 << 31  # exact norms are chosen up to this many bytes of factors of Jacobians
+_MOST_WORK = 1e10  # exact norms are chosen up to this many pairs times parameters: about half a minute on two cores
+_SUM_WORKSPACE = 1 << 24  # floats of the cotangents that are held at a time
 
 
 class _PairEngine(Engine):
-    """Base class of the two engines. They never materialise a clipped gradient, so only the whole sum could be integers.
+    """Base class of the two engines. They never hold a clipped gradient, so they can round to integers only the whole sum.
 
     Args:
         model: Model with towers ``embed_images`` and, for records with text, ``embed_text``; its temperature is fixed.
@@ -74,15 +74,15 @@ class _PairEngine(Engine):
         rows, jacobian_norms = self._jacobians(views)
         finite = self._finite_records(views, rows, jacobian_norms)
         if not finite.all():
-            # A record without finite derivatives counts as not drawn; this depends on the record alone. Left in, it would spoil
-            # the sum of all others.
+            # A record without finite derivatives counts as not drawn; this depends on the record alone. If it stayed, it would
+            # spoil the sum of all others.
             kept = {name: view[finite] for name, view in views.items()}
             return self.add_clipped(GroupBatch(kept, [0, int(finite.sum())]), clip_norm, into)
         shape = {name: (view.shape[0], view.shape[1]) for name, view in views.items() if name in self._towers}
         cotangents, norms = self._clipped(rows, contrasts(shape, rows.device), jacobian_norms, clip_norm)
         parts = {f"model.{name}": part for name, part in zip(self._vector.names, self._vector.split(into), strict=True)}
-        for name, some in _parts(views, self._towers).items():
-            self._towers[name].pull_back(views[name].flatten(0, 1), cotangents[some], parts)
+        for name, rows_of_tower in _parts(views, self._towers).items():
+            self._towers[name].pull_back(views[name].flatten(0, 1), cotangents[rows_of_tower], parts)
         return norms
 
     @abstractmethod
@@ -140,7 +140,7 @@ def _parts(views: Views, towers: dict[str, Jacobians]) -> dict[str, slice]:
 
 
 class LogitEngine(_PairEngine):
-    """Clips the gradient of each similarity and adds them up, weighted by the derivatives of the loss (Kong et al., Logit-DP).
+    """Clips the gradient of each similarity, and adds them up weighted by the derivatives of the loss (Kong et al., Logit-DP).
 
     Args:
         model: Model with towers and a fixed temperature, see `_PairEngine`.
@@ -196,10 +196,10 @@ def _each_record(rows: Tensor, directions: list[Contrast], weights: list[Tensor]
     step = max(1, _SUM_WORKSPACE // rows.numel())
     for start in range(0, count, step):
         end = min(start + step, count)
-        some = torch.arange(end - start, device=rows.device)
+        numbers = torch.arange(end - start, device=rows.device)
         result = rows.new_zeros(end - start, *rows.shape)
         for contrast, weight in zip(directions, weights, strict=True):
             anchors, others, mine = contrast.anchors[start:end], contrast.candidates.reshape(-1), weight[start:end].flatten(1)
             result.index_add_(1, others, mine[:, :, None] * rows[anchors][:, None])
-            result[some, anchors] += mine @ rows[others]
+            result[numbers, anchors] += mine @ rows[others]
         yield result

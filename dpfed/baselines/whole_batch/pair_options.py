@@ -9,8 +9,8 @@ all batches that differ as those of neighbours do. The gradients that they multi
 C at most, so the sum of clipped gradients moves by at most C times the constant; the weight of a pair that is in only one of
 the batches changes by its full value.
 
-**Batches of neighbours**, for fixed draws of all other records: they are equal; or one has an additional record, n - 1 becoming
-n <= b; or the new record x replaces another one, y, and both have size b.
+**Batches of neighbours**, for fixed draws of all other records: they are equal; or one batch has an additional record, n - 1
+becoming n <= b; or the new record x replaces another record y, and both batches have size b.
 
 **Contrastive loss.** With ``p_ijv`` the softmax of ``s_ijv / tau`` over the positive of anchor i and all candidates of
 others, ``w_ijv = (p_ijv - [own positive]) / tau``. Cosines lie in [-1, 1], so no two terms of a softmax differ by more than
@@ -47,7 +47,7 @@ from dpfed.schema.section import Section
 class PairOptions(Section):
     """``[bounding.options]`` of `sample`."""
 
-    norms: Literal["auto", "exact", "bound"] = Field("auto", description="gradient norms, or bounds by the triangle inequality")
+    norms: Literal["auto", "exact", "bound"] = Field("auto", description="exact norms, or bounds by the triangle inequality")
 
 
 class LogitOptions(PairOptions):
@@ -58,7 +58,7 @@ class LogitOptions(PairOptions):
 
 
 def refuse_unbounded(inputs: MethodInputs) -> None:
-    """Rejects settings that these methods cannot bound: both need a sum over anchors of a function of cosines, as InfoNCE is.
+    """Refuses settings that these methods cannot bound: their loss must be a sum over anchors of functions of cosines.
 
     Args:
         inputs: Choices of the run.
@@ -85,19 +85,19 @@ def contrastive_change(batch: int, temperature: float, candidates: int = 1) -> f
     Args:
         batch: b, the largest number of records in a batch, at least 2.
         temperature: tau; the logits lie in [-1/tau, 1/tau].
-        candidates: m, the number of candidates of each record; of its own record's, an anchor is contrasted with the first
-            only.
+        candidates: m, the number of candidates of each record. An anchor is contrasted with the first candidate of its own
+            record, and with all candidates of other records.
 
     Example:
         >>> round(contrastive_change(1_000, temperature=1.0), 2)
         18.67
     """
-    others, one = _others_share(batch, temperature, candidates), _one_share(batch, temperature, candidates)
-    return (4 * others + 2 * (batch - 1) * one) / temperature
+    of_others, of_one = _others_share(batch, temperature, candidates), _one_share(batch, temperature, candidates)
+    return (4 * of_others + 2 * (batch - 1) * of_one) / temperature
 
 
 def contrastive_change_below_cap(batch: int, temperature: float, candidates: int = 1) -> float:
-    """Returns the same bound where a batch of b - 1 records becomes one of b: the case of the Logit-DP paper's lemma 4.5.
+    """Returns the bound of `contrastive_change` if a batch of b - 1 records becomes one of b (Logit-DP paper, lemma 4.5).
 
     The lemma's constant for one candidate at temperature 1, ``2 (1 + (b-2) e^2 / (e^2 + b-1))``, is smaller, and does not hold:
     its proof assumes that the new record's own positive has the same softmax weight as that record has for others.
@@ -107,8 +107,8 @@ def contrastive_change_below_cap(batch: int, temperature: float, candidates: int
         temperature: tau.
         candidates: m, the number of candidates of each record.
     """
-    others, one = _others_share(batch, temperature, candidates), _one_share(batch, temperature, candidates)
-    return (2 * others + 2 * (batch - 1) * one) / temperature
+    of_others, of_one = _others_share(batch, temperature, candidates), _one_share(batch, temperature, candidates)
+    return (2 * of_others + 2 * (batch - 1) * of_one) / temperature
 
 
 def spread_out_change() -> float:
