@@ -91,7 +91,7 @@ def shipped_file(name: str) -> Path:
 
 
 def shipped_name(given: str | Path) -> str | None:
-    """Returns the name of the shipped file that `find_config` or `find_sweep` would use; ``None``: it is the user's file, or none."""
+    """Returns the name of the shipped file that `find_config` or `find_sweep` would use; ``None``: they would use none."""
     if _own(given) is not None:
         return None
     name = str(given).removesuffix(".toml")
