@@ -1,4 +1,4 @@
-"""The directory of a run; only this module knows the names of its files."""
+"""The directory of a run: the names of its files, and the functions that read and write them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class RunDirectory:
             ``privacy_card.md`` (``no_privacy_card.md`` if the method's claim does not hold), ``report.html``,
             ``for_the_board.html``, ``provenance.json``, ``checkpoints/`` and ``model/``. It may hold ``disclosures.json`` (if
             the records were used for more than the model), ``budget.json`` (if a lifetime budget has reserved the plan), and
-            ``privacy_audit.json`` (if an audit attacked the claim). An unfinished run also has ``commits/``, ``releases/``,
+            ``privacy_audit.json`` (if an audit attacked the claim), ``audit/`` (private figures of attacks on the weights) and
+            ``gallery/`` (pictures of public or generated records). An unfinished run also has ``commits/``, ``releases/``,
             ``features/`` (of frozen towers) and ``secret.key``, which must stay inside the trust boundary and are deleted at
             the end. A federation's run also has ``terms.json`` and ``federation.jsonl``, ``arrivals.json`` while a process
             works on it, and, if it is simulated, ``simulation.json`` and ``sites/``.
@@ -120,7 +121,7 @@ class RunDirectory:
         """Returns whether a run can be created at a path: nothing is there, or an empty directory.
 
         Raises:
-            UserError: If the path cannot be checked, such as a name that is too long or a folder that this user may not read.
+            UserError: If the path cannot be checked: for example, its name is too long, or this user may not read the folder.
         """
         path = path_of(path, "the folder of a run")
         if "\0" in str(path):  # the system rejects null bytes
@@ -185,7 +186,7 @@ class RunDirectory:
 
     @property
     def epsilon(self) -> float | None:
-        """Epsilon spent so far; ``None``: nothing yet, or no epsilon bounds it. The card states the guarantee's scope.
+        """Epsilon spent so far; ``None``: nothing was spent yet, or no finite epsilon holds. The card states the guarantee.
 
         Raises:
             UserError: If a file is damaged.
@@ -229,16 +230,16 @@ class RunDirectory:
 
     @property
     def identity(self) -> str:
-        """Unique identity of the run, also among runs at the same path of other machines; empty: there is no run."""
+        """Unique identity of the run, also among runs at the same path of other machines; "": there is no run."""
         return self._lock.read_text(encoding="utf-8") if self._lock.is_file() else ""
 
     def refuse_odd_entries(self) -> None:
         """Rejects pipes, broken links, and folders in the place of files.
 
-        Reading them would fail late, or never end.
+        Reading such an entry would fail late, or never end.
 
         Raises:
-            UserError: If there is an entry of this kind; the message names the first.
+            UserError: If the directory holds an entry of this kind; the message names the first.
         """
         known = {self.checkpoints, self.releases, self.commits, self.model, self.gallery}
         for entry in (entry for folder in (self.path, *known) if folder.is_dir() for entry in folder.iterdir()):
@@ -249,7 +250,11 @@ class RunDirectory:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Identity and origin of the run, see `dpfed.artifacts.provenance`."""
+        """Identity and origin of the run, see `dpfed.artifacts.provenance`.
+
+        Raises:
+            UserError: If the file is missing or damaged.
+        """
         facts: dict[str, Any] | None = _json_of(self._provenance)
         if facts is None:
             raise UserError(f"{self._provenance} is missing: every run writes it when it begins; restore it. [provenance-gone]")
@@ -258,7 +263,7 @@ class RunDirectory:
         return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:
-        """Adds the environment in which the run continues, if it differs from the last one."""
+        """Adds the environment in which the run continues, if it differs from the last environment."""
         facts = self.provenance
         if facts["environments"][-1] != environment:
             facts["environments"].append(environment)
@@ -266,7 +271,11 @@ class RunDirectory:
 
     @property
     def disclosures(self) -> set[str]:
-        """Names of further uses of the run's private records, beyond training, which the card must list."""
+        """Names of further uses of the run's private records, beyond training, which the card must list.
+
+        Raises:
+            UserError: If the file is damaged.
+        """
         names = _json_of(self._disclosures) or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{self._disclosures} is damaged: expected a list of names; restore it. [run-disclosures-damaged]")
@@ -274,7 +283,7 @@ class RunDirectory:
 
     @property
     def privacy_audit(self) -> dict[str, Any] | None:
-        """Results of the audit of the claim, see `dpfed.audit.publishing`; ``None``: it was not audited.
+        """Results of the audit of the claim, see `dpfed.audit.publishing`; ``None``: the claim was not audited.
 
         Raises:
             UserError: If the file is damaged.
@@ -288,7 +297,7 @@ class RunDirectory:
         """Records a disclosure of the private records that epsilon does not cover, before anything is shown.
 
         Raises:
-            UserError: If it cannot be recorded; then nothing may be shown.
+            UserError: If the disclosure cannot be recorded; then nothing may be shown.
         """
         known = self.disclosures
         if what in known:
@@ -309,15 +318,15 @@ class RunDirectory:
         """Rejects a configuration that is not the run's.
 
         Args:
-            config: Configuration with its defaults resolved. Keys that it leaves open have the run's choice, and starting
-                weights that no longer exist have no digest.
+            config: Configuration with its defaults resolved. A key that it leaves open, such as the digest of starting weights
+                that no longer exist, does not count as different.
 
         Raises:
             UserError: If a key differs; the message names the first.
         """
-        own = self.config()
-        given, there = leaves(config.model_dump()), leaves(own.model_dump())
-        idle = config.without_effect().keys() & own.without_effect()  # keys without effect may differ
+        present = self.config()
+        given, there = leaves(config.model_dump()), leaves(present.model_dump())
+        idle = config.without_effect().keys() & present.without_effect()  # keys without effect may differ
         for key in given | there:  # a method's options may be on one side only
             value, kept = given.get(key), there.get(key)
             left_open = value == "auto" or (key in _CHOSEN and value is None)
@@ -368,7 +377,7 @@ class RunDirectory:
         """Holds the run for this process.
 
         Args:
-            wait: Time to wait for another process that holds the run and may be about to end, seconds.
+            wait: Seconds to wait for another process that holds the run and may be about to end.
 
         Raises:
             UserError: If another process holds the run.
@@ -407,7 +416,7 @@ class RunDirectory:
         return [line for _, line in sorted({line["step"]: line for line in lines}.items())]
 
     def rewind_metrics(self, step: int) -> None:
-        """Removes metrics beyond a step, which a resumed run will write again."""
+        """Removes the metrics of all steps after a step: a resumed run writes them again."""
         kept = [line for line in self.metric_lines() if line["step"] <= step]
         self.write(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
@@ -417,7 +426,7 @@ class RunDirectory:
 
 
 def _is_metric(line: dict[str, Any]) -> bool:
-    """Returns whether a line of metrics.jsonl is valid, as far as it is read."""
+    """Returns whether a line of metrics.jsonl is valid. Only the fields that dpfed reads are checked."""
     step, spent = line.get("step"), line.get("epsilon", 0)
     numbers = isinstance(step, int) and not isinstance(step, bool) and (spent is None or isinstance(spent, int | float))
     drawn = (line[name] for name in ("learning_rate", "noisy_gradient_norm") if line.get(name) is not None)
@@ -430,7 +439,7 @@ def _is_metric(line: dict[str, Any]) -> bool:
 
 
 def _json_of(file: Path) -> Any:
-    """Reads a JSON file of the run; ``None``: it does not exist."""
+    """Reads a JSON file of the run; ``None``: the file does not exist."""
     try:
         return json.loads(read_text(file)) if file.is_file() else None
     except (OSError, ValueError) as error:
@@ -440,7 +449,7 @@ def _json_of(file: Path) -> Any:
 def _instead(path: Path) -> str:
     """Describes what is at the path instead of a run, and what to do."""
     if any((folder / "site.toml").is_file() for folder in (path, path / "site")):
-        return f"it is a site of a federation, and `dpfed watch {path}` shows what that has spent"
+        return f"it is a site of a federation, and `dpfed watch {path}` shows what the site has spent"
     if path.is_file():
         return "it is a file; give the folder of a run"
     inside = sorted(config.parent for config in path.glob("*/config.toml")) if path.is_dir() else []

@@ -16,7 +16,7 @@ from dpfed.paths import path_of
 
 
 def about_images(folder: str | Path) -> str:
-    """Describes how the exported model's library treats images differently; empty if it treats them as in training."""
+    """Returns how the library of the exported model prepares images differently from training; "" if there is no difference."""
     description = describe(RunDirectory.open(folder).model)
     if not str(description["model"].get("image", "")).startswith("timm/") or description.get("resize") != "pad":
         return ""
@@ -37,10 +37,11 @@ def export_model(
             `dpfed.load` reads.
 
     Returns:
-        Paths of the written files.
+        Paths of what was written directly in `dest`, files and folders, sorted.
 
     Raises:
-        UserError: If the run is not finished, `dest` exists or cannot be written, or the options do not fit together.
+        UserError: If the run is not finished, `dest` exists or cannot be written, the options do not fit together, the format
+            is unknown or cannot hold the model, or a package that `hub` or `format` needs is missing.
     """
     run, dest = RunDirectory.open(folder), path_of(dest, "the destination")
     if not run.finished:

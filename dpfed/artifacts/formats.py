@@ -39,11 +39,11 @@ _TRANSFORMERS = {
 def formats_of(model: ModelConfig) -> list[str]:
     """Returns the names of the formats that can hold a model."""
     in_timm = model.timm is not None and "/" not in model.timm
-    found = {"timm": in_timm, "open_clip": model.kind == "open_clip", "transformers": in_timm or bool(model.pretrained_text)}
+    fits = {"timm": in_timm, "open_clip": model.kind == "open_clip", "transformers": in_timm or bool(model.pretrained_text)}
     ours = model.timm is None and not model.is_own and bool(model.pretrained_text)  # needs files beside its weights
-    found["onnx"] = True
-    found["state-dict"] = model.kind != "open_clip" and not ours
-    return [name for name, holds in found.items() if holds]
+    fits["onnx"] = True
+    fits["state-dict"] = model.kind != "open_clip" and not ours
+    return [name for name, holds in fits.items() if holds]
 
 
 def write_format(name: str, source: Path, dest: Path) -> None:
@@ -52,10 +52,10 @@ def write_format(name: str, source: Path, dest: Path) -> None:
     Args:
         name: Name of the format: ``"timm"``, ``"open_clip"``, ``"transformers"``, ``"onnx"`` or ``"state-dict"``.
         source: Folder of a model.
-        dest: An empty folder.
+        dest: Empty folder to write into.
 
     Raises:
-        UserError: If the name is unknown, or the format cannot hold this model; the message names formats that can.
+        UserError: If the name is unknown, or the format cannot hold this model; the message names formats that can hold it.
     """
     description = describe(source)
     model = ModelConfig.model_validate(description["model"])
@@ -71,27 +71,31 @@ def write_format(name: str, source: Path, dest: Path) -> None:
 
 
 def _said_of_heads(description: dict[str, Any]) -> str:
+    """Returns what ``HOW_TO_LOAD.md`` says about the heads of private moments."""
     return _HEADS + _LAYERS * bool(description[MOMENTS].get("several_layers"))
 
 
 def _timm(source: Path, dest: Path, description: dict[str, Any]) -> str:
+    """Copies the files that timm reads; returns code that loads them."""
     for file in (TIMM_CONFIG, WEIGHTS):
         shutil.copy(source / file, dest)
     return loading_code("timm", description).replace("hf-hub:OWNER/NAME", "local-dir:DEST")
 
 
 def _open_clip(source: Path, dest: Path, description: dict[str, Any]) -> str:
+    """Copies the files that open_clip reads; returns code that loads them."""
     shutil.copytree(source, dest, dirs_exist_ok=True, ignore=shutil.ignore_patterns(DESCRIPTION, HEADS.file))
     return loading_code("open_clip", description).replace("hf-hub:OWNER/NAME", "local-dir:DEST")
 
 
 def _transformers(source: Path, dest: Path, description: dict[str, Any]) -> str:
+    """Copies the towers that transformers reads, image, text or both; returns code that loads them."""
     code = []
     if (source / TIMM_CONFIG).is_file():
         _timm(source, dest, description)
         config = json.loads((source / TIMM_CONFIG).read_text(encoding="utf-8"))
         cfg = config["pretrained_cfg"]
-        if cfg["fixed_input_size"]:  # timm takes the size from the line above it, transformers from here
+        if cfg["fixed_input_size"]:  # timm reads the size from pretrained_cfg, and transformers from model_args
             config["model_args"] = {"img_size": cfg["input_size"][1]}
         write_atomically(dest / TIMM_CONFIG, json.dumps(config, indent=2) + "\n")
         code.append(_TRANSFORMERS["image"])
@@ -114,19 +118,19 @@ def _state_dict(source: Path, dest: Path, description: dict[str, Any]) -> str:
     tensors: dict[str, Tensor] = {}
     for part in described_parts(model, description):
         if part is not HEADS:
-            found = load(part.read(source, description))
-            tensors |= {f"{part.prefix}{name}": tensor for name, tensor in found.items()}
+            loaded = load(part.read(source, description))
+            tensors |= {f"{part.prefix}{name}": tensor for name, tensor in loaded.items()}
     save_file(tensors, dest / WEIGHTS)
     prefix = "image_encoder." if model.reads_text else "encoder."
-    own = f'{{name.removeprefix("{prefix}"): value for name, value in tensors.items() if name.startswith("{prefix}")}}'
+    stripped = f'{{name.removeprefix("{prefix}"): value for name, value in tensors.items() if name.startswith("{prefix}")}}'
     reading = f'from safetensors.torch import load_file\n\ntensors = load_file("DEST/{WEIGHTS}")\n'
     if model.is_own:
         module, _, name = model.image.partition(":")
         build = f"from {module} import {name.partition('.')[0]}\n{reading}"
         build += f"encoder = {name}(**{model.options!r})  # or your arguments\n"
-        return f"{build}encoder.load_state_dict({own})"
+        return f"{build}encoder.load_state_dict({stripped})"
     if model.timm is not None:
-        tower = own.replace(prefix, f"{prefix}timm.")
+        tower = stripped.replace(prefix, f"{prefix}timm.")
         library, _, name = model.timm.rpartition("/")
         size = description["image_size"]
         stock = json.loads((source / TIMM_CONFIG).read_text(encoding="utf-8"))

@@ -23,7 +23,7 @@ from dpfed.models.options import ModelConfig
 from dpfed.models.weight_files import words
 
 IMAGE_FILE, TEXT_FILE = "image.onnx", "text.onnx"
-_LARGEST = 2**30  # bytes of weights inside the file; an ONNX file holds 2 GiB at most
+_LARGEST = 2**30  # most bytes of weights inside the file; more go beside it, since an ONNX file holds 2 GiB at most
 
 
 class _Tower(nn.Module):
@@ -42,18 +42,18 @@ def write_onnx(source: Path, dest: Path, description: dict[str, Any]) -> str:
 
     ``image.onnx`` maps ``pixels`` ``(n, C, H, W)`` float32, normalised as in training, to ``image_features`` ``(n, F)`` and
     ``image_embeddings`` ``(n, D)`` of unit length. ``text.onnx`` maps ``tokens`` ``(n, L)`` int64 to ``text_embeddings``
-    ``(n, D)``. n is any number.
+    ``(n, D)``. The batch size n may be any number.
 
     Args:
         source: Folder of a model.
-        dest: An empty folder.
+        dest: Empty folder to write into.
         description: Description of the model (`dpfed.models.description.describe`).
 
     Returns:
         Python code that loads the files.
 
     Raises:
-        UserError: If the packages are missing, or PyTorch cannot export the model.
+        UserError: If onnx or onnxscript is not installed, or PyTorch cannot export the model.
     """
     try:
         import onnx  # noqa: F401
@@ -76,7 +76,8 @@ def write_onnx(source: Path, dest: Path, description: dict[str, Any]) -> str:
 
 
 def _export(tower: _Tower, example: Tensor, file: Path, given: str, made: list[str]) -> None:
-    weights = sum(one.numel() * one.element_size() for one in tower.parameters())
+    """Exports a tower to an ONNX file, whose input is named `given`, and whose outputs are named `made`."""
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in tower.parameters())
     try:
         with quiet(), torch.no_grad():
             program = torch.onnx.export(

@@ -1,7 +1,7 @@
 """The provenance of a run: its id, first day, code, hardware and records.
 
-Nothing here depends on the records that a private step drew. A run's duration does, so neither it nor the end of the run is
-recorded (docs/guarantee.md, Limits); the first day is known before the first step.
+Nothing here depends on the records that a private step drew. A run's duration does, so neither the duration nor the end of
+the run is recorded (docs/guarantee.md, Limits); the first day is known before the first step.
 
 This module also names the disclosures of private records beyond the model, as listed in a run's ``disclosures.json``.
 """
@@ -57,8 +57,8 @@ def began(
     Args:
         store: Records of the run.
         config: Configuration of the data.
-        public: Public records that join every group, if any.
-        start: Origin of the starting weights (`dpfed.runs.starts.origin_of`), if there are any.
+        public: Public records that join every group; ``None``: there are none.
+        start: Origin of the starting weights (`dpfed.runs.starts.origin_of`); ``None``: there are none.
         own: Descriptions of the user's own parts, by their keys in the configuration.
         key: Key of the run, with which the contents of a data set are hashed; see `contents_of`.
         settings: Settings of the user's own parts; a resumed run must have the same.
@@ -88,7 +88,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Returns the commit of the running dpfed checkout, with ``-dirty`` if it was changed since; ``None``: no checkout."""
+    """Returns the commit of the running dpfed checkout, with ``-dirty`` if its code was changed; ``None``: no checkout."""
     root = Path(__file__).resolve().parents[2]
     # An installed package may be inside another repository, whose commit would not identify dpfed's code.
     if not (root / ".git").exists() or not (root / "pyproject.toml").is_file() or shutil.which("git") is None:
@@ -100,9 +100,9 @@ def commit() -> str | None:
 
 def _git(root: Path, *arguments: str) -> str | None:
     # GIT_DIR and similar variables, as inside a hook, would name another repository.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=root, env=own, timeout=10)
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=root, env=variables, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -124,7 +124,7 @@ def hardware() -> str:
 
 
 def data_facts(store: RecordSet, config: DataConfig, key: bytes = b"") -> dict[str, Any]:
-    """Returns the name and fingerprint of the records, and the settings of generated ones."""
+    """Returns the name and fingerprint of the records, and the settings of generated records; see `contents_of` for the key."""
     names = _SETTINGS.get(config.source)
     settings = names and {name: getattr(config, name) for name in names}
     keyed = store.contents_key is not None
@@ -135,11 +135,11 @@ def data_facts(store: RecordSet, config: DataConfig, key: bytes = b"") -> dict[s
 
 
 def contents_of(store: RecordSet, key: bytes) -> str:
-    """Returns a hash of a data set's contents, keyed with a run's secret: a resumed run compares it.
+    """Returns a hash of a data set's contents, keyed with a run's secret: a resumed run compares the hash.
 
     Args:
         store: Records of the run.
-        key: Key of the run, which deletes it at its end; without the key, the hash looks like a random number.
+        key: Key of the run, which the run deletes at its end. Without the key, the hash looks like a random number.
     """
     return hashlib.blake2b(store.contents.encode(), key=key, digest_size=16).hexdigest()
 

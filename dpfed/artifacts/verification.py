@@ -32,12 +32,13 @@ def ledger_of(run: RunDirectory) -> Ledger:
     """Reads the ledger of a run, and checks against the run's other files that no line is missing.
 
     Raises:
-        UserError: If the ledger is missing, damaged, or shorter than it was.
+        UserError: If the ledger is missing or damaged, or has fewer steps than another file of the run shows; also if
+            results.json has no valid number of charged steps.
     """
     ledger = Ledger.open(run.ledger)
     results = _readable_results(run)
     said = results.get("privacy", {}).get("steps_charged", 0)
-    if type(said) is not int:  # such as NaN, compared with which no ledger is too short
+    if type(said) is not int:  # such as NaN: compared with NaN, no ledger is too short
         raise UserError(f"{run.results}: privacy.steps_charged must be an integer, got {said!r}. Restore it. [results-steps]")
     witnesses = {
         "results.json says {}": said,
@@ -75,7 +76,7 @@ class Check:
 
     Attributes:
         what: Statement that holds if the check passes.
-        wrong: Explanation of the failure, for people; empty: the check passes.
+        wrong: Explanation of the failure, for people; "": the check passes.
     """
 
     what: str
@@ -93,8 +94,8 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
         All comparisons, passed or failed.
 
     Raises:
-        UserError: If the card or the ledger cannot be read, or the ledger names no card yet. For a damaged ledger the message
-            has the number of the line; for a shortened one it has the evidence of the lost lines.
+        UserError: If the card, the ledger, config.toml or results.json cannot be read, or the ledger names no card yet. For a
+            damaged ledger the message has the number of the line; for a shortened ledger it has the evidence of the lost lines.
     """
     path, other = local_path(card, "the card"), local_path(folder, "the run")
     if path.is_dir() and other.is_file():
@@ -123,8 +124,8 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
     ]
 
 
-def _same(what: str, verb: str, found: str | None, wanted: str) -> Check:
-    return Check(what, "" if found == wanted else f"{verb} {found}, and the ledger {wanted}")
+def _same(what: str, verb: str, stated: str | None, wanted: str) -> Check:
+    return Check(what, "" if stated == wanted else f"{verb} {stated}, and the ledger {wanted}")
 
 
 def _results(run: RunDirectory, ledger: Ledger) -> Check:
@@ -142,9 +143,9 @@ def _results(run: RunDirectory, ledger: Ledger) -> Check:
 def _model(run: RunDirectory, stated: str | None, artifacts: Artifacts) -> Check:
     what = "the model has the weights that card and ledger name"
     try:
-        found = weights_digest(run.model)
+        digest = weights_digest(run.model)
     except UserError as error:
         return Check(what, str(error))
-    if found != artifacts.model:
-        return Check(what, f"the weights have the hash {found}, and the ledger names {artifacts.model}")
+    if digest != artifacts.model:
+        return Check(what, f"the weights have the hash {digest}, and the ledger names {artifacts.model}")
     return Check(what, "" if stated == artifacts.model else f"the card says {stated}, and the ledger {artifacts.model}")

@@ -25,7 +25,10 @@ _Kind = type | tuple[type, ...]
 
 
 def read_view(folder: str | Path) -> RunView:
-    """Reads results.json, metrics.jsonl, config.toml, privacy_card.md and, if they exist, ledger.jsonl and gallery/.
+    """Reads the files that a report shows.
+
+    These are results.json, config.toml and the privacy card (or no_privacy_card.md), and, if they exist, metrics.jsonl,
+    ledger.jsonl, gallery/, privacy_audit.json and federation.jsonl.
 
     Raises:
         UserError: If a file is missing or damaged; the message names it.

@@ -27,7 +27,7 @@ def numbers_of(budget: Any) -> tuple[float, float | None]:
         UserError: If the budget has another form.
     """
     given = budget if isinstance(budget, tuple | list) else (budget,)
-    if len(given) not in (1, 2) or not all(_is_number(one) for one in given):
+    if len(given) not in (1, 2) or not all(_is_number(number) for number in given):
         raise UserError(f"budget = {budget!r}: expected epsilon, or (epsilon, delta). [own-budget]")
     return float(given[0]), float(given[1]) if len(given) == 2 else None
 
@@ -42,27 +42,28 @@ def set_given(records: RecordSet, budget: Budget, unit: Unit) -> None:
         unit: Privacy unit of the run.
 
     Raises:
-        UserError: If `dpfed.budgets.spending.set_budget` refuses the budget, or if it differs from one that the records keep.
+        UserError: If `dpfed.budgets.spending.set_budget` refuses the budget, or if the budget differs from one that the records
+            keep.
     """
     epsilon, delta = numbers_of(budget)
-    found = budgets_of(records)
-    own = next((one.budget for one in found if one.by_name is None), None)
-    others = [one for one in found if one.by_name is not None and not one.asks]
-    if own is None and others:
-        other = next((one for one in others if not has_numbers(one.budget, epsilon, delta)), None)
+    matches = budgets_of(records)
+    present = next((match.budget for match in matches if match.by_name is None), None)
+    others = [match for match in matches if match.by_name is not None and not match.asks]
+    if present is None and others:
+        other = next((match for match in others if not has_numbers(match.budget, epsilon, delta)), None)
         if other is not None:
             raise UserError(
                 f"budget = {budget!r}: some of these records have a budget already, {shown(other.budget)} "
                 f"({related(other, records)}). It holds here as well: leave budget= out, or give the same. [own-budget-other]"
             )
         return
-    if own is not None and has_numbers(own, epsilon, delta):
+    if present is not None and has_numbers(present, epsilon, delta):
         return
-    before = None if own is None else shown(own)
+    before = None if present is None else shown(present)
     if delta is None:
         protected = (records.training_units or 0) if unit == "user" else records.training_records
-        delta = default_delta(protected) if own is None else own.filter.delta
-    after = set_budget(records, epsilon, delta, unit if own is None else None)
+        delta = default_delta(protected) if present is None else present.filter.delta
+    after = set_budget(records, epsilon, delta, unit if present is None else None)
     if before is not None:
         warnings.warn(f"the lifetime budget of the records was {before}, and is {shown(after)} now", Notice, stacklevel=2)
 

@@ -53,7 +53,7 @@ class Head(BaseModel):
 
     @model_validator(mode="after")
     def _filters(self) -> Head:
-        RenyiFilter(1.0, 0.5, tuple(self.orders), tuple(self.shares))  # refuses orders and shares that are no filter's
+        RenyiFilter(1.0, 0.5, tuple(self.orders), tuple(self.shares))  # refuses orders and shares that no filter can have
         return self
 
 
@@ -64,16 +64,18 @@ class Entry(BaseModel):
         id: Id of the entry.
         event: Kind of the entry.
         day: Day of the entry, UTC, for readers.
-        number: Number of the entry; of several entries about one account, or of event ``set``, the largest number counts.
+        number: Number of the entry; among the entries about one account, or of event ``set``, the one with the largest
+            number counts.
         epsilon: New epsilon; event ``set``.
         delta: New delta; event ``set``.
-        of: Id of the run that holds the account; events ``reserve`` and ``settle``, as are the fields up to `cost`.
+        of: Id of the run that holds the account; this field and the next ones, up to `cost`, are of events ``reserve`` and
+            ``settle``.
         what: Kind of the account: ``run``, ``site`` (of a federation), or ``sweep`` (a run of a sweep, not started yet).
         name: Name of the run, for readers.
         place: Folder of the run.
         plan: Plan of the run, as in the header of its ledger.
         steps: Number of reserved or charged steps.
-        cost: Cost of these steps at the orders of the head; ``None`` in the list: infinite.
+        cost: Cost of these steps at each order of the head; ``None`` in place of a number: infinite.
         instead: Id of the account that this account replaces; event ``reserve``.
         why: Description of the release and the operator's justification; event ``uncovered``.
     """
@@ -210,9 +212,9 @@ class BudgetLedger:
         return self._of("set")
 
     def lacks(self, other: BudgetLedger) -> list[Entry]:
-        """Returns the entries of another replica that this one lacks."""
-        own = {entry.id for entry in self.entries}
-        return [entry for entry in other.entries if entry.id not in own]
+        """Returns the entries of another replica that this replica lacks."""
+        known = {entry.id for entry in self.entries}
+        return [entry for entry in other.entries if entry.id not in known]
 
     def with_entries(self, entries: list[Entry]) -> BudgetLedger:
         """Returns the ledger with further entries."""
@@ -227,7 +229,7 @@ def _rank(entry: Entry) -> tuple[int, int]:
 
 
 def _account(entry: Entry, most: Entry | None) -> Account:
-    """Makes an account of its latest entry, but with the most steps ever settled: a run may have continued in two places."""
+    """Makes an account from its latest entry, but with the most steps ever settled: a run may have continued in two places."""
     least = (most.steps or 0) if most else 0
     counts = most if most is not None and least > (entry.steps or 0) else entry
     of, what, name, place = (str(value) for value in (entry.of, entry.what, entry.name, entry.place))

@@ -1,4 +1,4 @@
-"""Plans that a budget does not admit, and the error messages, which name the largest plan that would still fit."""
+"""Refusals of plans that a budget does not admit. The error messages name the largest plan that would still fit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def related(found: Found, store: RecordSet) -> str:
 
 
 def question(found: Found, store: RecordSet) -> str:
-    """Returns the question to ask where a budget holds for a store by record names alone; otherwise empty."""
+    """Returns the question to ask where a budget holds for a store by record names alone; otherwise ""."""
     if not found.asks:
         return ""
     return (
@@ -71,14 +71,14 @@ def question(found: Found, store: RecordSet) -> str:
 
 
 def does_not_fit(budget: RenyiFilter, spent: RenyiCurve, plans: Sequence[PrivacyPlan], shown: str, where: str) -> str:
-    """Returns the message that refuses plans, with the largest epsilon and the number of steps that still fit.
+    """Returns the message that refuses plans. For a single plan, it names the largest epsilon and the steps that still fit.
 
     Args:
         budget: Filter of the budget.
         spent: Cost of all other runs at each order.
         plans: Plans to be reserved together.
         shown: Budget in words.
-        where: Path of the store.
+        where: Path of the store, or a phrase that names it.
     """
     wanted = added((budget.curve(plan.mechanism, plan.steps) for plan in plans), len(budget.orders))
     taken, needed = (percent(part) for part in (budget.part(spent), budget.part(wanted)))
@@ -97,13 +97,13 @@ def _what_fits(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> str
     steps, smaller = most_steps(budget, spent, plan), largest_epsilon(budget, spent, plan)
     if smaller is None:
         return f"What still fits is {steps:,} steps with the noise of this plan." if steps else "Nothing fits any more."
-    found, sigma = smaller
-    said = f"What still fits at these steps is epsilon {found:g} (noise multiplier {sigma:g})"
+    epsilon, sigma = smaller
+    said = f"What still fits at these steps is epsilon {epsilon:g} (noise multiplier {sigma:g})"
     return said + (f", or {steps:,} steps with the noise of this plan." if steps else ".")
 
 
 def most_steps(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> int:
-    """Returns the number of steps of a plan, with its noise, that fit into the rest of the budget."""
+    """Returns how many steps of a plan, with its noise, fit into the rest of the budget: at most the plan's own number."""
     steps = min(plan.steps, budget.times(spent, budget.curve(plan.mechanism, 1)))
     while steps and not _fits(budget, spent, plan, steps):  # rounding may have given too many steps
         steps -= 1
@@ -127,9 +127,9 @@ def largest_epsilon(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -
     sigma = min(accounting.MOST_NOISE, math.ceil(high * 1e4) / 1e4)
     epsilon = _rounded_down(_epsilon(_with(plan, sigma)))
     while epsilon >= LEAST_EPSILON:
-        found = accounting.calibrate(epsilon, plan.mechanism, plan.steps, plan.promise.delta, plan.promise.accountant)
-        if _fits(budget, spent, _with(plan, found.noise_multiplier)):
-            return epsilon, found.noise_multiplier
+        calibrated = accounting.calibrate(epsilon, plan.mechanism, plan.steps, plan.promise.delta, plan.promise.accountant)
+        if _fits(budget, spent, _with(plan, calibrated.noise_multiplier)):
+            return epsilon, calibrated.noise_multiplier
         epsilon = _rounded_down(epsilon / _FINER)
     return None
 
@@ -158,13 +158,13 @@ def _rounded_down(value: float) -> float:
 
 
 def shown(budget: BudgetLedger) -> str:
-    """Returns a budget in a few words."""
+    """Returns a budget in a few words: epsilon, delta and the privacy unit."""
     unit = "record" if budget.head.unit == "record" else "user"
     return f"({budget.filter.epsilon!r}, {round_up(budget.filter.delta)}) for each {unit}"
 
 
 def told(entry: Entry, budget: BudgetLedger) -> str:
-    """Returns a reservation or a settlement in a few words."""
+    """Returns an entry that reserves or settles in a few words."""
     verb = "reserved" if entry.event == "reserve" else "settled"
     return f"{verb} {entry.steps:,} steps, {percent(budget.filter.part(entry.curve))} of the budget"
 

@@ -54,8 +54,8 @@ def registry() -> Path:
     """Returns the folder of this user's registry.
 
     Raises:
-        UserError: If the user has no home directory, as a container's random user, or if the path depends on the current
-            folder: no budget may be overlooked.
+        UserError: If the user has no home directory, such as a container's random user, or if the path depends on the
+            current folder, so that budgets could be overlooked.
     """
     if given := os.environ.get(_FOLDER):
         folder = _expanded(given)
@@ -76,7 +76,7 @@ def _expanded(text: str) -> Path:
 
 
 def _home() -> Path:
-    """Returns this user's home directory: $HOME if it is an absolute path, otherwise the one in the user database."""
+    """Returns this user's home directory: $HOME if it is an absolute path, otherwise the directory in the user database."""
     home = os.environ.get("HOME", "")
     if os.path.isabs(home):
         return Path(home)
@@ -85,7 +85,7 @@ def _home() -> Path:
     except KeyError as error:
         raise UserError(
             f"the user {os.getuid()} has no home directory, and records' budgets are kept there: set HOME, or {_FOLDER} to a "
-            "folder that outlives this machine's runs. [registry-no-home]"
+            "folder that is kept from run to run. [registry-no-home]"
         ) from error
 
 
@@ -93,7 +93,7 @@ def possible(folder: Path | None) -> bool:
     """Returns whether a budget may exist for records, without opening them.
 
     Args:
-        folder: Folder that may hold a replica of its ledger; ``None``: the records have no folder.
+        folder: Folder that may hold a replica of the budget's ledger; ``None``: the records have no folder.
     """
     return (folder is not None and os.path.lexists(folder / BUDGET_LEDGER)) or any(registry().glob("*.jsonl"))
 
@@ -102,36 +102,39 @@ def budgets_of(store: RecordSet) -> list[Found]:
     """Returns the budgets that are known here to hold for a store's records. The function writes no file.
 
     Raises:
-        UserError: If a ledger is damaged, or the store's ledger belongs to other records.
+        UserError: If a ledger or a sample in the registry is damaged, if two replicas of a ledger have different first lines,
+            or if the store's ledger belongs to other records.
     """
     if not possible(store.budget_folder):
         return []
     copy = _copy_beside(store)
-    own, (known, cut) = read(copy) if copy else None, _in_registry()
-    if own is not None and own.head.fingerprint != store.budget_fingerprint:
+    stored, (known, cut) = read(copy) if copy else None, _in_registry()
+    if stored is not None and stored.head.fingerprint != store.budget_fingerprint:
         raise UserError(
             f"{copy} is a budget's ledger of other records than those of {store.path}: move it to their store. "
             "[budget-other-records]"
         )
-    if lost := [path for path in cut if path.stem not in known and not (own and own.head.id == path.stem)]:
+    if lost := [path for path in cut if path.stem not in known and not (stored and stored.head.id == path.stem)]:
         raise damaged(lost[0], 1)  # the damaged ledger may be this store's
-    budgets = {id: _together(budget, own if own is not None and own.head.id == id else None) for id, budget in known.items()}
-    if own is not None:
-        budgets.setdefault(own.head.id, own)
-    found: list[Found] = []
+    budgets = {
+        id: _together(budget, stored if stored is not None and stored.head.id == id else None) for id, budget in known.items()
+    }
+    if stored is not None:
+        budgets.setdefault(stored.head.id, stored)
+    matches: list[Found] = []
     sampled = Samples(registry(), store)
-    shares = sampled.shares(budgets.keys() - {own.head.id if own else None})
+    shares = sampled.shares(budgets.keys() - {stored.head.id if stored else None})
     for id, budget in budgets.items():
-        if (own is not None and own.head.id == id) or budget.head.fingerprint == store.budget_fingerprint:
-            found.append(Found(budget))
+        if (stored is not None and stored.head.id == id) or budget.head.fingerprint == store.budget_fingerprint:
+            matches.append(Found(budget))
         elif share := shares.get(id):
-            found.append(Found(budget, *share))
-    if own is None and copy and os.path.lexists(copy) and not any(one.by_name is None for one in found):
+            matches.append(Found(budget, *share))
+    if stored is None and copy and os.path.lexists(copy) and not any(match.by_name is None for match in matches):
         raise damaged(copy, 1)
-    own_ids = {one.budget.head.id for one in found if one.by_name is None}
-    distinct = {id for one in found if one.by_name is None for id in one.budget.head.distinct}
-    distinct |= {one.budget.head.id for one in found if own_ids & one.budget.head.distinct.keys()}
-    return [one for one in found if one.by_name is None or one.budget.head.id not in distinct]
+    own_ids = {match.budget.head.id for match in matches if match.by_name is None}
+    distinct = {id for match in matches if match.by_name is None for id in match.budget.head.distinct}
+    distinct |= {match.budget.head.id for match in matches if own_ids & match.budget.head.distinct.keys()}
+    return [match for match in matches if match.by_name is None or match.budget.head.id not in distinct]
 
 
 @contextlib.contextmanager
@@ -141,7 +144,7 @@ def opened(store: RecordSet) -> Iterator[list[Found]]:
     Raises:
         UserError: If `budgets_of` fails, or the replicas cannot be locked or written.
     """
-    if not budgets_of(store):  # a store without a budget is not written
+    if not budgets_of(store):  # nothing is written into a store without a budget
         yield []
         return
     with held(store.budget_folder):
@@ -150,7 +153,14 @@ def opened(store: RecordSet) -> Iterator[list[Found]]:
 
 @contextlib.contextmanager
 def held(store: Path | None) -> Iterator[None]:
-    """Locks a store's ledger, and then the registry, for this process. The fixed order prevents deadlocks."""
+    """Locks a store's ledger, and then the registry, for this process. The fixed order prevents deadlocks.
+
+    Args:
+        store: Folder of the store; ``None``: only the registry is locked.
+
+    Raises:
+        UserError: If another process holds a lock for a minute, or a folder cannot be written or locked.
+    """
     taken = "another process has been writing the budget for a minute: try again when it has ended."
     folder = registry()
     with contextlib.ExitStack() as stack:
@@ -175,7 +185,7 @@ def keep(budget: BudgetLedger, store: RecordSet | None) -> None:
         store: Store of the budget's own records, or a copy of the store; ``None``: not available, or only record names match.
 
     Raises:
-        UserError: If a replica cannot be written.
+        UserError: If a replica is damaged or cannot be written, or the registry's secret is damaged.
     """
     folder, id = registry(), budget.head.id
     write_missing(folder / f"{id}.jsonl", budget)
@@ -186,8 +196,8 @@ def keep(budget: BudgetLedger, store: RecordSet | None) -> None:
     except OSError as error:
         raise UserError(f"the registry {folder} cannot be written: {error.strerror or error}. [registry-unwritable]") from error
     copy = _copy_beside(store)
-    own = read(copy) if copy else None
-    if copy and (own is None or own.head.id == id):
+    stored = read(copy) if copy else None
+    if copy and (stored is None or stored.head.id == id):
         write_missing(copy, budget)
 
 
@@ -196,17 +206,20 @@ def _copy_beside(store: RecordSet) -> Path | None:
 
 
 def known_by(id: str, store: Path | None = None) -> BudgetLedger | None:
-    """Returns a budget by its id, from the replicas in the registry and in a store; ``None``: there is none.
+    """Returns a budget by its id, from the replicas in the registry and in a store; ``None``: neither has the budget.
 
     Args:
         id: Id of the budget.
         store: Folder that may hold a replica; it need not be a store any more.
+
+    Raises:
+        UserError: If a replica is damaged, or the two replicas have different first lines.
     """
     in_registry, in_store = replicas_of(id, store)
-    budget, own = read(in_registry), read(in_store) if in_store else None
-    if own is None or own.head.id != id:
+    budget, stored = read(in_registry), read(in_store) if in_store else None
+    if stored is None or stored.head.id != id:
         return budget
-    return own if budget is None else _together(budget, own)
+    return stored if budget is None else _together(budget, stored)
 
 
 def replicas_of(id: str, store: Path | None = None) -> tuple[Path, Path | None]:
@@ -227,6 +240,7 @@ def _in_registry() -> tuple[dict[str, BudgetLedger], list[Path]]:
 
 
 def _together(first: BudgetLedger, second: BudgetLedger | None) -> BudgetLedger:
+    """Returns the union of two replicas of a ledger; ``None`` as the second: the first alone."""
     if second is None:
         return first
     if second.head != first.head:

@@ -32,7 +32,7 @@ def read(path: Path) -> BudgetLedger | None:
 
 
 def write_missing(path: Path, budget: BudgetLedger) -> None:
-    """Appends the missing entries to a replica, or creates it; when the function returns, they are on disk.
+    """Appends the missing entries to a replica, or creates the replica. When the function returns, all entries are on disk.
 
     Args:
         path: Path of the replica; the caller holds its lock.
@@ -56,7 +56,7 @@ def write_missing(path: Path, budget: BudgetLedger) -> None:
         raise UserError(
             f"the budget's ledger {path} cannot be written ({error.strerror or error}), so this command ends here. No run "
             "begins before its plan is reserved there, on disk. Free space or make the file writable, and repeat the command; "
-            "what other copies of the ledger hold already stays. [replica-not-writable]"
+            "entries that other copies of the ledger hold already stay there. [replica-not-writable]"
         ) from error
     except GrewElsewhere as error:
         raise UserError(f"{path} was written by another process: does its storage lack locks? [replica-writers]") from error
@@ -69,7 +69,7 @@ def _chained(lines: list[dict[str, Any]], chain: str = "") -> Iterator[dict[str,
 
 
 def _read(path: Path, mend: bool = False) -> tuple[BudgetLedger | None, str, int]:
-    """Returns a replica, the hash of its last line, and its length in bytes."""
+    """Returns a replica, the hash of its last complete line, and the length of its complete lines in bytes."""
     try:
         lines = read_lines(path)
     except FileNotFoundError:

@@ -27,7 +27,7 @@ class Reservation:
         place: Folder of the run, absolute.
         plan: Plan of the run.
         charged: Number of steps charged in the run's ledger.
-        reserved_with: Ids of the budgets that the run recorded when it reserved.
+        reserved_with: Ids of the budgets with which the run reserved its plan, as the run recorded them.
         is_at: Function that returns whether a given folder holds this same run.
     """
 
@@ -59,7 +59,8 @@ def reserved(found: Found, store: RecordSet, reservations: Sequence[Reservation]
         if known is None and reservation.charged and budget.head.id in reservation.reserved_with:
             raise UserError(
                 f"{reservation.place} has reserved with the budget {budget.head.id} and was charged {reservation.charged} "
-                "steps, and the budget's ledger has no such entry: it has lost lines. Restore it from a backup. [budget-entry]"
+                "steps, but the budget's ledger has no such entry: it has lost lines. Restore that ledger from a backup. "
+                "[budget-entry]"
             )
         if reservation.id not in budget.replaced and not (known and _holds_already(known, reservation)):
             number = known.number + 1 if known else 0
@@ -81,7 +82,7 @@ def _holds_already(known: Account, reservation: Reservation) -> bool:
     """Returns whether an account already holds a reservation, so that no entry is needed.
 
     Raises:
-        UserError: If the run is a copy of the one that reserved, or its plan has changed.
+        UserError: If the run is a copy of the run that reserved, or its plan has changed.
     """
     if known.what == "sweep" and known.plan.fingerprint != reservation.plan.fingerprint:  # the run has not begun
         return False
@@ -89,8 +90,8 @@ def _holds_already(known: Account, reservation: Reservation) -> bool:
     if known.settled:
         if reservation.charged < known.steps:
             raise UserError(
-                f"{reservation.place} is an older copy of a run that has settled {known.steps} steps with the budget, and its "
-                f"ledger holds {reservation.charged}: resume the run itself, or start a new one. [budget-older-copy]"
+                f"{reservation.place} is an older copy of a run that has settled {known.steps} steps with the budget, but the "
+                f"copy's ledger holds {reservation.charged}: resume the run itself, or start a new one. [budget-older-copy]"
             )
         return reservation.charged >= reservation.plan.steps
     _refuse_copy(known, reservation)
@@ -115,7 +116,7 @@ def _refuse_copy(known: Account, reservation: Reservation) -> None:
 
 
 def _is_elsewhere(known: Account, reservation: Reservation) -> bool:
-    """Returns whether the run also exists in the account's folder, and that folder is not another path of this one."""
+    """Returns whether the run also exists in the account's folder, and that folder is not another path of the reservation's."""
     place = Path(known.place)
     try:
         same = place.exists() and reservation.place.exists() and place.samefile(reservation.place)
@@ -126,12 +127,16 @@ def _is_elsewhere(known: Account, reservation: Reservation) -> bool:
 
 def _expected(budget: BudgetLedger, reservation: Reservation) -> str | None:
     """Returns the id of the account that a sweep reserved for the run in this folder; ``None``: there is none."""
-    sweeps = (one for one in budget.accounts.values() if one.what == "sweep" and reservation.what == "run" and not one.settled)
-    return next((one.id for one in sweeps if one.place == str(reservation.place)), None)
+    sweeps = (
+        account
+        for account in budget.accounts.values()
+        if account.what == "sweep" and reservation.what == "run" and not account.settled
+    )
+    return next((account.id for account in sweeps if account.place == str(reservation.place)), None)
 
 
 def settled(budget: BudgetLedger, reservation: Reservation) -> BudgetLedger:
-    """Returns a budget's ledger with an entry that settles a run after its last step.
+    """Returns a budget's ledger with an entry that settles a run after its last step, unless the ledger needs no such entry.
 
     Args:
         budget: Ledger of the budget.
@@ -145,8 +150,8 @@ def settled(budget: BudgetLedger, reservation: Reservation) -> BudgetLedger:
         return budget
     if known is not None and reservation.charged < known.least:
         raise UserError(
-            f"the ledger of {reservation.place} holds {reservation.charged} steps, and it has settled {known.least} before: it "
-            "has lost lines. Restore it. [budget-steps-lost]"
+            f"the ledger of {reservation.place} holds {reservation.charged} steps, but the run has settled {known.least} "
+            "before: the ledger has lost lines. Restore it from a backup. [budget-steps-lost]"
         )
     if known is not None:
         _refuse_another_plan(known, reservation)

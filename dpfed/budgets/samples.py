@@ -23,7 +23,7 @@ from dpfed.privacy.randomness import KEY_BYTES, Randomness
 _SAMPLE = 256  # number of sampled records of a set: those with the smallest hashed names
 _FILES = ".names.json"
 
-Contents = list[list[str]]  # for each record, a hash of its image and one of its captions, empty if it has no captions
+Contents = list[list[str]]  # for each record: hash of its image, and hash of all its captions ("" without captions)
 
 
 class Samples:
@@ -38,20 +38,24 @@ class Samples:
         self._folder, self._store = folder, store
 
     def keep(self, id: str) -> None:
-        """Stores a sample of the store's records for a budget, unless there is an intact one or the records are public.
+        """Stores a sample of the store's records for a budget, unless an intact sample exists or the records are public.
 
         Public records are identified by their fingerprint, which a repeated import keeps. Generated records share their names.
 
         Args:
             id: Id of the budget.
+
+        Raises:
+            UserError: If the registry's secret is missing or damaged.
+            OSError: If the registry cannot be written.
         """
         path = self._folder / f"{id}{_FILES}"
         if self._store.public or _is_whole(path):
             return
         secret = self._secret()
         smallest, rows = np.zeros(0), np.zeros(0, np.int64)
-        for own, hashed in self._hashed(secret):
-            smallest, rows = np.append(smallest, hashed), np.append(rows, own)
+        for block, hashed in self._hashed(secret):
+            smallest, rows = np.append(smallest, hashed), np.append(rows, block)
             order = np.argsort(smallest, kind="stable")[:_SAMPLE]
             smallest, rows = smallest[order], rows[order]
         content = {"names": smallest.tolist(), "contents": self._contents(secret, rows)}
@@ -66,6 +70,9 @@ class Samples:
         Returns:
             For each budget that has a sample: the fraction of its names that are in the store, and the fraction of these
             records whose image or captions are equal (``None``: unknown). Budgets without a common name are left out.
+
+        Raises:
+            UserError: If a sample or the registry's secret is damaged.
         """
         if not any(self._folder.glob(f"*{_FILES}")):
             return {}
@@ -76,23 +83,23 @@ class Samples:
             return {}
         wanted = np.unique(np.concatenate([names for names, _ in samples.values()]))
         place = np.full(len(wanted) + 1, -1, np.int64)  # the row of each name in the store
-        for own, hashed in self._hashed(secret):
+        for block, hashed in self._hashed(secret):
             at = np.searchsorted(wanted, hashed)
             here = np.append(wanted, np.inf)[at] == hashed
-            place[at[here]] = own[here]
-        found = {}
+            place[at[here]] = block[here]
+        shares = {}
         for id, (names, contents) in samples.items():
             rows = place[np.searchsorted(wanted, names)]
             here = np.flatnonzero(rows >= 0)
             if len(here):
-                found[id] = len(here) / len(names), self._equal(secret, rows[here], contents, here)
-        return found
+                shares[id] = len(here) / len(names), self._equal(secret, rows[here], contents, here)
+        return shares
 
     def _equal(self, secret: Randomness, rows: np.ndarray, contents: Contents | None, places: np.ndarray) -> float | None:
         if contents is None:
             return None
         pairs = zip(self._contents(secret, rows), (contents[place] for place in places.tolist()), strict=True)
-        return float(np.mean([any(one and one == other for one, other in zip(*pair, strict=True)) for pair in pairs]))
+        return float(np.mean([any(present and present == kept for present, kept in zip(*pair, strict=True)) for pair in pairs]))
 
     def _contents(self, secret: Randomness, rows: np.ndarray) -> Contents:
         key = secret.key("budget contents")
@@ -107,7 +114,7 @@ class Samples:
         ]
 
     def _hashed(self, secret: Randomness) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields rows of training records and their hashed names, in blocks."""
+        """Yields the rows of training records, ``(n,)`` int64, and their hashed names, ``(n,)`` float64, block by block."""
         training = self._store.within("train")
         for first, end in blocks(len(self._store)):
             rows = first + np.flatnonzero(training(first, end))
@@ -130,7 +137,7 @@ class Samples:
 
 
 def _is_whole(path: Path) -> bool:
-    """Returns whether a sample exists with contents and is not damaged; otherwise the caller writes it again."""
+    """Returns whether a file holds an undamaged sample with hashes of contents; otherwise the caller writes it again."""
     try:
         return path.exists() and _read(path)[1] is not None
     except UserError:
@@ -138,14 +145,14 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read(path: Path) -> tuple[np.ndarray, Contents | None]:
-    """Reads a sample: hashed names, ``(n,)`` float64 in [0, 1), and contents; ``None``: an older dpfed wrote none."""
+    """Reads a sample: hashed names, ``(n,)`` float64 in [0, 1), and hashes of contents; ``None``: an older dpfed wrote none."""
     try:
-        found = json.loads(read_text(path))
-        contents = found["contents"] if isinstance(found, dict) else None
-        names = np.array(found["names"] if isinstance(found, dict) else found, np.float64)
+        sample = json.loads(read_text(path))
+        contents = sample["contents"] if isinstance(sample, dict) else None
+        names = np.array(sample["names"] if isinstance(sample, dict) else sample, np.float64)
         if names.ndim != 1 or not ((names >= 0) & (names < 1)).all():  # NaN matches no record, and would hide a name
             raise ValueError("expected a list of numbers from 0 to 1")
-        hashes = [len(one) == 2 and all(isinstance(part, str) for part in one) for one in contents or ()]
+        hashes = [len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in contents or ()]
         if contents is not None and not (len(hashes) == len(names) and all(hashes)):
             raise ValueError("expected two hashes for each name")
         return names, contents

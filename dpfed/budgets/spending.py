@@ -39,34 +39,36 @@ def set_budget(
         The ledger of the budget.
 
     Raises:
-        UserError: If the budget is impossible or lower than the cost already spent, or another budget holds for the records.
+        UserError: If the budget is impossible or lower than the cost already spent and reserved, if another budget holds for
+            the records, if `unit` is another unit than that of the existing budget, or if `distinct` has no effect.
     """
     epsilon, delta = float(epsilon), float(delta)
-    own = next((one.budget for one in budgets_of(store) if one.by_name is None), None)
-    _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")  # before a lock is written
+    ledger = next((match.budget for match in budgets_of(store) if match.by_name is None), None)
+    _check_numbers(store, epsilon, delta, ledger.head.unit if ledger else unit or "record")  # before a lock is written
     with held(store.budget_folder):
-        found = budgets_of(store)
-        own = next((one.budget for one in found if one.by_name is None), None)
-        others = {one.budget.head.id: one for one in found if one.by_name is not None}
-        if distinct is not None and (same := next((one for one in others.values() if not one.asks), None)):
+        matches = budgets_of(store)
+        ledger = next((match.budget for match in matches if match.by_name is None), None)
+        others = {match.budget.head.id: match for match in matches if match.by_name is not None}
+        if distinct is not None and (same := next((match for match in others.values() if not match.asks), None)):
             raise UserError(
                 f"--distinct: these are the records of {same.budget.head.store}: {related(same, store)}. Their budget holds "
                 "here as well, so runs are charged to it: leave --distinct out. [budget-same-records]"
             )
-        if distinct is not None and (own is not None or not others):
+        if distinct is not None and (ledger is not None or not others):
             raise UserError(
                 "--distinct has no effect: no other budget has records with the same names. Leave it out. [budget-distinct]"
             )
-        if own is None:
+        if ledger is None:
             if others and distinct is None:
                 raise _same_names(store, list(others.values()))
-            own = _new(store, epsilon, delta, unit or "record", dict.fromkeys(others, distinct or ""))
-        elif unit not in (None, own.head.unit):
+            ledger = _new(store, epsilon, delta, unit or "record", dict.fromkeys(others, distinct or ""))
+        elif unit not in (None, ledger.head.unit):
             raise UserError(
-                f"the budget of {store.path} is for each {own.head.unit}, which cannot change: leave --unit out. [budget-unit]"
+                f"the budget of {store.path} is for each {ledger.head.unit}, which cannot change: leave --unit out. "
+                "[budget-unit]"
             )
-        number = 1 + max((entry.number for entry in own.sets), default=-1)
-        budget = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
+        number = 1 + max((entry.number for entry in ledger.sets), default=-1)
+        budget = ledger.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
         if not budget.filter.admits(budget.spent):
             raise UserError(
                 f"({epsilon!r}, {round_up(delta)}) is less than what runs on the records of {store.path} spent and reserved: "
@@ -89,7 +91,7 @@ def reserve(store: RecordSet, reservations: Sequence[Reservation], dry: bool = F
         dry: Whether to check only, and write nothing.
 
     Returns:
-        The budgets with the reservations; most stores have none.
+        The ledgers of the budgets with the reservations; an empty list if no budget holds for the records.
 
     Raises:
         UserError: If a plan does not fit (the message has the numbers), if the budget cannot count a plan of this kind, if the
@@ -97,11 +99,11 @@ def reserve(store: RecordSet, reservations: Sequence[Reservation], dry: bool = F
             written.
     """
     if dry:
-        return [reserved(one, store, reservations) for one in budgets_of(store)]
-    with opened(store) as found:
-        budgets = [reserved(one, store, reservations) for one in found]
-        for one, budget in zip(found, budgets, strict=True):
-            keep(budget, store if one.by_name is None else None)
+        return [reserved(match, store, reservations) for match in budgets_of(store)]
+    with opened(store) as matches:
+        budgets = [reserved(match, store, reservations) for match in matches]
+        for match, budget in zip(matches, budgets, strict=True):
+            keep(budget, store if match.by_name is None else None)
     return budgets
 
 
@@ -114,7 +116,7 @@ def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation
         reservation: Run with the charges of its ledger. Charges that were never reserved are recorded as well.
 
     Returns:
-        The budgets after the settlement.
+        The ledgers of the budgets after the settlement.
 
     Raises:
         UserError: If the run's ledger holds fewer steps than were settled before, if the run was never reserved and a budget
@@ -122,28 +124,28 @@ def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation
             cannot be written.
     """
     if not any(known_by(id) for id in ids) and (store is None or not budgets_of(store)):
-        return []  # a store without a budget is not written
+        return []  # nothing is written into a store without a budget
     with held(None if store is None else store.budget_folder):
-        found = {} if store is None else {one.budget.head.id: one for one in budgets_of(store)}
-        budgets = [one.budget for one in found.values()]
-        budgets += [budget for id in ids if id not in found and (budget := known_by(id)) is not None]
-        for one in found.values():
-            if store is not None and reservation.charged and reservation.id not in one.budget.accounts:
-                refuse_uncountable(reservation.plan, one, store)
+        matches = {} if store is None else {match.budget.head.id: match for match in budgets_of(store)}
+        budgets = [match.budget for match in matches.values()]
+        budgets += [budget for id in ids if id not in matches and (budget := known_by(id)) is not None]
+        for match in matches.values():
+            if store is not None and reservation.charged and reservation.id not in match.budget.accounts:
+                refuse_uncountable(reservation.plan, match, store)
         after = [settled(budget, reservation) for budget in budgets]
         for budget in after:
-            own = budget.head.id in found and found[budget.head.id].by_name is None
-            keep(budget, store if own else None)
+            belongs = budget.head.id in matches and matches[budget.head.id].by_name is None
+            keep(budget, store if belongs else None)
     return after
 
 
 def note_uncovered(store: RecordSet, what: str, why: str | None, dry: bool = False) -> bool:
-    """Records, before the release, that something is released about records that their budget does not cover.
+    """Writes into the ledgers of a store's budgets that no budget covers a release. The caller releases only afterwards.
 
     Args:
         store: Store of the records; without a budget for them, nothing is recorded.
         what: Description of the release and of its run.
-        why: Justification by the operator.
+        why: Justification by the operator; ``None``: none was given.
         dry: Whether to check only, and write nothing.
 
     Returns:
@@ -152,19 +154,19 @@ def note_uncovered(store: RecordSet, what: str, why: str | None, dry: bool = Fal
     Raises:
         UserError: If a budget holds for the records, and the justification is missing.
     """
-    with contextlib.nullcontext(budgets_of(store)) if dry else opened(store) as found:
-        for one in found:
+    with contextlib.nullcontext(budgets_of(store)) if dry else opened(store) as matches:
+        for match in matches:
             if not (why or "").strip():
                 raise UserError(
-                    f"the records of {store.path} have a lifetime budget of {shown(one.budget)}, and {what}, which no budget "
-                    f"covers: leave it out, or give a reason.{question(one, store)} [budget-not-covered]",
+                    f"the records of {store.path} have a lifetime budget of {shown(match.budget)}, and {what}, which no budget "
+                    f"covers: leave it out, or give a reason.{question(match, store)} [budget-not-covered]",
                     command="On the command line: --not-covered 'WHY'; in a configuration: privacy.not_covered.",
                 )
             said = f"{what}: {why}"
-            if not dry and said not in {entry.why for entry in one.budget.uncovered}:
-                budget = one.budget.with_entries([Entry.new("uncovered", why=said)])
-                keep(budget, store if one.by_name is None else None)
-    return bool(found)
+            if not dry and said not in {entry.why for entry in match.budget.uncovered}:
+                budget = match.budget.with_entries([Entry.new("uncovered", why=said)])
+                keep(budget, store if match.by_name is None else None)
+    return bool(matches)
 
 
 def _check_numbers(store: RecordSet, epsilon: float, delta: float, unit: Unit) -> None:
@@ -200,8 +202,8 @@ def _new(store: RecordSet, epsilon: float, delta: float, unit: Unit, distinct: d
 
 
 def _same_names(store: RecordSet, others: list[Found]) -> UserError:
-    told = "; ".join(f"{one.budget.head.store}, {shown(one.budget)}: {related(one, store)}" for one in others)
-    asked = question(others[0], store) if all(one.asks for one in others) else ""
+    told = "; ".join(f"{other.budget.head.store}, {shown(other.budget)}: {related(other, store)}" for other in others)
+    asked = question(others[0], store) if all(other.asks for other in others) else ""
     return UserError(
         f"records of {store.path} have a budget already ({told}). It also holds here: runs are charged to it, and no other is "
         f"needed.{asked} [budget-names]"

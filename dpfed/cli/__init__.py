@@ -31,13 +31,13 @@ GROUPS = {
     "budget": "Give a record set a lifetime budget over all runs, and show its use.",
     "audit": "Attack a run: test its claimed epsilon, and measure what its weights reveal.",
     "federation": "For the coordinator of several institutions: make the terms, run the federation, try one on this machine.",
-    "site": "For one of several institutions: make a site, join a federation, serve it.",
+    "site": "For one of several institutions: make a site, join a federation, answer its coordinator.",
 }
 _ORDER = [name for names in PANELS.values() for name in names]
 
 
 class _Ordered(TyperGroup):
-    """A group that lists its commands in the order of `PANELS`, those that a newcomer needs first."""
+    """A group that lists its commands in the order of `PANELS`: those that a newcomer needs come first."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         names = super().list_commands(ctx)

@@ -80,8 +80,8 @@ def privacy(
 ) -> None:
     """Attack a plan's mechanism with canaries, and compare the lower bounds with the claimed epsilon.
 
-    The audit reads no private record: canaries and all other records are generated. If it contradicts the claim, the exit
-    code is 3.
+    The audit reads no private record: canaries and all other records are generated. If the audit contradicts the claim,
+    the exit code is 3.
     """
     from dpfed.console.terminal import chosen_config, console, say, watching
     from dpfed.errors import UserError
@@ -121,9 +121,9 @@ def _show_claim(facts: dict[str, Any]) -> None:
     table.add_column("attack", no_wrap=True)
     for column in ("tries", "noise at most", "epsilon of the run"):
         table.add_column(column, justify="right")
-    for one in facts["findings"]:
-        noise = "" if one["noise"] is None else f"{one['noise']:.3g}"
-        table.add_row(label(one), f"{one['tries']:,}", noise, round_down(one["epsilon"]))
+    for finding in facts["findings"]:
+        noise = "" if finding["noise"] is None else f"{finding['noise']:.3g}"
+        table.add_row(label(finding), f"{finding['tries']:,}", noise, round_down(finding["epsilon"]))
     console.print(table)
     moved = f"{facts['moved']:.4f}" if facts["moved"] else "not known (the method also releases statistics)"
     console.print(

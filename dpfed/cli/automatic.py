@@ -78,7 +78,8 @@ def requested(config: Path | None, data: str | None, assignments: list[str] | No
         options: Values of the other options, by name; ``None``: not given.
 
     Raises:
-        UserError: If both `config` and `data` are given, or neither; if an option needs ``--data``.
+        UserError: If both `config` and `data` are given, or neither; if an option needs ``--data``, or ``--data`` lacks
+            ``--epsilon``; if the configuration cannot be read.
     """
     if data is None:
         if config is None:
@@ -181,7 +182,9 @@ def settled(
         stopping: Values of ``--dry-run``, ``--save-config`` and ``--json``.
 
     Raises:
-        UserError: If nothing can be chosen, see `dpfed.automatic.choosing.choose`; if the launcher is torchrun.
+        UserError: If nothing can be chosen, see `dpfed.automatic.choosing.choose`; if the launcher is torchrun; if the file of
+            ``--save-config`` exists or cannot be written.
+        typer.Exit: With ``--dry-run`` or ``--save-config``, after the choices are printed or written.
     """
     from dpfed.automatic.request import Request
 
@@ -215,7 +218,7 @@ def save_choices(chosen: Chosen, file: Path, next_command: str) -> None:
     Args:
         chosen: Choices for a run.
         file: Path where no file exists.
-        next_command: Command that the user is told to run next.
+        next_command: What the user is told to do next: a command, or a phrase.
 
     Raises:
         UserError: If the file exists, or cannot be written.

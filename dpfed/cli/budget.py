@@ -69,15 +69,16 @@ def show(store: StoreOrRun, as_json: Json = False) -> None:
     say(f"opening the records of {store}", as_json)
     from dpfed.budgets.refusals import question, related
 
-    opened, found = _found(store)
+    opened, matches = _found(store)
     if as_json:
-        print(json.dumps([_facts(one.budget) | {"found_by_name": one.by_name, "equal_contents": one.equal} for one in found]))
+        facts = [_facts(match.budget) | {"found_by_name": match.by_name, "equal_contents": match.equal} for match in matches]
+        print(json.dumps(facts))
         return
-    for one in found:
-        if one.by_name is not None and opened is not None:
-            said = f"the budget of {one.budget.head.store} also holds for these records: {related(one, opened)}."
-            _line("note", f"{said}{question(one, opened)}")
-        _print(opened, one.budget)
+    for match in matches:
+        if match.by_name is not None and opened is not None:
+            said = f"the budget of {match.budget.head.store} also holds for these records: {related(match, opened)}."
+            _line("note", f"{said}{question(match, opened)}")
+        _print(opened, match.budget)
 
 
 @app.command()
@@ -86,13 +87,13 @@ def history(store: StoreOrRun, as_json: Json = False) -> None:
     from dpfed.console.terminal import say
 
     say(f"opening the records of {store}", as_json)
-    _, found = _found(store)
-    for one in found:
-        for entry in one.budget.entries:
+    _, matches = _found(store)
+    for match in matches:
+        for entry in match.budget.entries:
             if as_json:
                 print(entry.model_dump_json(exclude_none=True))
             else:
-                _line(entry.day, _told(entry, one.budget))
+                _line(entry.day, _told(entry, match.budget))
 
 
 @app.command()
@@ -136,6 +137,7 @@ def _opened(store: Path) -> RecordSet:
 
 
 def _found(store: Path) -> tuple[RecordSet | None, list[Found]]:
+    """Opens records and returns them with their budgets. A run's folder has only the ledgers, so its records are ``None``."""
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.budgets.registry import BUDGET_LEDGER, Found, budgets_of, known_by
     from dpfed.budgets.replicas import read
@@ -145,15 +147,15 @@ def _found(store: Path) -> tuple[RecordSet | None, list[Found]]:
 
     if store.is_dir() and not is_store(store):  # folder of a run, or of fits to arrays: the records are elsewhere
         known = [budget for _, budget, _ in reservations(RunDirectory(store)) if budget is not None]
-        own = None if known else read(store / BUDGET_LEDGER)
-        known += [] if own is None else [known_by(own.head.id, store) or own]
+        ledger = None if known else read(store / BUDGET_LEDGER)
+        known += [] if ledger is None else [known_by(ledger.head.id, store) or ledger]
         if known:
             return None, [Found(budget) for budget in known]
     opened = _opened(store)
-    found = budgets_of(opened)
-    if not found:
+    matches = budgets_of(opened)
+    if not matches:
         raise UserError(f"{store} has no budget: `dpfed budget set {store} --epsilon E --delta D` sets one. [option-no-budget]")
-    return opened, found
+    return opened, matches
 
 
 def _print(store: RecordSet | None, budget: BudgetLedger) -> None:
@@ -164,17 +166,18 @@ def _print(store: RecordSet | None, budget: BudgetLedger) -> None:
     sides = "record" if budget.head.unit == "record" else f"{(store and store.unit_name) or 'user'} with all records"
     _line("budget", f"epsilon {facts['epsilon']!r}, delta {facts['delta']!r}, for each {sides}, over all runs")
     _line("ledger", f"{budget.head.id}, {places}; runs: {len(budget.accounts)}, entries: {len(budget.entries)}")
-    _line("taken", f"{percent(facts['taken'])}, by a privacy filter: a run may be chosen from the results of earlier ones")
+    _line("taken", f"{percent(facts['taken'])}, by a privacy filter: a run may be chosen from the results of earlier runs")
     for name, what in (("spent", True), ("reserved", False)):
-        own = [account for account in budget.accounts.values() if account.settled == what]
-        steps = sum(account.steps for account in own)
-        if own:
-            _line(name, f"{percent(facts[name])}, {len(own)} {'runs' if len(own) > 1 else 'run'}, {steps:,} steps")
+        accounts = [account for account in budget.accounts.values() if account.settled == what]
+        steps = sum(account.steps for account in accounts)
+        if accounts:
+            _line(name, f"{percent(facts[name])}, {len(accounts)} {'runs' if len(accounts) > 1 else 'run'}, {steps:,} steps")
     if budget.uncovered:
         _line("not covered", f"{len(budget.uncovered)} releases that no epsilon counts, see `dpfed budget history`")
 
 
 def _facts(budget: BudgetLedger) -> dict[str, Any]:
+    """Returns what ``--json`` prints of a budget."""
     from dpfed.privacy.renyi_filter import added
 
     def part(settled: bool) -> float:

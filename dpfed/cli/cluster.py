@@ -40,7 +40,7 @@ Workers = Annotated[
 ]
 GpusPerWorker = Annotated[int | None, _option("GPUs per worker, 0 or 1; default: 1 if the cluster has GPUs.")]
 CpusPerWorker = Annotated[int | None, _option("CPUs per worker; default: an equal share of all.")]
-Restarts = Annotated[int | None, _option("Restarts of the workers after one has died; default 3.")]
+Restarts = Annotated[int | None, _option("Restarts of the workers after a worker has died; default 3.")]
 
 
 def run_on_cluster(
@@ -67,6 +67,9 @@ def run_on_cluster(
 
     Returns:
         The finished run; ``None`` in torchrun's processes other than rank 0.
+
+    Raises:
+        UserError: If an option does not go with the launcher, or ``workers`` is neither a number nor a range.
     """
     from dpfed.cluster.work import Task
     from dpfed.runs.records import with_absolute_paths
@@ -92,7 +95,7 @@ def collected(
     """Returns the options of Ray's workers by name, for `run_on_cluster`.
 
     Raises:
-        UserError: If one of them is given without ``--cluster``.
+        UserError: If an option is given without ``--cluster``.
     """
     options = {"workers": workers, "gpus": gpus, "cpus": cpus, "restarts": restarts}
     refuse_without(kind, **options)
@@ -107,7 +110,7 @@ def refuse_without(kind: str | None, **options: str | int | None) -> None:
         options: Values of the options by name; ``None``: not given.
 
     Raises:
-        UserError: If one is given without a launcher; the message names the first.
+        UserError: If an option is given without a launcher; the message names the first of them.
     """
     for name, value in options.items():
         if kind is None and value is not None:

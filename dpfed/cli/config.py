@@ -40,7 +40,7 @@ def list_(as_json: Json = False) -> None:
     sweeps = [Entry(name, _about(_comment(name)), "", f"a config: `dpfed sweep CONFIG {name}`") for name in sweep_names()]
     if as_json:
         entries = {"configs": trained, "sweeps": sweeps}
-        print(json.dumps({kind: [dataclasses.asdict(entry) for entry in found] for kind, found in entries.items()}, indent=2))
+        print(json.dumps({kind: [dataclasses.asdict(entry) for entry in files] for kind, files in entries.items()}, indent=2))
         return
     for entry in (*trained, *sweeps):
         promise = f"epsilon {entry.epsilon}; " if entry.epsilon else ""
@@ -76,19 +76,19 @@ def keys(
     """Explain the keys of a configuration: allowed values, default and meaning."""
     from dpfed.config.keys import matching
 
-    found = matching(words or [])
+    matches = matching(words or [])
     if as_json:
-        print(json.dumps([dataclasses.asdict(key) for key in found], indent=2))
+        print(json.dumps([dataclasses.asdict(key) for key in matches], indent=2))
     else:
-        _show_keys(found)
+        _show_keys(matches)
 
 
-def _show_keys(found: list[Key]) -> None:
+def _show_keys(matches: list[Key]) -> None:
     from rich.markup import escape
 
     from dpfed.console.terminal import console
 
-    for key in found:  # one after another: for `grep`, and for narrow windows
+    for key in matches:  # a line for each key, not a table: for `grep`, and for narrow windows
         default = f"; default {key.default_in_toml}" if key.default_in_toml else ""
         words = f"[bold]{key.name}[/]  ({escape(key.allowed + default)})  {escape(_meaning(key))}"
         console.print(words, highlight=False, soft_wrap=not console.is_terminal)
@@ -110,7 +110,7 @@ class Entry:
     Attributes:
         name: Name of the file on the command line.
         about: First sentence of the file's comment.
-        epsilon: Epsilon, in words; empty for a sweep, which uses that of its base configuration.
+        epsilon: Epsilon, in words; "" for a sweep, which uses the epsilon of its base configuration.
         needs: Requirements, such as a copy of the data or a GPU, in words.
     """
 

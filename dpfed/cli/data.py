@@ -190,6 +190,7 @@ def _some(names: list[str], most: int) -> str:
 
 
 def _what_is_protected(report: ImportReport) -> list[str]:
+    """Returns sentences on what counts as one record, and on units that several records share."""
     sentences = []
     if report.kind == "image-text":
         sentences.append("All captions of an image are ONE record.")

@@ -107,7 +107,7 @@ def _by_tower(name: str, weights: str | None, captions: bool, pictures: NamedPic
         advance = progress.stage("pictures", len(pictures))
         return write_features(out, pictures, embedded(pictures, tower.images, tower.size, tower.preprocessing, advance))
     if not isinstance(pictures, StoredPictures) or not pictures.captioned:
-        raise UserError("a text tower reads captions: give a record store whose records have some. [embed-captions]")
+        raise UserError("a text tower reads captions: give a record store whose records have captions. [embed-captions]")
     return write_features(out, pictures, captions_embedded(pictures, tower.captions, progress.stage("captions", len(pictures))))
 
 

@@ -47,7 +47,7 @@ def forecast(
     """Forecast a private run in about a minute. No private record is read, and no privacy is spent.
 
     The forecast states noise, gradient, time and memory of the run, and compares other batches, group sizes and numbers of
-    steps. For private moments it follows from public numbers alone.
+    steps. For private moments the forecast follows from public numbers alone.
     """
     from dpfed.console.terminal import chosen_config, on_command_line, say, watching
 
@@ -65,12 +65,13 @@ def forecast(
         progress.note("loading PyTorch")
         from dpfed.planning.forecast import forecast as made
 
-        found = made(loaded, plan, stand, progress)
+        prediction = made(loaded, plan, stand, progress)
     if as_json:
-        print(json.dumps(found.facts()))
+        print(json.dumps(prediction.facts()))
     else:
         given = [("--public", public), ("--records", None if records is None else str(records))]
-        _show_forecast(found, on_command_line(config, [*given, *(("--set", one) for one in assignments or ())]))
+        assigned = (("--set", assignment) for assignment in assignments or ())
+        _show_forecast(prediction, on_command_line(config, [*given, *assigned]))
 
 
 def rehearse(
@@ -106,33 +107,33 @@ def rehearse(
         progress.note("loading PyTorch")
         from dpfed.planning.rehearsal import rehearse as run_rehearsal
 
-        found = run_rehearsal(loaded, stand, folder, records, public_records, progress)
+        rehearsal = run_rehearsal(loaded, stand, folder, records, public_records, progress)
     if as_json:
-        print(json.dumps(found.facts()))
+        print(json.dumps(rehearsal.facts()))
     else:
-        _show_rehearsal(found)
+        _show_rehearsal(rehearsal)
 
 
 def _forecast_moments(config: Config, plan: PrivacyPlan, as_json: bool) -> None:
-    """Prints the forecast for private moments. It follows from public numbers, so nothing is measured."""
+    """Prints the forecast for private moments. The forecast follows from public numbers, so nothing is measured."""
     from rich.table import Table
 
     from dpfed.runs.moment_forecast import forecast_moments
 
-    found = forecast_moments(config, plan)
+    prediction = forecast_moments(config, plan)
     if as_json:
-        print(json.dumps(found.facts()))
+        print(json.dumps(prediction.facts()))
         return
-    _print(_promised(found.name, plan, plan.epsilon()), "bold")
+    _print(_promised(prediction.name, plan, plan.epsilon()), "bold")
     _print("two noisy releases determine the heads; the towers are frozen")
     table = Table(box=None, pad_edge=False)
     table.add_column("what if")
     for column in ("sigma", "records / sigma", "gain left"):
         table.add_column(column, justify="right", no_wrap=True)
-    for row in found.rows:
+    for row in prediction.rows:
         table.add_row(row.what, f"{row.plan.noise.multiplier:.3g}", f"{row.ratio:,.0f}", f"{row.kept:.0%}")
     _console().print(table)
-    _print(found.verdict, "bold")
+    _print(prediction.verdict, "bold")
 
 
 def _promised(name: str, plan: PrivacyPlan, epsilon: float) -> str:
@@ -143,14 +144,14 @@ def _promised(name: str, plan: PrivacyPlan, epsilon: float) -> str:
     return f"{name}: {plan.sampling.records:,} {promise.protected}s, {said}: sigma = {plan.noise.multiplier:.4g}"
 
 
-def _show_forecast(found: Forecast, given: str) -> None:
+def _show_forecast(prediction: Forecast, given: str) -> None:
     from rich.table import Table
 
-    row, plan = found.configured, found.configured.plan
-    _print(_promised(found.name, plan, found.epsilon), "bold")
-    _print(f"trains {found.trained}")
-    _print(f"measured on {found.measured_on}; no private record was read", "dim")
-    for remark in found.remarks:
+    row, plan = prediction.configured, prediction.configured.plan
+    _print(_promised(prediction.name, plan, prediction.epsilon), "bold")
+    _print(f"trains {prediction.trained}")
+    _print(f"measured on {prediction.measured_on}; no private record was read", "dim")
+    for remark in prediction.remarks:
         _print(f"note: {remark}", "dim")
     _print("")
     over = f"the noise is {row.noise_over_gradient:,.1f} times as long as the gradient"
@@ -158,64 +159,64 @@ def _show_forecast(found: Forecast, given: str) -> None:
         over = "the gradient on these records cannot be distinguished from chance"
     _print(f"one step     {over} (B = {plan.sampling.batch:,}, {plan.groups:,} groups)")
     _print(f"whole run    {plan.steps:,} noisy steps are worth about {row.reach:,.1f} steps without noise")
-    there = f" of {_size(found.memory_there)}" if found.memory_there else ""
-    memory = "" if found.memory is None else f"; at least {_size(found.memory)}{there} of memory"
+    there = f" of {_size(prediction.memory_there)}" if prediction.memory_there else ""
+    memory = "" if prediction.memory is None else f"; at least {_size(prediction.memory)}{there} of memory"
     _print(f"this machine about {duration(row.seconds)}{memory}")
     _print("")
     table = Table(box=None, pad_edge=False)
     table.add_column("what if")
     for column in ("sigma", "noise / gradient", "worth, steps", "time"):
         table.add_column(column, justify="right", no_wrap=True)
-    for each in found.rows:
+    for each in prediction.rows:
         over = "–" if each.noise_over_gradient == float("inf") else f"{each.noise_over_gradient:,.1f}"
         cells = (f"{each.plan.noise.multiplier:.3g}", over, f"{each.reach:,.1f}", duration(each.seconds))
         table.add_row(each.what, *cells)
     _console().print(table)
     _print("")
-    _print(_verdict(found), "bold")
+    _print(_verdict(prediction), "bold")
     _print(f"next: dpfed rehearse {given}", "dim")
 
 
-def _verdict(found: Forecast) -> str:
+def _verdict(prediction: Forecast) -> str:
     """Returns a sentence on whether the plan can work, and on changes that would help."""
     from dpfed.planning.forecast import ENOUGH
     from dpfed.privacy.promise import round_up
 
-    row, plan = found.configured, found.configured.plan
-    what = f"Epsilon {round_up(found.epsilon)} {found.verdict} with {plan.sampling.records:,} records"
-    if found.verdict == "can work":
+    row, plan = prediction.configured, prediction.configured.plan
+    what = f"Epsilon {round_up(prediction.epsilon)} {prediction.verdict} with {plan.sampling.records:,} records"
+    if prediction.verdict == "can work":
         return f"{what}: the run is worth {row.reach:,.0f} steps without noise; {ENOUGH:.0f} or more have been enough."
-    best = found.rows[-1]
+    best = prediction.rows[-1]
     reached = f"T = {best.plan.steps:,} is worth {best.reach:,.0f}"
     ways = []
     if best.reach >= ENOUGH:
         ways.append(f"B = {best.plan.sampling.batch:,}, S = {best.plan.bounding.group_size}, {reached}")
-    if found.records_needed is not None:
-        ways.append(f"about {_rounded(found.records_needed):,} records would be enough")
+    if prediction.records_needed is not None:
+        ways.append(f"about {_rounded(prediction.records_needed):,} records would be enough")
     otherwise = "; ".join(ways) or "no plan above is enough, so start from public weights, or raise epsilon or the steps"
     return f"{what}: the run is worth {row.reach:,.1f} steps without noise, and {ENOUGH:.0f} have been enough; {otherwise}."
 
 
-def _show_rehearsal(found: Rehearsal) -> None:
+def _show_rehearsal(rehearsal: Rehearsal) -> None:
     from rich.table import Table
 
     from dpfed.report.results import label, shown
 
-    name = found.best.headline.name
+    name = rehearsal.best.headline.name
     table = Table(box=None, pad_edge=False)
     table.add_column("tried")
     for column in ("sigma", label(name), "change", "time"):
         table.add_column(column, justify="right", no_wrap=True)
-    for one in found.tried:
-        figure = one.headline
+    for candidate in rehearsal.tried:
+        figure = candidate.headline
         after = shown(figure.trained, figure.trained_interval)
-        sigma, mark = f"{one.noise_multiplier:.4g}", " *" if one is found.best else ""
-        table.add_row(f"{one.name}{mark}", sigma, after, figure.difference.partition(",")[0], duration(one.seconds))
+        sigma, mark = f"{candidate.noise_multiplier:.4g}", " *" if candidate is rehearsal.best else ""
+        table.add_row(f"{candidate.name}{mark}", sigma, after, figure.difference.partition(",")[0], duration(candidate.seconds))
     _console().print(table)
-    _print(found.verdict, "bold")
+    _print(rehearsal.verdict, "bold")
     _print("Differences within their error are chance.", "dim")
     _print("The noise was simulated on public records and protects nobody, so there is no privacy card.", "dim")
-    _print(f"next: dpfed pretrain {found.file}", "dim")
+    _print(f"next: dpfed pretrain {rehearsal.file}", "dim")
 
 
 def _rounded(count: int) -> int:

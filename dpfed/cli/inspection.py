@@ -61,7 +61,7 @@ def inspect(
 
 
 def _check_contents(store: RecordStore) -> None:
-    """Refuses a store whose records do not match its fingerprint or its index."""
+    """Refuses a store whose records do not match its fingerprint, its index or its number of units."""
     import numpy as np
 
     from dpfed.data.store.fingerprint import contents_of
@@ -69,12 +69,12 @@ def _check_contents(store: RecordStore) -> None:
     from dpfed.data.store.record import record_key
 
     try:
-        found = contents_of(store, bytes.fromhex(store.contents_key or ""))["fingerprint"]
+        fingerprint = contents_of(store, bytes.fromhex(store.contents_key or ""))["fingerprint"]
     except ValueError as error:  # the key is not hexadecimal, or has another length
         raise damaged(store.path, "the key of its fingerprint cannot be read") from error
-    if found != store.contents:
+    if fingerprint != store.contents:
         raise UserError(
-            f"the records of {store.path} have the fingerprint {found}, but the store states {store.contents}: they were "
+            f"the records of {store.path} have the fingerprint {fingerprint}, but the store states {store.contents}: they were "
             "changed since their import. Import them again, or restore the store. [store-contents-changed]"
         )
     for rows, batch in store.batches:
@@ -89,7 +89,7 @@ def _captions(store: RecordStore) -> dict[str, int]:
 
     total = most = 0
     for start in range(0, len(store), _CAPTIONS_AT_ONCE):
-        counts = [len(own) for own in store.captions(np.arange(start, min(start + _CAPTIONS_AT_ONCE, len(store))))]
+        counts = [len(texts) for texts in store.captions(np.arange(start, min(start + _CAPTIONS_AT_ONCE, len(store))))]
         total, most = total + sum(counts), max(most, *counts)
     return {"total": total, "most_per_record": most}
 

@@ -1,4 +1,4 @@
-"""Groups of commands whose modules are imported only when they are used, so that help appears at once."""
+"""Groups of commands whose modules are imported only when a command is used, so that help appears at once."""
 
 from __future__ import annotations
 

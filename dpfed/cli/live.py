@@ -53,7 +53,7 @@ def _facts(name: str, state: str, made: list) -> dict:
     return {
         "run": name,
         "state": state,
-        "figures": [{"name": one.key, "value": one.value, "shown": one.shown, **one.labels} for one in made],
+        "figures": [{"name": figure.key, "value": figure.value, "shown": figure.shown, **figure.labels} for figure in made],
     }
 
 

@@ -36,7 +36,7 @@ def tell(text: str) -> None:
 
 
 def show_terms(terms: Terms, own: int | None = None, confirmed: Collection[str] = ()) -> None:
-    """Prints what terms mean, see `statement`."""
+    """Prints what terms mean; see `dpfed.protocol.statement.statement` for the arguments."""
     from dpfed.protocol.statement import statement
 
     for name, value in statement(terms, own, confirmed):

@@ -11,7 +11,7 @@ import typer
 
 _POINTS = 10  # number of points of epsilon over the steps
 _SHOWN = {"event", "day", "steps"}  # fields of a reservation's entries
-_SHOWN_LAST = 12  # interruptions that are listed
+_SHOWN_LAST = 12  # most interruptions that are listed, the latest
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -176,8 +176,8 @@ def _figures(numbers: dict[str, Any], fixed: dict[str, Any]) -> tuple[dict[str, 
     """Computes noise and epsilon by each accountant.
 
     Returns:
-        The figures by accountant, delta, and the reason of each accountant without a result. If there is a result, RDP always
-        has one.
+        The figures by accountant, delta, and the reason of each accountant without a result. If any accountant has a
+        result, RDP has one.
     """
     from dpfed.privacy.accounting import Accountant, Unresolved
     from dpfed.privacy.plan import PrivacyPlan

@@ -57,11 +57,11 @@ def set_up_site(
     from dpfed.federation.provisioning.site_paths import SitePaths
     from dpfed.federation.site.folder import SiteSettings
 
-    own: dict[str, str] = {name: value for name, _, value in (text.partition("=") for text in settings or [])}
+    assigned: dict[str, str] = {name: value for name, _, value in (text.partition("=") for text in settings or [])}
     known = sorted(SiteSettings.model_fields.keys() - {"name", "store", "budget", "delta"})
-    if unknown := [name for name in own if name not in known]:
+    if unknown := [name for name in assigned if name not in known]:
         raise UserError(f"--set {unknown[0]} is not a key of a site: {nearest(unknown[0], known)} [option-site-unknown]")
-    options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **own}
+    options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **assigned}
     paths = SitePaths.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {paths.reply} to the coordinator. The keys in {paths.path} stay here.")
     read_out = f"Read the card's fingerprint out to the other sites, by telephone: {paths.site.own_card().fingerprint}"
@@ -166,7 +166,7 @@ def join(
     try:
         require_copies(loaded, opened.settings())
     except UserError as error:
-        tell(f"\nBefore it can be served: {error}")
+        tell(f"\nBefore the site can be served: {error}")
 
 
 @app.command()
@@ -184,7 +184,7 @@ def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
         raise UserError(f"{site.ledger} is missing: what the site has spent is not known. Restore it. [site-ledger-missing]")
     opened = Ledger.open(site.ledger)
     plan = opened.plan
-    every = max(1, opened.charged // _SHOWN)  # to account for each of thousands would take minutes
+    every = max(1, opened.charged // _SHOWN)  # to account for each of thousands of steps would take minutes
     spent = [
         {"step": step, "epsilon": plan.epsilon(count)}
         for count, step in enumerate(opened.steps, 1)
@@ -202,8 +202,8 @@ def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
         line(
             "not asked", f"in {len(missed):,} of the first {opened.last_step + 1:,} steps, the last of them step {missed[-1]:,}"
         )
-    for found in spent:
-        line(f"step {found['step']:,}", f"epsilon {round_up(found['epsilon'])} so far")
+    for row in spent:
+        line(f"step {row['step']:,}", f"epsilon {round_up(row['epsilon'])} so far")
 
 
 @app.command()
@@ -218,7 +218,8 @@ def serve(
 ) -> None:
     """Load the site's records and model, and answer the coordinator until stopped.
 
-    SIGTERM or Ctrl-C ends it: while it loads, at once (exit code 143 or 130); later, after the current answer (exit code 0).
+    SIGTERM or Ctrl-C ends the command: while it loads, at once (exit code 143 or 130); later, after the current answer (exit
+    code 0).
     """
     say(f"loading the records and the model of {folder}", True)
     from dpfed.errors import UserError
@@ -253,7 +254,7 @@ def resident_app(
 
     try:
         stay(runtime_api_address, superexec_auth_secret_file)
-    except (UserError, OSError) as error:  # perhaps of the SuperNode: a service manager tries again
+    except (UserError, OSError) as error:  # perhaps an error of the SuperNode: a service manager tries again
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ def start(
     from dpfed.models.options import PROCEDURAL
     from dpfed.runs.starts import recipe_for
 
-    # Checked like the configuration of the run that will begin there: keys that have no effect then are refused now.
+    # The check is that of the run that will begin there: it refuses keys that would have no effect in that run.
     begins_there = chosen_config(config, [*(assignments or ()), f"model.start={PROCEDURAL}"])
     model = begins_there.model.model_copy(update={"start": None, "start_digest": None})
     loaded = begins_there.model_copy(update={"model": model})
@@ -39,8 +39,8 @@ def start(
         from dpfed.runs.pretraining import make_start
 
         path, was_there = make_start(loaded, progress)
-    # The run needs the same settings: with others, it would look for the initial weights of another model.
-    given = escape(on_command_line(config, (("--set", one) for one in assignments or ())))
+    # The run needs the same settings: with other settings, it would look for the initial weights of another model.
+    given = escape(on_command_line(config, (("--set", assignment) for assignment in assignments or ())))
     for line in (
         f"{path}" + (" (it was there already)" if was_there else ""),
         f"[dim]to begin there:[/] dpfed pretrain {given} --set model.start=procedural",

@@ -24,7 +24,7 @@ def sweep(
 ) -> None:
     """Train every run of a sweep and compare them. Finished runs are kept, and interrupted runs resume.
 
-    All runs spend from one privacy budget. The joint guarantee, printed at the end, adds up those of the runs.
+    All runs spend from one privacy budget. The joint guarantee, printed at the end, adds up the guarantees of the runs.
     """
     from dpfed.console.terminal import chosen_config, say, say_if_shipped, watching
 
@@ -55,8 +55,8 @@ def _show(outcome: SweepOutcome) -> None:
     for name in [*(escape(label(name)) for name in columns), "epsilon"]:
         table.add_column(name, justify="right")
     for run, results in zip(outcome.runs, tables, strict=True):
-        found = [results.get(name) for name in columns]
-        figures = ["–" if item is None else shown(item.trained, item.trained_interval) for item in found]
+        row = [results.get(name) for name in columns]
+        figures = ["–" if item is None else shown(item.trained, item.trained_interval) for item in row]
         table.add_row(run.name, *figures, "none" if run.void else round_up(run.epsilon))
     console.print(table)
     console.print(outcome.promise, highlight=False)

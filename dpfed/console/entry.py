@@ -27,7 +27,7 @@ _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory"
 
 
 def run(app: typer.Typer) -> None:
-    """Runs a command line. A user's mistake ends it with one sentence and exit code 2, never with a traceback.
+    """Runs a command line. A user's mistake ends the command with one sentence and exit code 2, never with a traceback.
 
     An error of the machine, such as a full disk, a missing permission or too little memory, counts as a user's mistake. A bug
     in dpfed keeps its traceback. With JSON logs, the sentence or the traceback is one line of the log. Ctrl-C and SIGTERM end
@@ -65,7 +65,7 @@ def _run(app: typer.Typer) -> NoReturn:
         sys.exit(1)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not _has_working_folder():
-            _end("the folder that this command was started in is gone: change to another one.")
+            _end("the folder that this command was started in is gone: change to another folder.")
         what = error.strerror or str(error)
         _end(f"{error.filename}: {what}." if error.filename else f"the operating system reports: {what}.")
     except MemoryError:
@@ -104,6 +104,7 @@ def _carried_out(app: typer.Typer) -> int:
 
 
 def _command(app: typer.Typer) -> click.Command:
+    """Returns the app's command, which raises `_Stop` in place of Ctrl-C."""
     command = typer.main.get_command(app)
     invoke = command.invoke
 

@@ -84,7 +84,7 @@ def until_ctrl_c() -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_asked() -> Iterator[threading.Event]:
-    """Yields an event that SIGINT and SIGTERM set, so that the block can end in good order. It raises no exception."""
+    """Yields an event that SIGINT and SIGTERM set, so that the block can end in good order. The signals raise no exception."""
     asked, kept = threading.Event(), {}
     if threading.current_thread() is threading.main_thread():
         kept = {number: usual for number in CODES if (usual := signal.getsignal(number)) is not signal.SIG_IGN}
@@ -99,7 +99,7 @@ def until_asked() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Makes SIGINT and SIGTERM raise `Interrupted` in the main thread during the block, again and again until it arrives.
+    """Makes SIGINT and SIGTERM raise `Interrupted` in the main thread during the block, repeatedly until the exception arrives.
 
     A signal that this process was started to ignore stays ignored, and handlers that other code has set stay. Processes of
     torchrun keep Python's handling of SIGTERM, which ends them at once: they may wait in C code for a process that has ended.
@@ -141,7 +141,7 @@ def taken_back() -> Iterator[None]:
     """Runs a block in which a library may set its own signal handlers; use it within `interruptible`, in the main thread.
 
     After the block, dpfed handles the signals again. If a library's handler turned a signal into ``SystemExit`` with the
-    signal's number, as Ray does, it counts as that signal.
+    signal's number, as Ray does, the exit counts as that signal.
     """
     try:
         yield
@@ -166,7 +166,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
             return
     elif _received.number is None:
         _received.number = signal.Signals(number)
-        # Not `threading.Thread`, whose start takes locks that the interrupted code may hold.
+        # Not a `threading.Thread`: its start takes locks that the interrupted code may hold.
         _thread.start_new_thread(_repeat, (_received.number,))
     elif number == signal.SIGTERM:  # a second SIGTERM does not wait for cleaning up
         signal.signal(number, signal.SIG_DFL)
@@ -205,6 +205,7 @@ def _under_way(handled: BaseException | None) -> bool:
 
 
 def _repeat(number: signal.Signals) -> None:
+    """Sends a signal to the main thread again and again, until it is handled or has another handler."""
     wait = _FIRST
     while True:
         time.sleep(wait)

@@ -1,6 +1,6 @@
 """The function `dpfed.pretrain` for programs and notebooks, with visible progress.
 
-It trains from a configuration (`dpfed.runs.pretraining`), or from a data set and an epsilon (`dpfed.automatic`).
+The function trains from a configuration (`dpfed.runs.pretraining`), or from a data set and an epsilon (`dpfed.automatic`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def pretrain(
     The second form resumes an interrupted run, and returns a finished one.
 
     Args:
-        config: Configuration, its path, or the name of one that dpfed ships (`load_config` reads both).
+        config: Configuration, its path, or the name of a configuration that dpfed ships (`load_config` reads path and name).
         folder: Folder of the run. It must not be in use, except by the same run with `resume`.
         progress: Display of the progress. ``None``: bars in terminals and notebooks; ``True``: elsewhere a line now and then;
             ``False``: nothing (`shown`).
@@ -132,10 +132,10 @@ def pretrain(
 def _one_of(folder: str | Path | None, out: str | Path | None) -> str | Path:
     if folder is not None and out is not None:
         raise UserError("folder and out both name the run's folder: give one of them. [pretrain-folder-twice]")
-    found = folder if folder is not None else out
-    if found is None:
+    chosen = folder if folder is not None else out
+    if chosen is None:
         raise UserError("the run's folder is missing: give one, such as out='runs/mine'. [pretrain-folder]")
-    return found
+    return chosen
 
 
 def _overridden(config: Config | str | Path, overrides: Sequence[str]) -> Config:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do 
     from dpfed.evaluation.measured import Evaluation
 
 console = Console()
-beside = Console(stderr=True)  # for messages that are not part of a command's output, such as progress if that is JSON
+beside = Console(stderr=True)  # for messages beside a command's output, such as progress if the output is JSON
 _LINE_EVERY = 15.0  # seconds between two lines of progress if the output is not a terminal
 
 
@@ -121,7 +121,7 @@ def draws(out: Console) -> bool:
 
 
 def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
-    """Shows progress in the log of a job, where no bar can be drawn: a line at the start, and one now and then."""
+    """Shows progress in the log of a job, where no bar can be drawn: a line at the start, and another line now and then."""
     if total:
         out.print(f"[dim]{escape(name)}: {total}[/]", highlight=False, soft_wrap=True)
     started = last = time.monotonic()
@@ -182,13 +182,13 @@ def show_run(run: RunDirectory) -> None:
     privacy = results["privacy"]
     page = run.no_card if run.no_card.exists() else run.card
     if privacy["guarantee"]:
-        one = protected_by(privacy.get("unit", "record"))
+        protected = protected_by(privacy.get("unit", "record"))
         promise = (
             f"epsilon {round_up(privacy['epsilon'])}, delta {round_up(privacy['delta'])} ({privacy['accountant'].upper()})"
-            + (", for all records of a unit" if one == "unit" else "")
+            + (", for all records of a unit" if protected == "unit" else "")
         )
-        warning = large_delta(privacy["delta"], privacy["records"], one)
-        words = " ".join([warning, meaning(privacy["epsilon"], privacy["delta"], one, "what this run released")]).strip()
+        warning = large_delta(privacy["delta"], privacy["records"], protected)
+        words = " ".join([warning, meaning(privacy["epsilon"], privacy["delta"], protected, "what this run released")]).strip()
     else:
         promise, words = "[bold red]no guarantee[/]", lead(page.read_text(encoding="utf-8"))
     console.print(f"[bold]{escape(results['name'])}: {promise}[/]", highlight=False, soft_wrap=True)

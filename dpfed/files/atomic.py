@@ -94,7 +94,7 @@ def write_whole(file: RawIOBase, content: bytes | memoryview) -> None:
 
 
 def create_atomically(path: Path, content: Content, mode: int = 0o666) -> None:
-    """Writes a file that must not exist yet, completely or not at all. It never replaces a file that another process writes.
+    """Writes a file that must not exist yet, completely or not at all, and never replaces another process's file.
 
     Args:
         path: Path of the file.
@@ -110,7 +110,7 @@ def create_atomically(path: Path, content: Content, mode: int = 0o666) -> None:
         create_file(draft, content, mode)
         with naming(path):
             try:
-                os.link(draft, path)  # unlike a rename, it replaces nothing
+                os.link(draft, path)  # unlike a rename, a link replaces no file
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
@@ -179,7 +179,7 @@ def name_folder(draft: Path, path: Path) -> None:
     """Forces a folder with all its contents to the disk, and then gives it its name.
 
     Raises:
-        OSError: If something else has that name.
+        OSError: If something other than an empty folder has that name, or the disk reports an error.
     """
     for folder, _, files in os.walk(draft):
         for name in files:
@@ -234,13 +234,13 @@ def refuse_existing(path: Path) -> None:
 def claimed(path: Path, wait: float = 0.0, say: Callable[[str], None] | None = None) -> Iterator[None]:
     """Reserves the path of a new store for this process, and removes drafts of that store that killed processes left.
 
-    It also checks, before a long import begins, whether a store can be written there. When the block ends, only the files
-    that the block itself made are left.
+    The function also checks, before a long import begins, whether a store can be written there. When the block ends, only the
+    files that the block itself made are left.
 
     Args:
         path: Path where nothing exists.
         wait: Seconds to wait for another process that writes there; infinity: without a limit.
-        say: Called with a sentence about the drafts that were removed.
+        say: Function that is called with a sentence about the drafts that were removed; ``None``: nobody is told.
 
     Raises:
         UserError: If `path` exists, another process writes there, or nothing can be written there.
@@ -259,7 +259,7 @@ def claimed(path: Path, wait: float = 0.0, say: Callable[[str], None] | None = N
             stack.enter_context(file_lock(lock, taken, wait))
         except OSError as error:
             raise cannot_write(path, error) from error
-        stack.callback(lock.unlink, missing_ok=True)  # while it is held: a waiting process makes a new one
+        stack.callback(lock.unlink, missing_ok=True)  # while the lock is held: a waiting process makes a new file
         left = [draft for draft in path.parent.glob(f".{glob.escape(path.name)}{DRAFT}-{'[0-9a-f]' * 8}") if draft.is_dir()]
         for draft in left:
             shutil.rmtree(draft)
@@ -270,7 +270,7 @@ def claimed(path: Path, wait: float = 0.0, say: Callable[[str], None] | None = N
 
 
 def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not empty: it leads to the store, or another process uses it by now
+    with contextlib.suppress(OSError):  # not empty: the store is in it, or another process uses it by now
         folder.rmdir()
 
 

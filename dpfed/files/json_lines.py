@@ -30,12 +30,14 @@ class Lines:
 
     @property
     def torn(self) -> bool:
-        """Returns whether an incomplete line, without a newline, follows the complete ones. Its meaning is up to the caller."""
+        """Returns whether an incomplete line, without a newline, follows the complete lines. The caller interprets it."""
         return self.size > self.end
 
 
 class DamagedLine(Exception):
-    """Raised for a complete line that is not a JSON object, or not one that the reader expects.
+    """Raised for a line that is not a JSON object, or not an object that the reader expects.
+
+    It is also raised for an incomplete last line that a crash of dpfed cannot have left.
 
     Attributes:
         number: Number of the line, from 1.

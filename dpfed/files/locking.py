@@ -50,7 +50,7 @@ def noted_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
     """Holds a lock like `file_lock`, and notes beside the file where the holder runs, so that `is_held` can answer."""
     with file_lock(path, taken, wait):
         if (here := _here()) and _last_holder(path) != here:
-            with contextlib.suppress(OSError):  # such as a full disk: `is_held` is then unsure
+            with contextlib.suppress(OSError):  # such as a full disk: `is_held` then returns None
                 with open(_holder(path), "w", encoding="ascii", opener=_open_plain) as file:
                     file.write(here)
         yield

@@ -13,7 +13,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Opens a regular file for reading.
 
     Raises:
-        OSError: If there is no file, or it is a folder, a pipe or a device; it does not wait for the writer of a pipe.
+        OSError: If there is no file, or it is a folder, a pipe or a device. The function does not wait for a pipe's writer.
     """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -41,6 +41,6 @@ def require_regular(path: Path) -> None:
     """Refuses a path that is not a regular file, before a library opens it.
 
     Raises:
-        OSError: If it is not a regular file, see `open_regular`.
+        OSError: If the path is not a regular file, see `open_regular`.
     """
     open_regular(path).close()

@@ -45,20 +45,24 @@ def tower_names() -> tuple[str, ...]:
 def find_config(given: str | Path) -> Path:
     """Returns the configuration file for a path or a shipped name; ``.toml`` may be left out.
 
+    An absolute path is returned even if no file is there.
+
     Raises:
-        UserError: If there is no such file, and dpfed ships none of that name.
+        UserError: If there is no such file, and dpfed ships no config of that name.
     """
-    found = _own(given)
-    if found is None and str(given).removesuffix(".toml") in sweep_names():
+    file = _own(given)
+    if file is None and str(given).removesuffix(".toml") in sweep_names():
         raise UserError(f"{given} is a sweep, not a config: `dpfed sweep CONFIG {given}` applies it to one. [shipped-sweep]")
-    return found or _shipped(given, config_names(), "config")
+    return file or _shipped(given, config_names(), "config")
 
 
 def find_sweep(given: str | Path) -> Path:
     """Returns the sweep file for a path or a shipped name, such as ``sweeps/table5`` or ``table5``.
 
+    An absolute path is returned even if no file is there.
+
     Raises:
-        UserError: If there is no such file, and dpfed ships none of that name.
+        UserError: If there is no such file, and dpfed ships no sweep of that name.
     """
     short = {name.removeprefix(f"{_SWEEPS}/"): name for name in sweep_names()}
     name = str(given).removesuffix(".toml")
@@ -66,7 +70,7 @@ def find_sweep(given: str | Path) -> Path:
 
 
 def find_tower(given: str) -> Path | None:
-    """Returns a shipped architecture by name, such as ``towers/small.json``; ``None`` if there is none, or the user has one."""
+    """Returns a shipped architecture by name, such as ``towers/small.json``; ``None``: none, or the user has such a file."""
     return configs() / given if given in tower_names() and not os.path.lexists(given) else None
 
 
@@ -87,7 +91,7 @@ def shipped_file(name: str) -> Path:
 
 
 def shipped_name(given: str | Path) -> str | None:
-    """Returns the name of the shipped file that `find_config` or `find_sweep` would use; ``None`` if it is the user's file."""
+    """Returns the name of the shipped file that `find_config` or `find_sweep` would use; ``None``: they would use none."""
     if _own(given) is not None:
         return None
     name = str(given).removesuffix(".toml")
@@ -123,7 +127,7 @@ def _names(suffix: str) -> list[str]:
 
 
 def _folder(installed: str, checkout: str) -> Path:
-    """Returns the folder of shipped files: in the installed package, or, in a checkout, beside it."""
+    """Returns the folder of shipped files: in the installed package, or, in a checkout, beside the package."""
     for folder in (_PACKAGE / installed, _PACKAGE.parent / checkout):
         if folder.is_dir():
             return folder

@@ -18,7 +18,7 @@ class Source:
 
     Attributes:
         file: File of the module.
-        package: Folder of the outermost package that contains the module; ``None``: it belongs to no package.
+        package: Folder of the outermost package that contains the module; ``None``: the module belongs to no package.
     """
 
     file: Path
@@ -45,7 +45,7 @@ def find_source(module: str) -> Source | None:
         module: Full name of the module.
 
     Returns:
-        The source; ``None`` if there is no such module, or it is compiled.
+        The source; ``None`` if there is no such module, or the module is compiled.
     """
     top, *rest = module.split(".")
     with current_folder_last():
@@ -56,13 +56,13 @@ def find_source(module: str) -> Source | None:
     origin = Path(spec.origin) if spec.has_location and spec.origin else None
     package = origin.parent if origin and origin.name == "__init__.py" else None
     for name in rest:
-        found = next(_below(places, name), None)
-        if found is None:
+        match = next(_below(places, name), None)
+        if match is None:
             return None
-        if found.name == "__init__.py":
-            package = package or found.parent
-        origin = found if found.is_file() else None
-        places = [found.parent if found.is_file() else found] if found.suffix != ".py" or found.name == "__init__.py" else []
+        if match.name == "__init__.py":
+            package = package or match.parent
+        origin = match if match.is_file() else None
+        places = [match.parent if match.is_file() else match] if match.suffix != ".py" or match.name == "__init__.py" else []
     if origin is None or origin.suffix != ".py" or not origin.is_file():
         return None
     return Source(origin.resolve(), None if package is None else package.resolve())
@@ -70,7 +70,7 @@ def find_source(module: str) -> Source | None:
 
 @contextlib.contextmanager
 def current_folder_last() -> Iterator[None]:
-    """Adds the current folder at the end of ``sys.path`` for the block: finding and importing then search the same places."""
+    """Adds the current folder at the end of ``sys.path`` for the block, so that finding searches where importing does."""
     try:
         here = os.getcwd()
     except OSError:  # the current folder was deleted
@@ -86,7 +86,7 @@ def current_folder_last() -> Iterator[None]:
 
 
 def _spec(top: str) -> ModuleSpec | None:
-    """Returns the spec of a top-level module: for these, Python's finders look for files and run none."""
+    """Returns the spec of a top-level module: for such modules, Python's finders look for files and run none."""
     for finder in sys.meta_path:
         with contextlib.suppress(ImportError, AttributeError, ValueError):
             if (spec := finder.find_spec(top, None)) is not None:
@@ -119,8 +119,8 @@ def _below(places: Iterable[Path], name: str) -> Iterator[Path]:
 
 
 def _digest(files: Iterable[tuple[str, Path]]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, file in files:
         content = hashlib.sha256(file.read_bytes()).hexdigest()
-        found.update(f"{name}\0{content}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{name}\0{content}\n".encode())
+    return digest.hexdigest()

@@ -14,14 +14,14 @@ from typing import Any
 from dpfed.errors import UserError
 from dpfed.files.reading import open_regular
 
-_MOST = 1 << 20  # bytes: nobody writes a larger one by hand
+_MOST = 1 << 20  # bytes: nobody writes a larger file by hand
 _DEEP = "tables or arrays are nested too deeply"
 _PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
-_LONG_KEY = re.compile(rf"(?m)(?:^|[\[{{,])[ \t]*(?:{_PART}[ \t]*\.[ \t]*){{32}}")  # tomllib takes hours for some
+_LONG_KEY = re.compile(rf"(?m)(?:^|[\[{{,])[ \t]*(?:{_PART}[ \t]*\.[ \t]*){{32}}")  # tomllib takes hours for such keys
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Returns the content of a TOML file. It skips a byte order mark, which some editors write.
+    """Returns the content of a TOML file. A byte order mark, which some editors write, is skipped.
 
     Args:
         path: Path of the file.
@@ -41,7 +41,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         return _parsed(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not valid TOML: it is not UTF-8 text; save it as UTF-8. [toml-not-utf8]") from error
-    except RecursionError as error:  # of tomllib, or ours
+    except RecursionError as error:  # raised by tomllib, or by `_parsed`
         raise UserError(f"{path} is not valid TOML: {_DEEP}. [toml-too-deep]") from error
     except ValueError as error:  # a syntax error, or a number with thousands of digits
         raise UserError(f"{path} is not valid TOML: {error}. [toml-syntax]") from error
@@ -76,13 +76,13 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     Raises:
         UserError: If a key is given twice, as ``"a.b" = 1`` and as ``a = { b = 2 }``.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in tree.items():
         more = leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-        for key in more.keys() & found:
+        for key in more.keys() & values:
             raise UserError(f"'{key}' is given twice, once with dots and once in a table: leave one out. [toml-key-twice]")
-        found |= more
-    return found
+        values |= more
+    return values
 
 
 def put(tree: dict[str, Any], key: str, value: Any, where: str = "configuration") -> None:
@@ -91,7 +91,7 @@ def put(tree: dict[str, Any], key: str, value: Any, where: str = "configuration"
     Args:
         tree: Nested dictionaries, which are changed.
         key: Dotted key, such as ``privacy.epsilon``.
-        value: Value, which is copied; ``None``: remove the key.
+        value: Value, which is copied; ``None``: the key is removed.
         where: Origin of the key, such as a file, for the error.
 
     Raises:

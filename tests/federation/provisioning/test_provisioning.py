@@ -392,8 +392,8 @@ def test_a_site_and_its_doctor_know_which_copies_it_needs(office, dpfed, public_
     kits = office.provision().kits
     told = {site: dpfed("site", "join", place.path, kits[site], "--yes") for site, place in places.items()}
     assert [code for code, _, _ in told.values()] == [0, 0]
-    assert "Before it can be served: the public records 'shapes' (`public`)" in told["north"][1]
-    assert "Before it can be served" not in told["south"][1]
+    assert "Before the site can be served: the public records 'shapes' (`public`)" in told["north"][1]
+    assert "Before the site can be served" not in told["south"][1]
     copies = {site: [found for found in examine_site(place.path) if found.about == "copies"] for site, place in places.items()}
     assert copies["north"][0].state is State.BAD and copies["south"][0].state is State.GOOD
     settings = places["north"].path / "site" / "site.toml"
