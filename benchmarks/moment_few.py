@@ -35,10 +35,12 @@ from benchmarks.record import figures, write_result
 from dpfed.bounding.methods.moments import BASIS_ROWS, CROSS_SHARE_OF_PUBLIC, MEAN_SHARE
 from dpfed.building.plan import plan_of
 from dpfed.data.generated.shapes import shapes_store
+from dpfed.data.generated.things import things_store
 from dpfed.data.store.records import RecordStore
 from dpfed.models.basis import principal_basis
 from dpfed.models.moment_heads import MomentNoise
 from dpfed.models.moment_layout import MomentLayout, dimensions_for
+from dpfed.runs.public_basis import GENERATED
 
 NAME = "moment-few"
 CELLS = ((600, 1.0), (600, 3.0), (600, 8.0))  # records and epsilon
@@ -128,7 +130,7 @@ class Few:
     def of(cls, own: Bench, work: Path, cells: Cells, second: nn.Module | None) -> Few:
         """Computes the features, or reads them."""
         size, folder = own.parts.config.data.size, work / "layers"
-        things = RecordStore.open(next((work / "stores").glob(f"things-*-{size}px-*")))
+        things = things_store(GENERATED, work / "stores", size)
         rows = things.split("train")
         rows = rows[np.argsort(things.keys[rows])][::_PUBLIC]
         stores = ((own.store, own.rows[: max(count for count, _ in cells)]), (own.store, own.test.rows), (things, rows))

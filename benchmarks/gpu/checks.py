@@ -175,7 +175,7 @@ def noise(place: Place) -> dict[str, Any]:
     return {
         "passed": torch.equal(there, again) and int(steps.max()) <= NOISE_STEPS,
         "repeats": torch.equal(there, again),
-        "kernel": has_kernel(blocks, values.to(place.device)),
+        "kernel": has_kernel(values.to(place.device), blocks.length),
         "steps_at_most": int(steps.max()),
         "share_that_differs": (steps > 0).double().mean().item(),
     }

@@ -30,7 +30,7 @@ from dpfed.privacy.universal_hash import UniversalHash
 from dpfed.training.group import Group
 from dpfed.training.optimizers import SETTING, OwnOptimizer, Update
 from dpfed.training.options import OptimizerConfig
-from dpfed.training.planned_sum import all_finite, require_planned
+from dpfed.training.planned_sum import largest, require_planned
 from dpfed.training.post_processing import PostProcessor, post_processors
 from dpfed.training.private_metrics import PrivateMetrics
 from dpfed.training.releases import Releases
@@ -255,23 +255,26 @@ class Coordinator:
     def _update(self, step: int, noisy: Tensor) -> StepSummary:
         summed, statistics = noisy.split([self._vector.numel, self._plan.statistics_count])
         gradient = summed / self._plan.divisor  # not in place: another thread is saving `noisy`
-        norm = self._norm(gradient)
+        squares = self._squares(gradient)
         for processor in self.post_processors:
             gradient = processor.gradient(step, gradient)
         rate = self.update.take_step(step, self._vector.parameters, self._vector.split(gradient))
-        self._require_finite(step)
+        parameters = self._vector.parameters
+        weights = [self._vector.gather()] if _on_gpu(gradient) else [parameter.detach() for parameter in parameters]
+        *parts, bound = torch.cat([squares, largest(weights).double().view(1)]).tolist()  # the only wait for a GPU here
+        self._require_finite(step, bound)
         for processor in self.post_processors:
             processor.updated(step)
+        norm = math.sqrt(math.fsum(parts))
         return self._noted(StepSummary(step, self._plan.steps, rate, norm, self._told(step, statistics), self.spent))
 
-    def _norm(self, gradient: Tensor) -> float:
-        """Returns the L2 norm of a gradient; of a long one in float64, block by block."""
+    def _squares(self, gradient: Tensor) -> Tensor:
+        """Returns parts of a gradient's squared L2 norm, ``(parts,)`` float64: of a long gradient, one part for each block."""
         if self.blocks.length is None:
-            return gradient.norm().item()
-        if gradient.device.type == "cuda":
-            return torch.linalg.vector_norm(gradient, dtype=torch.float64).item()
-        squares = [block.double().square().sum() for block in gradient.split(self.blocks.length)]
-        return math.sqrt(math.fsum(torch.stack(squares).tolist()))
+            return gradient.norm().double().square().view(1)  # exact: a float32 has 24 bits
+        if _on_gpu(gradient):
+            return torch.linalg.vector_norm(gradient, dtype=torch.float64).square().view(1)
+        return torch.stack([block.double().square().sum() for block in gradient.split(self.blocks.length)])
 
     def _skipped(self, step: int) -> StepSummary:
         rate = self.update.rate(step)
@@ -291,10 +294,14 @@ class Coordinator:
         """Passes the statistics that follow a noisy gradient to the private metrics; returns the window that this step ends."""
         return None if self.private_metrics is None else self.private_metrics.take(step, statistics)
 
-    def _require_finite(self, step: int) -> None:
+    def _require_finite(self, step: int, bound: float) -> None:
         # The parameters are a function of the noisy sums only, so stopping here reveals nothing more.
-        if not all_finite(parameter.detach() for parameter in self._vector.parameters):
+        if not math.isfinite(bound):
             raise UserError(
                 f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "
                 f"(now {self.update.rate(step):g}) or use a warm-up. [optimizer-diverged]"
             )
+
+
+def _on_gpu(values: Tensor) -> bool:
+    return values.device.type == "cuda"

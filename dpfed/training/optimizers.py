@@ -111,13 +111,14 @@ def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> 
         UserError: If an optimizer of another library cannot be imported, or does not take these arguments.
     """
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    fused = all(parameter.is_cuda for parameter in parameters) or None  # one launch; on a CPU, torch's default
     match config.name:
         case "sgd":
-            return torch.optim.SGD(parameters, momentum=config.momentum, **common)
+            return torch.optim.SGD(parameters, momentum=config.momentum, fused=fused, **common)
         case "adam":
-            return torch.optim.Adam(parameters, **common)
+            return torch.optim.Adam(parameters, fused=fused, **common)
         case "adamw":
-            return torch.optim.AdamW(parameters, **common)
+            return torch.optim.AdamW(parameters, fused=fused, **common)
         case "lars":
             from timm.optim import Lars  # a slow import that only this optimizer needs
 

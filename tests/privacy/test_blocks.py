@@ -37,13 +37,19 @@ def test_single_blocks_have_the_bits_and_digest_of_the_whole(kind):
     assert BLOCKS.joined([digest for part in parts for digest in BLOCKS.digests(part)]) == BLOCKS.digest(whole)
 
 
-def test_a_gpus_way_through_many_blocks_adds_the_same_noise(monkeypatch):
-    """Rounded once from float64: the last bit at most, where a library computes rows otherwise than vectors."""
-    blocks, clean = Blocks(70_300, 1000), exact(70_300)
+@pytest.mark.parametrize(("size", "launches"), [(70_300, 2), (70_301, 2), (71_000, 1), (300_002, 3)])
+def test_a_gpus_way_through_many_blocks_adds_the_same_noise(size, launches, monkeypatch):
+    """In one launch for up to 256 whole blocks, and one for a shorter block.
+
+    The noise is rounded once from float64. The last bit may differ, where a library computes rows otherwise than vectors.
+    """
+    blocks, clean = Blocks(size, 1000), exact(size)
     expected = noise_on(clean, blocks, 4)
-    monkeypatch.setattr("dpfed.privacy.blocks.has_kernel", lambda blocks, values: True)
+    monkeypatch.setattr("dpfed.privacy.blocks.has_kernel", lambda values, count: count % 2 == 0)
+    launched = []
 
     def words(keys, count, device):
+        launched.append(len(keys))
         streams = [Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * count)) for key in keys]
         return torch.frombuffer(bytearray(b"".join(streams)), dtype=torch.int64).view(len(keys), count)
 
@@ -51,6 +57,7 @@ def test_a_gpus_way_through_many_blocks_adds_the_same_noise(monkeypatch):
     found = noise_on(clean, blocks, 4)
     torch.testing.assert_close(found, expected, rtol=2.0**-23, atol=0)
     assert (found == expected).float().mean() > 0.99
+    assert len(launched) == launches and sum(launched) == blocks.count
 
 
 def test_every_number_gets_noise_of_the_planned_deviation_once():

@@ -21,6 +21,7 @@ from dpfed.training.learner import Learner
 from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
 from tests.exact_sums import exact
+from tests.host_waits import Asked
 
 PLAN = PrivacyPlan.of(1000, 64, 4, 0.5, 20, 1.3, 1e-5)  # 16 groups, sensitivity 1, noise 1.3
 SIZE = 200_000
@@ -287,6 +288,20 @@ def test_a_step_is_as_long_as_its_schedule_says(make, schedule, rates):
         moved = (model.weight.detach() - before).norm().item()
         assert summary.learning_rate == pytest.approx(rate)
         assert moved == pytest.approx(rate * summary.noisy_gradient_norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [SIZE, SMALL + 1])
+def test_an_update_asks_the_device_once(make, size, monkeypatch):
+    """For the norm and the finiteness together; on a GPU, each question is a wait."""
+    model, coordinator, _ = make(size=size)
+    monkeypatch.setattr("dpfed.training.coordinator._on_gpu", lambda values: True)
+    gradient = torch.randn(size, generator=torch.Generator().manual_seed(1))
+    with Asked(torch.device("cpu"), []) as asked:
+        summary = coordinator._update(0, gradient * PLAN.groups)
+    assert asked.seen == ["tolist"]
+    assert summary.noisy_gradient_norm == pytest.approx(gradient.double().norm().item(), rel=1e-5)
+    with pytest.raises(UserError, match="optimizer-diverged"):
+        coordinator._update(1, torch.full((size,), math.nan))
 
 
 def test_diverged_parameters_stop_the_run_with_a_sentence(make):
