@@ -193,7 +193,7 @@ def known_columns(names: Sequence[str], known: Iterable[str]) -> list[str]:
 
 
 def unit_column(names: Sequence[str]) -> tuple[str | None, str | None]:
-    """Returns the column that says which records belong together, and what the unit is called; ``None`` twice: there is none."""
+    """Returns the column that says which records belong together, and what the unit is called; without one, two ``None``."""
     matches = ((name, called) for known, called in UNIT_NAMES.items() for name in known_columns(names, [known]))
     return next(matches, (None, None))
 

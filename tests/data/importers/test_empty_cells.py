@@ -65,7 +65,7 @@ def test_such_words_are_no_captions_nor_classes_and_are_counted(tmp_path: Path, 
     assert store.label_names == {"label": ["cat", "dog"]}
     assert said == [
         "label: '-1' (1), 'None' (1), 'nan' (1) count as no class; if such a word names a class, rename the class.",
-        "captions: 'nan' (2), 'None' (1) count as empty; reword such a caption if it is one.",
+        "captions: 'nan' (2), 'None' (1) count as empty; if such a word is a real caption, reword it.",
     ]
     assert Counter(reason for _, reason in report.skipped) == {
         "no caption but 'nan', which stands for an empty cell": 2,
