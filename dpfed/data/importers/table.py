@@ -311,7 +311,7 @@ def _add(
 
 
 def _normal(given: str, folder: Path, root: Path) -> str:
-    """Returns one spelling of a file's path: relative to the folder of all tables; absolute if given so and not below it."""
+    """Returns one spelling of a file's path: relative to `root`, unless the table gives an absolute path outside of `root`."""
     if root == folder and not os.path.isabs(given):
         return posixpath.normpath(given)
     path = posixpath.normpath(posixpath.join(folder.absolute().as_posix(), given))
