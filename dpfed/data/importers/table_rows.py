@@ -139,7 +139,7 @@ def _refuse_torn(where: str, names: list[str], cells: list[str], delimiter: str)
 
 
 def _of_tokens(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields Flickr's lines ``FILE#NUMBER<tab>CAPTION``; lists such as ``Flickr_8k.trainImages.txt`` beside it say the splits."""
+    """Yields Flickr's lines ``FILE#NUMBER<tab>CAPTION``; files such as ``Flickr_8k.trainImages.txt`` list the splits."""
     splits = {}
     for file in sorted(path.parent.iterdir()):
         if (match := _LIST.fullmatch(file.name)) and file.is_file() and not file.is_symlink():
