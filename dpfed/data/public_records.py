@@ -62,7 +62,7 @@ class PublicNegatives:
 
     def prefetch(self, keys: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
         """Announces the groups whose public records are needed next, in order; see `ViewMaker.prefetch`."""
-        self._views.prefetch([self.of(some, randomness, step).ravel() for some in keys], self._apart(randomness), step, device)
+        self._views.prefetch([self.of(part, randomness, step).ravel() for part in keys], self._apart(randomness), step, device)
 
     def joined(
         self,
