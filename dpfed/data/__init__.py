@@ -1,1 +1,1 @@
-"""Records: stores, importers, generated shapes, sampling and views."""
+"""Records: stores, importers, generated records, sampling and views."""

@@ -23,7 +23,7 @@ EXTENSIONS = frozenset(
 ) | frozenset({".ppm", ".pgm", ".pbm", ".pnm"})
 
 MOST_PIXELS = 89_478_485  # above this, PIL warns of a decompression bomb
-_LONGEST = 1 << 20  # pixels of a side; to scale an image down, PIL needs 32 bytes for each of them in one piece
+_LONGEST = 1 << 20  # pixels of a side; to scale an image down, PIL needs 32 bytes for each of these in one piece
 _LARGE = 1 << 24  # pixels of images that are decoded one at a time
 _TOO_LARGE = f"more than {MOST_PIXELS:,} pixels"
 
@@ -46,8 +46,8 @@ def decode(image: ImageInput) -> Image.Image:
         image: Encoded file, PIL image, or uint8 array ``(H, W)`` or ``(H, W, 3)``.
 
     Returns:
-        The image at its original size, in the mode of the file where open_clip can read that mode; it is valid input of
-        `dpfed.data.resizing.square`.
+        The image at its original size, in the mode of the file if open_clip can read this mode. `dpfed.data.resizing.square`
+        accepts the image.
 
     Raises:
         BrokenImage: If the image is empty, truncated, too large, or not an image at all.
@@ -108,12 +108,12 @@ def holds_several(image: ImageInput) -> bool:
     try:
         with Image.open(io.BytesIO(image), formats=_FORMATS) as opened:
             return bool(getattr(opened, "is_animated", False))
-    except Exception:  # of a file that is damaged behind its first picture
+    except Exception:  # the file is damaged behind its first picture
         return True
 
 
 def encode(image: Image.Image) -> bytes:
-    """Encodes an image losslessly: `decode` and `dpfed.data.resizing.square` give the file's pixels as they give the image's.
+    """Encodes an image losslessly: `decode` and `dpfed.data.resizing.square` give the same pixels for file and image.
 
     Modes that no file holds (HSV, RGBX, and colours multiplied by their alpha) are first converted to RGB or RGBA.
     """

@@ -14,13 +14,13 @@ def too_many_scans(content: bytes) -> bool:
     """Returns whether a JPEG file has more than `MOST_SCANS` scans; data after its first picture are not counted."""
     if content.count(bytes([0xFF, _SCAN])) <= MOST_SCANS:
         return False
-    found, place = 0, 0
+    scans, place = 0, 0
     while marker := _MARKER.search(content, place):
         kind = marker[1][0]
         if kind == _END:
             return False
-        found += kind == _SCAN
-        if found > MOST_SCANS:
+        scans += kind == _SCAN
+        if scans > MOST_SCANS:
             return True
         place = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
     return False

@@ -36,6 +36,6 @@ def stored_side(size: int | None) -> int | None:
     """Checks the side of stored square images, pixels; ``None``: files are stored as they are.
 
     Raises:
-        UserError: If it is not a valid side.
+        UserError: If `size` is not a valid side.
     """
     return None if size is None else whole_number(size, "the side of stored images, pixels,", SMALLEST_SIDE, LARGEST_SIDE)

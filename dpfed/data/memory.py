@@ -46,8 +46,8 @@ def _limits() -> Iterator[Path]:
         lines = _OWN_CGROUP.read_text().splitlines()
     except OSError:
         lines = []
-    found = {("", "/"), ("memory", "/"), *((kinds, path) for _, kinds, path in (line.split(":", 2) for line in lines))}
-    for kinds, path in found:
+    groups = {("", "/"), ("memory", "/"), *((kinds, path) for _, kinds, path in (line.split(":", 2) for line in lines))}
+    for kinds, path in groups:
         if kinds and "memory" not in kinds.split(","):
             continue
         top, name = (_CGROUPS / "memory", "memory.limit_in_bytes") if kinds else (_CGROUPS, "memory.max")

@@ -1,8 +1,8 @@
 """The modes of images (RGB, with transparency, a palette, 16 bits, ...) and how each becomes RGB.
 
 Stock open_clip scales an image in the mode of its file, and converts it to RGB only then. A model trained here must see the
-same pixels there, so everything is done in that order. A few modes do not survive it, though: open_clip turns them white or
-black, or fails. Images in these modes are first converted to 8 bits, and the caller is told.
+same pixels in open_clip, so dpfed works in the same order. A few modes do not survive this order, though: open_clip turns the
+images white or black, or fails. Images in these modes are first converted to 8 bits, and the caller is told.
 """
 
 from __future__ import annotations

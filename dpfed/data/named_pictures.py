@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StoredPictures:
-    """The pictures of some or all records of a store, by their position in `rows`.
+    """The pictures of some or all records of a store, numbered by their positions in `rows`.
 
     Args:
         store: Record store.
@@ -62,7 +62,11 @@ class StoredPictures:
 
 
 class PictureFiles:
-    """Image files, by their paths."""
+    """The pictures of image files, numbered by their positions in `files`.
+
+    Args:
+        files: Paths of the image files.
+    """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
@@ -78,7 +82,7 @@ class PictureFiles:
         """Returns ``None``: files have no units; see `StoredPictures.units`."""
 
     def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
-        """Returns the files' pixels, see `StoredPictures.squares`."""
+        """Returns the files' pixels as a model sees them; see `StoredPictures.squares`."""
         import torch
 
         def read(number: int) -> np.ndarray:
@@ -102,7 +106,8 @@ def pictures_at(places: Sequence[Path], split: str | None = None) -> NamedPictur
         split: Split of the store, such as ``train``; ``None``: all.
 
     Raises:
-        UserError: If there are no pictures, a path does not exist, a store is given beside other paths, or files with a split.
+        UserError: If there are no pictures, a path does not exist, a store is given beside other paths, or `split` is given
+            with files.
     """
     if stores := [place for place in places if is_store(place)]:
         if len(places) > 1:

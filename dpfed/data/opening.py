@@ -35,8 +35,8 @@ def open_records(
     """Opens the records that a configuration names, and generates or imports them first if necessary.
 
     A source is imported once, into ``<stores>/<importer>-<hash>``; the hash changes with the source's files and the options.
-    Images below 64 pixels are stored raw; others, and those that the model does not expect cropped and scaled bicubically, as
-    original files that are resized when read.
+    Images are stored raw if the model reads fewer than 64 pixels a side, cropped and scaled bicubically. Otherwise, the
+    original files are stored, and resized when they are read.
 
     Args:
         config: Section ``[data]``, with its size and resizing resolved.
@@ -75,7 +75,7 @@ def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) ->
         interpolation: Interpolation that the model expects.
 
     Raises:
-        UserError: If they differ; the message says how the stored images were made.
+        UserError: If resizing or interpolation differ; the message says how the stored images were made.
     """
     if store.resized and (resize, interpolation) not in (_SQUARED, ("model", _SQUARED[1])):
         raise UserError(
@@ -127,7 +127,7 @@ def _from_path(
 
 
 def _stored_size(config: DataConfig) -> int | None:
-    """Returns the side of the images that an import stores raw; ``None``: it keeps the original files, for any resize."""
+    """Returns the side of the images that an import stores raw; ``None``: the import keeps the original files."""
     small = config.size is not None and config.size < _ORIGINALS_FROM
     return config.size if small and config.resize in ("model", _SQUARED[0]) else None
 

@@ -115,9 +115,9 @@ class ViewsConfig(Section):
     """Random views of an image; every record and view draws its own parameters."""
 
     transform: str | None = Field(
-        None, description="'package.module:object': makes a view of an image, in the place of all that follows"
+        None, description="'package.module:object': makes a view of an image, in place of all options that follow"
     )
-    options: Annotated[Arguments, _TRANSFORM] = Field({}, description="arguments, if that is a class or a factory")
+    options: Annotated[Arguments, _TRANSFORM] = Field({}, description="arguments, if the object is a class or a factory")
     count: Annotated[int | None, _TRANSFORM] = Field(
         None, ge=1, le=64, description="views of an image; default: 2, or 1 for models that read text"
     )
@@ -175,7 +175,7 @@ class ViewsConfig(Section):
 
 
 class TextViewsConfig(Section):
-    """Random views of a caption (DP-GCL, appendix B.3); every record and view draws its own."""
+    """Random views of a caption (DP-GCL, appendix B.3); every record and view draws its own changes."""
 
     sentence_swap: float = Field(0.0, ge=0, le=1, description="probability that two sentences change places; the paper: 0.5")
     word_swap: float = Field(0.0, ge=0, le=1, description="probability of each word to swap with the next; the paper: 0.3")

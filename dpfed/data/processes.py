@@ -1,6 +1,7 @@
-"""Work done by separate processes, which share nothing with this one, and which end when this one ends, however it ends.
+"""Work in separate processes, which have no memory in common with this process, and which end when it ends, in whatever way.
 
-They are started as programs of their own, so that this process's main module is not run again, and are kept for later work.
+The processes are started as programs of their own, so that this process's main module is not run again. They are kept for later
+work.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def cores() -> int:
 
 
 def loader_processes(workers: int, work: object) -> int:
-    """Returns the number of processes that a torch loader can have: 0 if their work cannot be sent to new ones.
+    """Returns the number of processes that a torch loader can have: 0 if their work cannot be sent to new processes.
 
-    On macOS and Windows, and with Python 3.14, a process starts anew and gets a pickled copy, and a lambda or a function inside
-    another one cannot be pickled.
+    On macOS and Windows, and with Python 3.14, a process starts anew and gets a pickled copy of its work. A lambda, or a
+    function inside another function, cannot be pickled.
 
     Args:
         workers: Number of processes that were requested.
@@ -47,8 +48,8 @@ def loader_processes(workers: int, work: object) -> int:
     except Exception as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         warnings.warn(
-            f"records are read and views made in this process, which is slower: others cannot be handed them ({said}). Define "
-            "functions at the top of a module, not as a lambda.",
+            f"records are read and views made in this process, which is slower: the work cannot be sent to others ({said}). "
+            "Define functions at the top of a module, not as a lambda.",
             Notice,
             stacklevel=3,
         )
@@ -99,16 +100,16 @@ class Processes:
                 for ready in wait(list(busy)):
                     here = cast(Connection, ready)
                     try:
-                        is_done, found = here.recv()
+                        is_done, result = here.recv()
                     except (EOFError, ConnectionError):
                         raise _died(self._all[here]) from None
                     if not is_done:
-                        raise found
+                        raise result
                     busy.remove(here)
                     if (item := next(waiting, None)) is not None:
                         busy.add(here)
                         here.send((work, item))
-                    yield found
+                    yield result
         finally:
             if busy:
                 self._end()

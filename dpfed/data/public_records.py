@@ -1,7 +1,7 @@
-"""The choice of the public records that join the groups of private ones (`dpfed.bounding.methods.public`).
+"""The choice of the public records that join the groups of private records (`dpfed.bounding.methods.public`).
 
-The public records that join a group are a function of the key of the group's own record and the step; other private records
-do not affect them. The set that they are drawn from is fixed before training: `dpfed.data.public_store`.
+The public records that join a group are a function of the step and of the key of the group's own record; other private records
+do not affect the choice. The public records to choose from are fixed before training: `dpfed.data.public_store`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PublicNegatives:
 
     def prefetch(self, keys: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
         """Announces the groups whose public records are needed next, in order; see `ViewMaker.prefetch`."""
-        self._views.prefetch([self.of(own, randomness, step).ravel() for own in keys], self._apart(randomness), step, device)
+        self._views.prefetch([self.of(part, randomness, step).ravel() for part in keys], self._apart(randomness), step, device)
 
     def joined(
         self,
@@ -90,5 +90,5 @@ class PublicNegatives:
         public = self._views(self.of(keys, randomness, step).ravel(), self._apart(randomness), step, device)
         group = np.concatenate([np.repeat(np.arange(groups), np.diff(offsets)), np.repeat(np.arange(groups), count)])
         rows = to_device(torch.from_numpy(np.argsort(group, kind="stable")), device)  # stable: own records first
-        together = {name: torch.cat([own, public[name]])[rows] for name, own in views.items()}
+        together = {name: torch.cat([private, public[name]])[rows] for name, private in views.items()}
         return together, [start + count * number for number, start in enumerate(offsets)]

@@ -1,4 +1,4 @@
-"""The public set of a run, whose records join the groups of private ones: it is fixed before training, without private data.
+"""The public records of a run, which join the groups of private records. They are fixed before training, without private data.
 
 Nothing here imports torch, so that errors in a public set are reported at once.
 """
@@ -27,7 +27,7 @@ _HASH = np.dtype(f"V{_HASH_BYTES}")
 
 
 def public_fingerprint(config: PublicConfig) -> str | None:
-    """Returns the fingerprint of a public store's records; ``None`` for generated ones, which the configuration describes.
+    """Returns the fingerprint of a public store's records; ``None``: records are generated, and the configuration says how.
 
     Only the store's header is read.
 
@@ -35,7 +35,7 @@ def public_fingerprint(config: PublicConfig) -> str | None:
         config: Section ``[public]`` with an absolute path.
 
     Raises:
-        UserError: If there is no store, or it is not marked public.
+        UserError: If there is no store, the store is not marked public, or its records are not those of the configuration.
     """
     if config.source != "store":
         return None
@@ -46,13 +46,13 @@ def public_fingerprint(config: PublicConfig) -> str | None:
             f"public.path: the records of {path} are not marked public, but they join every group: give a store that "
             "was imported with `dpfed data import --public`. [public-not-marked]"
         )
-    found: str = header["contents"]["fingerprint"]
-    if config.digest not in (None, found):
+    fingerprint: str = header["contents"]["fingerprint"]
+    if config.digest not in (None, fingerprint):
         raise UserError(
             f"public.path: the records of {path} are not those that were agreed on when the run (or the federation) was "
             "started: restore them, or start a new run. [public-changed]"
         )
-    return found
+    return fingerprint
 
 
 def open_public(
@@ -63,18 +63,18 @@ def open_public(
     interpolation: str,
     progress: ImportProgress | None = None,
 ) -> RecordStore:
-    """Opens the public records of a run, generates them first if necessary, and compares them with the private ones.
+    """Opens the public records of a run, generates them first if necessary, and compares them with the private records.
 
     Args:
         config: Section ``[public]`` with an absolute path.
         data: Section ``[data]``, resolved: size and resizing of the images, and the folder of generated stores.
-        private: Open records of the run.
-        captions: True if the model reads text.
+        private: Private records of the run, opened.
+        captions: Whether the model reads text.
         interpolation: Interpolation by which the model expects images to be scaled.
         progress: Callback that is called while records are generated.
 
     Raises:
-        UserError: If the records are not public, of another kind, fewer than M, or share images with the private ones.
+        UserError: If the records are not public, of another kind, fewer than M, or share images with the private records.
     """
     if config.source == "shapes":
         store = shapes_store(config.generated, data.stores, test=0, half=config.half, seed=_SEED)
@@ -95,7 +95,7 @@ def given_public(config: PublicConfig, captions: bool) -> RecordStore:
 
     Args:
         config: Section ``[public]`` with ``source = "store"``.
-        captions: True if the model reads text.
+        captions: Whether the model reads text.
 
     Raises:
         UserError: If `public_fingerprint` raises one, the records are of another kind, or there are fewer than M.
@@ -123,12 +123,12 @@ def share_images(first: RecordStore, second: RecordStore) -> bool:
     for _, batch in first.batches:
         lengths = np.union1d(lengths, first.pictures.lengths(batch))
     hashes = np.sort(np.concatenate(list(_hashes(first, lengths))))
-    places = ((np.searchsorted(hashes, some), some) for some in _hashes(second, lengths))
-    return any((hashes[np.minimum(place, len(hashes) - 1)] == some).any() for place, some in places)
+    places = ((np.searchsorted(hashes, others), others) for others in _hashes(second, lengths))
+    return any((hashes[np.minimum(place, len(hashes) - 1)] == others).any() for place, others in places)
 
 
 def refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> None:
-    """Rejects two stores that share images; the result is kept on disk, as stores never change.
+    """Rejects two stores that share images. The result is kept on disk, because stores never change.
 
     Args:
         public: Public records.
@@ -157,7 +157,7 @@ def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[np.ndarray]:
     for _, batch in store.batches:
         rows = np.flatnonzero(np.isin(store.pictures.lengths(batch), lengths)).tolist()
         images = (store.pictures.at(batch, row) for row in rows)
-        yield np.frombuffer(b"".join(hashlib.blake2b(one, digest_size=_HASH_BYTES).digest() for one in images), _HASH)
+        yield np.frombuffer(b"".join(hashlib.blake2b(image, digest_size=_HASH_BYTES).digest() for image in images), _HASH)
 
 
 def _place(config: PublicConfig) -> Path:

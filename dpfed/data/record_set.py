@@ -19,7 +19,7 @@ class RecordSet(ABC):
     Attributes:
         name: Name of the data set.
         kind: ``"image"`` or ``"image-text"``.
-        public: True if anyone may see the records.
+        public: Whether anyone may see the records.
         path: Folder of a store; for other records, a path made of their name.
         keys: Unique key of each record, ``(N,)`` uint64, a function of the record; never its position.
         units: Key of each record's unit, ``(N,)`` uint64; ``None``: there are no units.
@@ -59,7 +59,10 @@ class RecordSet(ABC):
 
     @property
     def budget_names(self) -> np.ndarray:
-        """The names by which a lifetime budget recognises records, ``(N,)`` uint64, in any order and among others."""
+        """The names by which a lifetime budget recognises records, ``(N,)`` uint64.
+
+        A record keeps its name in any order of the records, and among other records.
+        """
         return self.keys
 
     @property
@@ -69,7 +72,7 @@ class RecordSet(ABC):
 
     @property
     def budget_folder(self) -> Path | None:
-        """The folder that keeps a copy of the ledger of the records' budget; ``None``: only the registry keeps it."""
+        """The folder that keeps a copy of the ledger of the records' budget; ``None``: only the registry keeps the ledger."""
         return self.path
 
     def __len__(self) -> int:
@@ -95,11 +98,11 @@ class RecordSet(ABC):
             The rows, ``(n,)`` int64, ascending; empty if the split has no records.
 
         Raises:
-            UserError: If the name is another one.
+            UserError: If there is no split of that name.
         """
         number = split_number(name)
-        found = [first + np.flatnonzero(self.splits[first:end] == number) for first, end in blocks(len(self))]
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        rows = [first + np.flatnonzero(self.splits[first:end] == number) for first, end in blocks(len(self))]
+        return np.concatenate(rows) if rows else np.zeros(0, np.int64)
 
     def count(self, name: str) -> int:
         """Returns the number of records of a split; see `split`."""
@@ -111,7 +114,7 @@ class RecordSet(ABC):
         return lambda first, end: self.splits[first:end] == number
 
     def smallest(self, rows: Callable[[int, int], np.ndarray], count: int) -> np.ndarray:
-        """Returns those of some rows that have the smallest keys: always the same records, whatever their order.
+        """Returns the rows with the smallest keys among some rows: always the same records, in whatever order they are stored.
 
         Args:
             rows: Function of (first, end) that marks the rows to choose from, ``(end - first,)`` bool; called block by block.
@@ -122,8 +125,8 @@ class RecordSet(ABC):
         """
         chosen, keys = np.zeros(0, np.int64), np.zeros(0, np.uint64)
         for first, end in blocks(len(self)):
-            own = first + np.flatnonzero(rows(first, end))
-            chosen, keys = np.append(chosen, own), np.append(keys, self.keys[own])
+            marked = first + np.flatnonzero(rows(first, end))
+            chosen, keys = np.append(chosen, marked), np.append(keys, self.keys[marked])
             if len(keys) > count:
                 order = np.argsort(keys, kind="stable")[:count]
                 chosen, keys = chosen[order], keys[order]

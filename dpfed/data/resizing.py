@@ -30,7 +30,7 @@ def square(image: Image.Image, size: int, resize: str = "crop", interpolation: s
         The pixels, ``(3, size, size)`` uint8.
 
     Raises:
-        ValueError: If `resize` is another word.
+        ValueError: If `resize` is none of these words.
     """
     kernel = _KERNELS[interpolation]
     if resize == "crop":

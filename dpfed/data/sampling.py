@@ -2,10 +2,10 @@
 
 Both draws are functions of the record's own key (`Randomness.per_record`), so adding or removing a record changes no other
 record's part. Where units are protected, they are functions of the unit's key: equal for all of its records, which therefore
-take part together and in one group. Shuffling a sampled batch and cutting it into chunks would not do: one record more pulls
-another one over into the next chunk, two groups change, and the sum can move by 4C instead of 2C.
+take part together and in one group. Shuffling a sampled batch and cutting it into chunks would not do: one record more pushes
+another record into the next chunk, two groups change, and the sum can move by 4C instead of 2C.
 
-Also here: the rows of a store that belong to one rank, derived on demand from the store's own memory-mapped numbers.
+This module also gives the rows of a store that belong to one rank, derived on demand from the store's memory-mapped numbers.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def participants_of(
         plan: Plan with the sampler.
         randomness: Source of all draws.
         keys: Keys of the records that the worker holds or has open, ``(n,)`` uint64.
-        units: Keys of their units, see `draw_step`.
+        units: Keys of the records' units, see `draw_step`.
         mask: Mask of the records that the worker holds; ``None``: all.
     """
     return plan.mechanism.sampler.participants(randomness, keys if units is None else units, mask)
@@ -146,14 +146,14 @@ def draw_step(
         indices: Indices of the records that the worker holds, ``(n,)`` int64; ``None``: 0 .. n - 1.
         keys: Keys of those records, ``(n,)`` uint64.
         groups: Number of groups to choose from: K_w, or all K where several workers on the same records divide the groups.
-        units: Keys of their units, ``(n,)`` uint64; ``None`` if records are protected individually.
+        units: Keys of the records' units, ``(n,)`` uint64; ``None`` if records are protected individually.
         participants: Result of `participants_of` for these records, which caches draws for later steps; default: a new one.
         rank: Rank of the worker, 0 .. world_size - 1.
         world_size: Number of workers that divide the groups: group g belongs to rank g modulo this number.
 
     Returns:
         The drawn records by group; possibly none at all. All records of one unit are in one group. Where the method puts
-        every record in a group of its own, no two records (or units) share one.
+        every record in a group of its own, no two records (or units) share a group.
     """
     if groups == 0:
         return StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64))
@@ -224,5 +224,5 @@ class PartitionRows:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Returns all rows of this rank, ``(n,)`` int64, ascending."""
-        found = [first + np.flatnonzero(self(first, end)) for first, end in blocks(len(self._store))]
-        return np.asarray(np.concatenate(found) if found else np.zeros(0, np.int64), dtype)
+        rows = [first + np.flatnonzero(self(first, end)) for first, end in blocks(len(self._store))]
+        return np.asarray(np.concatenate(rows) if rows else np.zeros(0, np.int64), dtype)

@@ -96,4 +96,7 @@ def test_a_run_that_imports_records_says_what_it_does_not_use(tmp_path: Path, pi
     (tmp_path / "t.csv").write_text("filepath,note,label\na.png,x,NA\n")
     said: list[str] = []
     open_records(DataConfig(source="table", path=str(tmp_path / "t.csv"), stores=str(tmp_path / "stores")), say=said.append)
-    assert said == ["label: 'NA' (1) count as no class; rename such a class if it is one.", "Columns that were not used: note."]
+    assert said == [
+        "label: 'NA' (1) count as no class; if such a word names a class, rename the class.",
+        "Columns that were not used: note.",
+    ]

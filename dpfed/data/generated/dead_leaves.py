@@ -1,11 +1,11 @@
 """Dead leaves: pictures of nothing, whose statistics are near those of photographs, each with a caption.
 
 Shapes of all sizes cover each other, as leaves on the ground do (Lee, Mumford and Huang 2001; Baradad et al. 2021 train on such
-pictures). Here they have textures, too: stripes, checks, dots, gradients, and noise with a 1/f spectrum. Every picture has a
-style of its own (colours, shapes, textures, sizes), so that two crops of it have something in common.
+pictures). Here the shapes have textures, too: stripes, checks, dots, gradients, and noise with a 1/f spectrum. Every picture
+has a style of its own (colours, shapes, textures, sizes), so that two crops of a picture have something in common.
 
 A picture is a function of the seed, its split and its number, at every size. No data is read, and anyone can draw it again.
-(Another processor or version of numpy may round a sine otherwise, which moves a pixel now and then.)
+(Another processor or version of numpy may round a sine differently, which moves a pixel now and then.)
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _SIDES = {"triangle": 3, "rectangle": 4}
 
 
 class Picture(NamedTuple):
-    """A picture, and what is in front of it.
+    """A picture, its caption, and what its leaf in front is.
 
     Attributes:
-        pixels: ``(size, size, 3)`` uint8.
-        caption: Names size, texture, colour and shape of the two leaves in front, and what lies behind them.
+        pixels: Pixels, ``(size, size, 3)`` uint8.
+        caption: Caption with size, texture, colour and shape of the two leaves in front, and with what lies behind them.
         shape: Index in `SHAPES` of the leaf in front.
         texture: Index in `TEXTURES` of the leaf in front.
         color: Index in `COLORS` of the leaf in front.
@@ -62,7 +62,7 @@ class Picture(NamedTuple):
 
 
 class _Leaves(NamedTuple):
-    """Arrays over the leaves of a picture, the last in front. Lengths are parts of the side, the picture is the unit square."""
+    """Arrays over the leaves of a picture; the last leaf is in front. The picture is the unit square: lengths are in sides."""
 
     x: np.ndarray
     y: np.ndarray
@@ -81,14 +81,14 @@ class _Leaves(NamedTuple):
 
 
 class _Style(NamedTuple):
-    """Colours and textures that all leaves of a picture share."""
+    """Choices that all leaves of a picture have in common: numbers and sizes of leaves, colours, noise and light."""
 
-    behind: int  # leaves, behind the two in front
-    least: float  # radius
-    power: float  # of the law of radii
-    palette: np.ndarray  # colours by number
+    behind: int  # number of leaves behind the two in front
+    least: float  # smallest radius
+    power: float  # exponent of the law of radii
+    palette: np.ndarray  # indices in `COLORS`, of the four colours behind and of the two leaves in front
     spectrum: float  # amplitude of the noise at frequency f: f to the power of minus this
-    light: np.ndarray  # (2,) its direction
+    light: np.ndarray  # (2,) direction of the light
     shading: float
     grain: float
 
@@ -121,7 +121,7 @@ def draw_apart(seed: int, split: int, number: int, size: int) -> np.ndarray:
     leaves = leaves._replace(
         x=0.5 + 0.6 * (leaves.x - 0.5),
         y=0.5 + 0.6 * (leaves.y - 0.5),
-        radius=np.where(ground, 1e6, leaves.radius),  # without a light side
+        radius=np.where(ground, 1e6, leaves.radius),  # so large that it has no light side
         texture=np.where(ground, TEXTURES.index("plain"), leaves.texture),
         colors=np.where(ground[:, None, None], 1.0, leaves.colors),
         roughness=np.where(ground, 0.0, leaves.roughness),
@@ -130,13 +130,13 @@ def draw_apart(seed: int, split: int, number: int, size: int) -> np.ndarray:
 
 
 def uniforms_of(seed: int, split: int, number: int, count: int) -> np.ndarray:
-    """The uniform numbers of a picture, the same from release to release of numpy.
+    """Returns the uniform numbers of a picture, ``(count,)`` in [0, 1); all releases of numpy give the same.
 
     Args:
-        seed: See `draw`, as the next.
-        split: See `seed`.
-        number: Number of the picture.
-        count: So many.
+        seed: Public seed; another seed gives other numbers.
+        split: Split of the picture.
+        number: Number of the picture, below 2^32.
+        count: Number of uniform numbers.
     """
     return _uniforms(_generator(seed, split, number), count)
 
@@ -146,7 +146,7 @@ def _generator(seed: int, split: int, number: int) -> np.random.Philox:
 
 
 def _drawn(seed: int, split: int, number: int) -> tuple[_Style, _Leaves, np.random.Philox]:
-    """A style, its leaves, and the generator of what is left to draw."""
+    """Returns a style, leaves in this style, and the generator for all further draws."""
     generator = _generator(seed, split, number)
     # Raw words, because numpy keeps those the same from release to release, unlike its distributions.
     uniforms = _uniforms(generator, _STYLE + (_LEAVES + _FRONT) * _PER_LEAF)
@@ -154,7 +154,7 @@ def _drawn(seed: int, split: int, number: int) -> tuple[_Style, _Leaves, np.rand
 
 
 def _pixels(style: _Style, leaves: _Leaves, generator: np.random.Philox, size: int, finer: int) -> np.ndarray:
-    """``(size, size, 3)`` uint8, drawn larger by a factor, so that edges are smooth."""
+    """Returns the pixels, ``(size, size, 3)`` uint8. They are drawn `finer` times as large and averaged: edges are smooth."""
     fine = size * finer
     pixels = _paint(style, leaves, fine, _noise(generator, fine, style.spectrum))
     pixels = pixels.reshape(size, finer, size, finer, 3).mean((1, 3))
@@ -229,13 +229,13 @@ def _pick(uniform: np.ndarray | np.float64, options: int | np.int64) -> Any:
 
 
 def _power_law(uniform: np.ndarray, least: float, most: float, power: float) -> np.ndarray:
-    """Numbers between two limits with a density like 1/r to the power of `power` + 1."""
+    """Maps uniform numbers to numbers r between two limits, with a density like 1/r to the power of `power` + 1."""
     low, high = least**-power, most**-power
     return (low + uniform * (high - low)) ** (-1 / power)
 
 
 def _rgb(color: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """``(n, 3)`` in [0, 1]: of each colour, by its number, one of the many that bear its name."""
+    """Returns RGB, ``(n, 3)`` in [0, 1]: for each index in `COLORS`, one of the many colours of that name."""
     low, high = _COLORS[color, :, 0], _COLORS[color, :, 1]
     hue, saturation, value = (low + uniform ** [1, 2, 1] * (high - low)).T  # pale colours are more frequent
     # Foley and van Dam: each channel is the value, less what the saturation takes from it.
@@ -252,7 +252,7 @@ def _frequencies(side: int) -> np.ndarray:
 
 
 def _noise(generator: np.random.Philox, side: int, power: float) -> np.ndarray:
-    """``(side, side)`` float32 of mean 0 and variance 1, periodic, whose amplitude falls with the frequency."""
+    """Draws periodic noise, ``(side, side)`` float32 of mean 0 and variance 1, whose amplitude falls with the frequency."""
     frequencies = _frequencies(side)
     phases = 2 * np.pi * _uniforms(generator, frequencies.size).reshape(frequencies.shape)
     field = np.fft.irfft2(frequencies**-power * np.exp(1j * phases), s=(side, side))
@@ -260,7 +260,7 @@ def _noise(generator: np.random.Philox, side: int, power: float) -> np.ndarray:
 
 
 def _paint(style: _Style, leaves: _Leaves, side: int, noise: np.ndarray) -> np.ndarray:
-    """``(side, side, 3)`` float32 in about [0, 1]: which leaf is seen where, and then all textures at once."""
+    """Paints a picture, ``(side, side, 3)`` in about [0, 1]: first finds which leaf is seen where, then paints all textures."""
     seen = _cover(leaves, side)
     n = len(leaves.x)
     per_leaf = np.empty((n, 20), np.float32)
@@ -287,7 +287,7 @@ def _paint(style: _Style, leaves: _Leaves, side: int, noise: np.ndarray) -> np.n
 
 
 def _weights(leaves: _Leaves) -> np.ndarray:
-    """``(n, 6)``: how constant, gradient, stripes, checks, dots and noise make the second colour's share."""
+    """Returns ``(n, 6)``: how much a constant, gradient, stripes, checks, dots and noise add to the second colour's part."""
     sharp = leaves.sharpness
     none, half = np.zeros_like(sharp), np.full_like(sharp, 0.5)
     table = np.array(
@@ -304,7 +304,7 @@ def _weights(leaves: _Leaves) -> np.ndarray:
 
 
 def _cover(leaves: _Leaves, side: int) -> np.ndarray:
-    """``(side, side)``: the number of the leaf that is seen at each place; the first one is behind everything."""
+    """Returns, ``(side, side)``, the number of the leaf that is seen at each place; leaf 0 is behind everything."""
     seen = np.zeros((side, side), np.int64)
     at = (np.arange(side) + 0.5) / side
     start = np.floor(np.stack([leaves.x, leaves.y]) * side - leaves.radius * side).clip(0, side).astype(int)

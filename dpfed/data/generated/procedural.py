@@ -28,15 +28,15 @@ def write_procedural(
 
     A record is a function of the seed, its split and its number; how many others are generated does not matter. Within the test
     split no two records have the same caption, so every caption has one right picture: a picture whose caption was there before
-    is left out, and its number with it.
+    is left out, and its number is skipped.
 
     Args:
-        path: The store to create.
+        path: Path of the store to create.
         size: Side of the images, pixels.
         train: Number of training records.
         test: Number of test records.
         seed: Public seed; another seed gives other records.
-        progress: Called now and then with (records so far, of how many).
+        progress: Function that is called now and then with (records so far, number of all records).
 
     Raises:
         UserError: When the store exists or cannot be written.
@@ -55,15 +55,15 @@ def write_procedural(
 def procedural_store(
     records: int, folder: str | Path, size: int, test: int | None = None, seed: int = 0, progress: ImportProgress | None = None
 ) -> RecordStore:
-    """The procedural images, generated on first use.
+    """Opens the store of procedural images, which is generated on first use.
 
     Args:
         records: Number of training records.
         folder: Folder that keeps the store.
-        size: Side of the images, pixels; above `LARGEST` the store has images of that side.
-        test: Number of test records; default 1,000, but no more than training records.
+        size: Side of the images, pixels; for larger ones than `LARGEST`, the store has images of the side `LARGEST`.
+        test: Number of test records; ``None``: 1,000, but no more than training records.
         seed: Public seed; another seed gives other records.
-        progress: Called while they are generated.
+        progress: Function that is called while the images are generated; see `write_procedural`.
 
     Raises:
         UserError: When the store cannot be written or is damaged.

@@ -21,7 +21,7 @@ from dpfed.data.store.records import RecordStore, open_or_write
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
-_VERSION = 1  # part of the store's fingerprint: changed scenes must not reuse older ones
+_VERSION = 1  # part of the hash in the folder's name: changed scenes must not reuse older ones
 _SEED = 0
 _MOST_HELD_OUT = 1000  # scenes of a held-out split: retrieval among them is then comparable between data sets
 _LARGEST_CELL = 112  # pixels; larger images are made smaller, so that a scene has at most 224 x 224
@@ -32,17 +32,18 @@ _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hor
 
 
 def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -> RecordStore:
-    """The scenes of a labelled data set, put together on first use.
+    """Opens the scenes of a labelled data set, which are put together on first use.
 
     Training scenes are made of training images, held-out scenes of held-out ones. The classes are those of the store's first
     label. Within a held-out split no two scenes have the same caption, so every caption has one right picture.
 
     Args:
-        config: ``half`` ("first" or "second" half of the classes alone) and ``stores``, where the scenes are kept.
-        open_labelled: Opens the labelled records.
+        config: Configuration of the data: ``half`` says which classes are used (``"first"`` or ``"second"`` half, or
+            ``"all"``), and ``stores`` is the folder that keeps the scenes.
+        open_labelled: Function that opens the labelled records.
 
     Returns:
-        A store of images with texts, public if the labelled one is. A scene is twice as wide and high as the images.
+        A store of images with texts, public if the labelled store is. A scene is twice as wide and high as its images.
 
     Raises:
         UserError: When the records have no labels, are too few, or the store cannot be written or is damaged.
@@ -91,8 +92,8 @@ def _write(path: Path, labelled: RecordStore, half: str) -> None:
 
 
 def _compose(indices: np.ndarray, split: str, half: str) -> np.ndarray:
-    """Shares indices out to scenes, ``(n // 4, 4)``: upper left, upper right, lower left, lower right."""
-    # Raw words of Philox, because numpy keeps those the same from release to release, unlike its permutations.
+    """Distributes indices over scenes, ``(n // 4, 4)``: upper left, upper right, lower left, lower right."""
+    # Raw words of Philox, because numpy keeps these the same from release to release, unlike its permutations.
     generator = np.random.Philox(key=np.array([_SEED, len(SPLITS) * _HALVES.index(half) + SPLITS.index(split)], np.uint64))
     order = np.argsort(generator.random_raw(len(indices)), kind="stable")
     return indices[order[: len(indices) // 4 * 4]].reshape(-1, 4)
@@ -109,7 +110,7 @@ def _records(labelled: RecordStore, scenes: np.ndarray, captions: list[str], spl
 
 
 def _side(labelled: RecordStore) -> int:
-    """The side of a scene's images, pixels: that of the stored ones, or of the first original."""
+    """Returns the side of a scene's images, pixels: that of the stored images, or of the first original, but at most 112."""
     if labelled.size is not None:
         return min(labelled.size, _LARGEST_CELL)
     [original] = labelled.encoded(np.array([0]))

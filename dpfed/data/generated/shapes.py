@@ -36,8 +36,8 @@ RELATIONS = ("left of", "above", "right of", "below")  # the second half mirrors
 _VERSION = 1  # part of the folder's name: a changed generator must not reuse older records
 _BLOCK = 512  # records drawn together
 _DRAWS = 20  # uniforms per record
-_HALVES = {"all": (0, len(COLORS)), "first": (0, 4), "second": (4, len(COLORS))}  # which of the colors both objects have
-_MOST_HELD_OUT = 0.55  # of the different scenes (72,960 with all colors): drawing new ones gets slow as they run out
+_HALVES = {"all": (0, len(COLORS)), "first": (0, 4), "second": (4, len(COLORS))}  # range of the colors of both objects
+_MOST_HELD_OUT = 0.55  # part of all different scenes (72,960 with all colors): drawing new ones gets slow as they run out
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Scenes:
         return f"{first} {RELATIONS[self.relation[row]]} {second} on a {tuple(BACKGROUNDS)[self.background[row]]} background"
 
     def meaning(self) -> np.ndarray:
-        """``(n,)`` numbers, equal where the captions are true of the same pictures ("A left of B" and "B right of A")."""
+        """Returns ``(n,)`` numbers, equal if captions are true of the same pictures ("A left of B" and "B right of A")."""
         objects = (self.size * len(COLORS) + self.color) * len(SHAPES) + self.shape
         mirrored = self.relation >= 2
         first, second = np.where(mirrored, objects[:, 1], objects[:, 0]), np.where(mirrored, objects[:, 0], objects[:, 1])
@@ -73,13 +73,13 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
     Within the validation and the test split no two records show the same scene, so every caption has one right picture.
 
     Args:
-        path: The store to create.
+        path: Path of the store to create.
         train: Number of training records.
         validation: Number of validation records.
         test: Number of test records.
-        seed: Another seed gives other records.
-        half: The colors of both objects: ``"first"`` four, ``"second"`` four or ``"all"``. Halves share no scene, and their
-            draws have nothing to do with each other.
+        seed: Public seed; another seed gives other records.
+        half: Colors of both objects: the ``"first"`` four, the ``"second"`` four or ``"all"``. The halves have no scene in
+            common, and are drawn independently of each other.
 
     Raises:
         UserError: When the store exists, or more distinct held-out scenes are asked for than can be drawn.
@@ -103,15 +103,15 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
 def shapes_store(
     records: int, folder: str | Path, validation: int = 0, test: int = 1000, half: str = "all", seed: int = 0
 ) -> RecordStore:
-    """The captioned shapes, generated on first use.
+    """Opens the store of captioned shapes, which is generated on first use.
 
     Args:
         records: Number of training records.
         folder: Folder that keeps the store.
         validation: Number of validation records.
         test: Number of test records.
-        half: See `write_shapes`.
-        seed: Another seed gives other records.
+        half: Colors of both objects; see `write_shapes`.
+        seed: Public seed; another seed gives other records.
 
     Raises:
         UserError: When the store cannot be written or is damaged.
@@ -125,7 +125,7 @@ def _name(half: str) -> str:
 
 
 def _records(split: str, count: int, seed: int, half: str) -> Iterator[RecordInput]:
-    """The first `count` records of a split; in held-out splits, scenes seen before are passed over."""
+    """Yields the first `count` records of a split; in held-out splits, a scene that was there before is passed over."""
     position, seen, block = 0, set(), 0
     while position < count:
         scenes = _draw(seed, split, block, half)
@@ -173,7 +173,7 @@ def _draw(seed: int, split: str, block: int, half: str) -> _Scenes:
 
 
 def _paint(scenes: _Scenes) -> np.ndarray:
-    """Pictures, ``(n, SIDE, SIDE, 3)`` uint8."""
+    """Paints the pictures, ``(n, SIDE, SIDE, 3)`` uint8."""
     spread = (2 * scenes.jitter - 1).astype(np.float32)  # (n, 12), in [-1, 1)
     ground = np.array(list(BACKGROUNDS.values()), np.float32)[scenes.background] * (1 + 0.06 * spread[:, :1])
     canvas = np.broadcast_to(ground[:, None, None], (len(ground), SIDE, SIDE, 3)).copy()
@@ -206,7 +206,7 @@ def _coverage(shape: np.ndarray, center: np.ndarray, radius: np.ndarray) -> np.n
 
 
 def _distance(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> np.ndarray:
-    """Signed distance to the outline, pixels, negative inside (exact or a bound that is exact near straight edges)."""
+    """Returns the signed distance to the outline, pixels, negative inside: exact, or a bound, exact near straight edges."""
     ax, ay = np.abs(x), np.abs(y)
     if name == "circle":
         return np.sqrt(x * x + y * y) - r

@@ -24,17 +24,17 @@ from dpfed.data.store.writing import StoreWriter
 NAME = "things"
 _SEED = 2**32 - 3  # no other generated data set has this seed
 _SIGNS = ((0x21, 0x250), (0x2190, 0x2C00), (0x1F000, 0x1F700))  # letters; arrows, shapes and dingbats; faces and others
-_SIGN, _GROUND = 7, 5  # uniforms of a sign, and of what is behind it
+_SIGN, _GROUND = 7, 5  # numbers of uniforms of a sign, and of what is behind the signs
 
 
 def things_store(records: int, folder: str | Path, size: int, progress: ImportProgress | None = None) -> RecordStore:
-    """A public store of generated pictures, each with an unrelated word; it is generated on first use.
+    """Opens a public store of generated pictures, each with an unrelated word; the store is generated on first use.
 
     Args:
         records: Number of pictures.
-        folder: The folder that keeps the store.
-        size: Side of the images, pixels; above `LARGEST` the store has images of that side.
-        progress: Called while they are generated.
+        folder: Folder that keeps the store.
+        size: Side of the images, pixels; for larger ones than `LARGEST`, the store has images of the side `LARGEST`.
+        progress: Function that is called with (pictures so far, number of all pictures) while the pictures are generated.
 
     Raises:
         UserError: When the store cannot be written or is damaged.
@@ -59,10 +59,10 @@ def things_path(records: int, folder: str | Path, size: int) -> Path:
 
 
 def picture(number: int, size: int) -> np.ndarray:
-    """A picture ``(size, size, 3)`` uint8.
+    """Draws a picture, ``(size, size, 3)`` uint8.
 
     Args:
-        number: The picture's number, which also decides its kind.
+        number: Number of the picture, which also decides its kind.
         size: Side of the picture, pixels.
     """
     which, kind = divmod(number, 3)
@@ -72,15 +72,15 @@ def picture(number: int, size: int) -> np.ndarray:
 
 
 def _signs(number: int, size: int) -> np.ndarray:
-    """One sign or two in one colour each, mostly on white."""
+    """Draws one sign or two, each in one colour, mostly on white."""
     uniforms, signs = uniforms_of(_SEED, 2, number, _GROUND + 2 * _SIGN), _signs_of_the_font()
     ground, each = uniforms[:_GROUND], uniforms[_GROUND:].reshape(2, _SIGN)
     image = Image.new("RGB", (size, size), (255, 255, 255) if ground[0] < 0.6 else _colour(ground[2:], 256))
     canvas = ImageDraw.Draw(image)
-    for own in each[: 1 if ground[1] < 0.6 else 2]:
-        font = ImageFont.truetype(_font(), max(1, round(size * (0.4 + 0.5 * own[0]))))
-        across, down = (size * (0.2 + 0.6 * own[1:3])).tolist()
-        canvas.text((across, down), signs[int(own[3] * len(signs))], _colour(own[4:], 220), font, "mm")
+    for sign in each[: 1 if ground[1] < 0.6 else 2]:
+        font = ImageFont.truetype(_font(), max(1, round(size * (0.4 + 0.5 * sign[0]))))
+        across, down = (size * (0.2 + 0.6 * sign[1:3])).tolist()
+        canvas.text((across, down), signs[int(sign[3] * len(signs))], _colour(sign[4:], 220), font, "mm")
     return np.array(image)
 
 

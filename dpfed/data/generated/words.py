@@ -6,7 +6,7 @@ _NAMES = "imagenet12k"  # the list of timm that has the most names of common thi
 
 
 def public_words(count: int) -> list[str]:
-    """Names such as ``rock climbing``, evenly spaced over timm's list.
+    """Selects names such as ``rock climbing``, evenly spaced over timm's list.
 
     Args:
         count: Largest number of names.

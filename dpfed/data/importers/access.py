@@ -1,4 +1,4 @@
-"""What an import may read: regular files of the source's own folder, and nothing outside unless the user says so."""
+"""What an import may read: regular files below the source's folder, and files outside only if the user allows it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_BYTES = 1 << 30  # of one image file; a larger one would not be decoded an
 
 
 class NotRead(Exception):
-    """A file that is not read; the message is the reason, in a few words."""
+    """A file is not read; the message is the reason, in a few words."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Access:
     """Files that an import may read, and folders that it has listed.
 
     Attributes:
-        root: The source's folder, without links; files below it may be read.
-        outside: Files elsewhere may be read, too.
-        watch: Called now and then, with how many files were found, while a folder is listed.
-        surveyed: Called with how many archives were looked through, and of how many.
-        listings: The folders that were listed: every importer is asked about a source, and a large one is walked once.
+        root: Real path of the source's folder; files below it may be read.
+        outside: Whether files elsewhere may be read, too.
+        watch: Function that is called now and then with the number of files so far, while a folder is listed.
+        surveyed: Function that is called with the number of archives that were looked through, and of how many.
+        listings: Folder -> its listing. Every importer is asked about a source, but a folder is walked only once.
     """
 
     root: str
@@ -43,11 +43,17 @@ class Access:
 
     @classmethod
     def to(cls, source: Path, outside: bool = False, **options: Any) -> Access:
-        """Access to a folder, or to the folder that a file lies in."""
+        """Returns access to a folder, or to the folder in which a file lies.
+
+        Args:
+            source: A file or folder.
+            outside: Whether files elsewhere may be read, too.
+            **options: Further attributes of the access.
+        """
         return cls(os.path.realpath(source if source.is_dir() else source.parent), outside, **options)
 
     def permits(self, path: str | Path) -> bool:
-        """Returns whether a file or folder lies below the root, wherever links lead."""
+        """Returns whether a path may be read: it lies below the root once its links are followed, or `outside` is true."""
         if self.outside:
             return True
         folder, name = os.path.split(os.fspath(path))
@@ -55,18 +61,19 @@ class Access:
         return real == self.root or real.startswith(self.root.rstrip(os.sep) + os.sep)
 
     def read(self, path: Path) -> bytes:
-        """The bytes of an image file.
+        """Reads the bytes of an image file.
 
         Raises:
-            NotRead: When the file is missing, no regular file, too large, or lies where nothing may be read.
+            NotRead: When the file is missing, is no regular file, is larger than 1 GiB, lies where nothing may be read, or
+                cannot be read.
         """
         try:
-            found = path.stat()
+            status = path.stat()
             if not self.permits(path):
                 raise NotRead(OUTSIDE)
-            if not stat.S_ISREG(found.st_mode):  # a pipe would wait for ever, a device may never end
-                raise NotRead("a folder" if stat.S_ISDIR(found.st_mode) else "no regular file")
-            if found.st_size > _MOST_BYTES:
+            if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever, a device may never end
+                raise NotRead("a folder" if stat.S_ISDIR(status.st_mode) else "no regular file")
+            if status.st_size > _MOST_BYTES:
                 raise NotRead("larger than 1 GiB")
             return path.read_bytes()
         except FileNotFoundError as error:
@@ -75,10 +82,12 @@ class Access:
             raise NotRead(getattr(error, "strerror", None) or str(error)) from error
 
     def file(self, path: Path) -> Path:
-        """A table, an archive or another file of the data set itself.
+        """Returns the path of a table, an archive or another file of the data set itself, if the file may be read.
+
+        A missing file is not refused here, but by the code that opens it.
 
         Raises:
-            UserError: When it is missing, no regular file, or lies where nothing may be read.
+            UserError: When the path lies where nothing may be read, or is no regular file.
         """
         if not self.permits(path):
             raise UserError(f"{path} leads out of {self.root}; `dpfed data import --allow-outside` reads it. [import-outside]")
@@ -88,15 +97,15 @@ class Access:
 
 
 def _why_missing(path: Path) -> str:
-    """Explains why a file is missing: a file with another spelling of the name may exist."""
+    """Returns the reason why a file is missing; a file with another spelling of the name may exist."""
     if "\\" in str(path) and Path(str(path).replace("\\", "/")).exists():
         return "file missing: write / instead of \\ in paths"
-    if found := _ELSEWHERE.search(str(path)):
-        return "file missing: its path is of Windows" if found[1] else "file missing: addresses of the web are not fetched"
+    if match := _ELSEWHERE.search(str(path)):
+        return "file missing: its path is of Windows" if match[1] else "file missing: addresses of the web are not fetched"
     if path.name in _spellings(path.parent):
         return "file missing"  # a link that leads nowhere
     name = unicodedata.normalize("NFC", path.name)
-    alike = {unicodedata.normalize("NFC", found): found for found in _spellings(path.parent)}
+    alike = {unicodedata.normalize("NFC", other): other for other in _spellings(path.parent)}
     if name in alike:
         return "file missing: its name is there in another Unicode form (NFC, NFD)"
     return "file missing: its name is there in other capitals" if name.lower() in map(str.lower, alike) else "file missing"
@@ -104,7 +113,7 @@ def _why_missing(path: Path) -> str:
 
 @lru_cache(maxsize=16)
 def _spellings(folder: Path) -> frozenset[str]:
-    """The names in a folder; none if it cannot be read."""
+    """Returns the names in a folder; none if the folder cannot be read."""
     try:
         return frozenset(os.listdir(folder))
     except OSError:

@@ -1,4 +1,7 @@
-"""The files of a tar archive, front to back, to its very end: it may be compressed, and several may have become one file."""
+"""Reads the files of a tar archive, from front to back.
+
+The archive may be compressed. Several archives may have been joined into one file: all of them are read.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ _UNPACKED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz
 
 
 class DamagedArchive(Exception):
-    """An archive that is not whole.
+    """An archive is not whole.
 
     Args:
         reason: Reason, in a few words.
-        at: Byte of its content up to which it is.
+        at: Byte of the archive's unpacked content up to which the archive is whole.
     """
 
     def __init__(self, reason: str, at: int) -> None:
@@ -36,11 +39,11 @@ class DamagedArchive(Exception):
 
 
 class _Header(tarfile.TarInfo):
-    """Header of a member; of plain files only the needed fields are read, because a survey spends most of its time here."""
+    """The header of a member. Of plain files, only the needed fields are read: a survey spends most of its time here."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """See `tarfile.TarInfo`."""
+        """Parses the bytes of a header; see `tarfile.TarInfo.frombuf`."""
         said, size = buf[148:156].rstrip(b"\0 "), buf[124:136].rstrip(b"\0 ")
         name, prefix = buf[:100].partition(b"\0")[0], buf[345:500].partition(b"\0")[0]
         plain = len(buf) == _BLOCK and buf[156:157] == tarfile.REGTYPE and not name.endswith(b"/")
@@ -52,10 +55,10 @@ class _Header(tarfile.TarInfo):
 
 
 class _Content(io.RawIOBase):
-    """The content of an archive. What is compressed is read forwards only.
+    """The unpacked content of an archive. A compressed archive is read forwards only.
 
     Attributes:
-        last: Name of the member that was read last.
+        last: Bytes that were read last.
     """
 
     def __init__(self, file: IO[bytes], seekable: bool) -> None:
@@ -66,22 +69,22 @@ class _Content(io.RawIOBase):
         self.last = b""
 
     def read(self, size: int = -1) -> bytes:
-        """Reads, first of all what was put back."""
+        """Reads at most `size` bytes (-1: all), first those that were put back."""
         ahead, self._ahead = self._ahead, b""
         self.last = ahead if ahead and size == len(ahead) else ahead + self._file.read(size - len(ahead))
         self._at += len(self.last)
         return self.last
 
     def put_back(self) -> None:
-        """Has what was read last read again."""
+        """Puts the bytes that were read last back, so that they are read again."""
         self._ahead, self._at = self.last, self._at - len(self.last)
 
     def tell(self) -> int:
-        """The place in the content."""
+        """Returns the place in the content, in bytes."""
         return self._at
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to a place, or as near as the content reaches."""
+        """Goes to a place and returns it; in compressed content that ends earlier, goes to the end."""
         if place == self._at:
             return place
         if self._seekable:
@@ -95,24 +98,25 @@ class _Content(io.RawIOBase):
 
 
 def name_of(file: Path) -> str:
-    """An archive's name without its ending."""
+    """Returns an archive's name without its ending."""
     return file.name[: len(file.name) - len(archive_ending(file))]
 
 
 def members(file: Path, wanted: Callable[[tarfile.TarInfo], bool]) -> Iterator[tuple[tarfile.TarInfo, bytes | str | None]]:
-    """Gives the members of an archive, with their content.
+    """Yields the members of an archive, with their content.
 
-    Behind an end-of-archive mark it is read on: what stands there is the next archive, and part of the data set.
+    Reading goes on behind an end-of-archive mark: what follows the mark is the next archive, and part of the data set.
 
     Args:
         file: The archive.
-        wanted: Whether a member's content is read.
+        wanted: Function that says whether a member's content is read.
 
     Yields:
-        A member, and its content, or why it is not read; ``None``: it was not wanted.
+        A member, and its content as bytes, or as text the reason why its content is not read; ``None``: the member is no
+        regular file, or its content is not wanted.
 
     Raises:
-        DamagedArchive: Where the archive is not whole.
+        DamagedArchive: When the archive is cut off, is damaged or cannot be read.
     """
     at = 0
     try:
@@ -123,14 +127,14 @@ def members(file: Path, wanted: Callable[[tarfile.TarInfo], bool]) -> Iterator[t
             content = _Content(unpack(plain) if unpack else plain, seekable=unpack is None)
             while True:
                 archive = tarfile.TarFile(fileobj=content, tarinfo=_Header)
-                first = archive.firstmember  # type: ignore[attr-defined]  # without one, to ask again would read backwards
+                first = archive.firstmember  # type: ignore[attr-defined]  # in an empty archive, next() would read backwards
                 member = archive.next() if first else None
                 while member is not None:
                     archive.members.clear()  # type: ignore[attr-defined]  # public, untyped; it would remember every member
-                    found: bytes | str | None = None
+                    data: bytes | str | None = None
                     if member.isreg() and wanted(member):
-                        found = "larger than 1 GiB" if member.size > _MOST_BYTES else _content(content, archive, member)
-                    yield member, found
+                        data = "larger than 1 GiB" if member.size > _MOST_BYTES else _content(content, archive, member)
+                    yield member, data
                     at = member.offset_data + member.size
                     member = archive.next()
                 # tarfile takes a header that it cannot read for the end; the real end is a block of zeros.
@@ -155,7 +159,7 @@ def members(file: Path, wanted: Callable[[tarfile.TarInfo], bool]) -> Iterator[t
 
 
 def _content(source: _Content, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    """The bytes of a member."""
+    """Reads the bytes of a member."""
     if member.type != tarfile.REGTYPE:  # a sparse file, say
         opened = archive.extractfile(member)
         return b"" if opened is None else opened.read()

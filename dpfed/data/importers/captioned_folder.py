@@ -20,7 +20,7 @@ _LARGEST = 2**20  # bytes of a text of captions
 class CaptionedFolderImporter(Importer):
     """``root/x.jpg`` with ``root/x.txt``, a caption per line; the same in class folders or split folders.
 
-    An image without such a text is refused: the import counts these images. Files such as ``x.json`` are passed over if
+    The import refuses images without such a text, and says how many there are. Files such as ``x.json`` are passed over if
     ``x.txt`` exists, as img2dataset writes both. The id of a record is the path of its image below the root.
     """
 
@@ -29,7 +29,7 @@ class CaptionedFolderImporter(Importer):
     layout = "a folder of images with a .txt of the same name beside each, a caption per line (x.jpg, x.txt)"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether at least half of the images have a text file of the same name."""
+        """Returns whether at least half of the images have a text file of the same name, and the first texts hold words."""
         access = access or Access.to(path)
         return path.is_dir() and mostly_captioned(list_files(path, access), access)
 
@@ -42,7 +42,7 @@ class CaptionedFolderImporter(Importer):
             splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
-            UserError: If `path` is no folder, or no image has a text.
+            UserError: If `path` is no folder, no image has a text with words, or the splits of the images are not clear.
         """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder: expected {self.layout}. [captioned-folder-not-one]")
@@ -60,19 +60,19 @@ class CaptionedFolderImporter(Importer):
         names, labels = class_numbers(placed)
 
         def records() -> Iterator[Item]:
-            for one in placed:
-                id = one.file.relative_to(path).as_posix()
-                captions = _captions(texts.get(one.file), access)
+            for image in placed:
+                id = image.file.relative_to(path).as_posix()
+                captions = _captions(texts.get(image.file), access)
                 if isinstance(captions, str):
                     yield Unreadable(id, captions)
                 else:
-                    yield FileRecord(id, one.file, captions, labels(one), one.split)
+                    yield FileRecord(id, image.file, captions, labels(image), image.split)
 
         return Source(
             kind="image-text",
             records=records(),
             label_names=names,
-            splits=frozenset(one.split for one in placed),
+            splits=frozenset(image.split for image in placed),
             total=len(placed),
             unread=listing.others([*images, *texts.values(), *beside]),
             passed_over=listing.passed_over,
@@ -100,19 +100,19 @@ def _numbers_alone(texts: Iterable[Path], access: Access) -> bool:
 
 
 def _texts(listing: Listing, images: list[Path]) -> dict[Path, Path]:
-    """The text file of each image that has one."""
+    """Returns the text file of each image that has one."""
     there = {file for file in listing.files if suffix(file) == ".txt"}
     return {image: text for image in images if (text := image.with_suffix(".txt")) in there}
 
 
 def _beside(listing: Listing, texts: dict[Path, Path]) -> list[Path]:
-    """JSON files of an image that has a text."""
+    """Returns the JSON files of the images that have a text."""
     there = {file for file in listing.files if suffix(file) == ".json"}
     return [file for image in texts if (file := image.with_suffix(".json")) in there]
 
 
 def _captions(text: Path | None, access: Access) -> tuple[str, ...] | str:
-    """The captions of a text file, without repetitions; or why there are none."""
+    """Returns the captions of a text file, without repetitions; or, as one text, the reason why there are none."""
     if text is None:
         return "no .txt of its name lies beside it"
     try:
@@ -126,10 +126,10 @@ def _captions(text: Path | None, access: Access) -> tuple[str, ...] | str:
 
 
 def _content(text: Path, access: Access) -> bytes:
-    """The bytes of a text.
+    """Reads the bytes of a text.
 
     Raises:
-        NotRead: See `Access.read`; also if it is too large for captions.
+        NotRead: See `Access.read`; also if the text is larger than 1 MiB.
     """
     with contextlib.suppress(OSError):
         if text.stat().st_size > _LARGEST:

@@ -1,4 +1,4 @@
-"""Classes as sources write them: which cells name one class, and which number it has."""
+"""Classes as sources write them: which cells name the same class, and which number a class has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from dpfed.data.importers.empty_cells import EMPTY, counted
 from dpfed.errors import UserError
 
-_MOST_NUMBERED = 10_000  # integers up to this are taken for class numbers as they are
+_MOST_NUMBERED = 10_000  # integers below this are taken for class numbers as they are
 _NO_CLASS = EMPTY | {"", "-1"}  # -1 is what many data sets write for "no class"
 _TRUTH = {"True": "1", "False": "0"}
 _WHOLE = re.compile(r"([+-]?\d+)\.0*")
@@ -20,13 +20,14 @@ _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")  # some countries write 1,5
 
 
 def class_of(value: object) -> str | None:
-    """The class that a cell names, in one spelling however it was written: 1, 1.0 and ``"1.0"`` are ``"1"``.
+    """Gives the class that a cell names one spelling: 1, 1.0 and ``"1.0"`` are ``"1"``.
 
     Returns:
-        ``None`` for a cell without a class: empty, not a number, -1, or a word that pandas reads as an empty cell.
+        The class; ``None`` for a cell without a class: an empty cell, NaN, infinity, -1, or a word that pandas reads as an
+        empty cell.
     """
     if isinstance(value, float) and not value.is_integer():
-        value = f"{value:.7g}" if math.isfinite(value) else None  # 0.1 of 32 bits is 0.1 of 64 bits
+        value = f"{value:.7g}" if math.isfinite(value) else None  # 0.1 is one class, in 32 bits and in 64 bits
     text = _text(value)
     return None if text in _NO_CLASS else text
 
@@ -38,12 +39,14 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
         values: Cells, as `class_of` takes them.
 
     Returns:
-        Class -> number, and the names in the order of the numbers. Small non-negative integers keep their own number.
+        Class -> number, and the names in the order of the numbers. If all classes are integers from 0 to 9,999, each keeps its
+        number.
 
     Raises:
-        UserError: When two classes are one number in two spellings, or truth values stand among other numbers.
+        UserError: When two classes are one number in two spellings, or some classes are truth values and others are numbers,
+            and there is a class beside true, false, 0 and 1.
     """
-    present = {found for value in values if (found := class_of(value)) is not None}
+    present = {written for value in values if (written := class_of(value)) is not None}
     same = _truth_as_numbers(present)
     present = {same.get(name, name) for name in present}
     values_of = {name: float(name.replace(",", ".")) for name in sorted(filter(_NUMBER.fullmatch, present))}
@@ -60,7 +63,7 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
 
 
 def alike(names: Iterable[str]) -> list[str]:
-    """Names of classes that only capitals, spaces or the writing of an accent tell apart."""
+    """Returns the names of classes that differ only in capitals, spaces or the writing of an accent."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
@@ -68,18 +71,18 @@ def alike(names: Iterable[str]) -> list[str]:
 
 
 def without_class(label: str, values: Mapping[Any, int]) -> str:
-    """A sentence about words that count as no class, though somebody may mean them as one; empty without such words.
+    """Returns a sentence about words that count as no class, though the user may mean a class; empty without such words.
 
     Args:
         label: Label to which the classes belong.
-        values: Cell -> how often it was met.
+        values: Cell -> number of its rows.
     """
     words: Counter[str] = Counter()
     for value, count in values.items():
         missing = isinstance(value, float) and math.isnan(value)  # a cell that is empty, and no word
         if not missing and (text := _text(value)) and text in _NO_CLASS:
             words[text] += count
-    return f"{label}: {counted(words)} count as no class; rename such a class if it is one." if words else ""
+    return f"{label}: {counted(words)} count as no class; if such a word names a class, rename the class." if words else ""
 
 
 def _text(value: object) -> str:
@@ -92,7 +95,7 @@ def _text(value: object) -> str:
 
 
 def _truth_as_numbers(present: set[str]) -> dict[str, str]:
-    """Truth values -> numbers, where one file has these and another those."""
+    """Returns truth value -> number, if some cells hold truth values and others 0 or 1; otherwise nothing."""
     truths, numbers = present & _TRUTH.keys(), set(filter(_NUMBER.fullmatch, present))
     if not truths or not numbers:
         return {}

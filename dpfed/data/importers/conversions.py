@@ -1,4 +1,7 @@
-"""Commands that turn what is not read into what is: with the Python that runs dpfed, and pyarrow, where that is possible."""
+"""Commands that convert data that dpfed does not read into data that dpfed reads.
+
+Where possible, the commands need nothing but the Python that runs dpfed, and pyarrow.
+"""
 
 from __future__ import annotations
 
@@ -42,19 +45,19 @@ _COLUMNS = (
 
 
 def packing(folder: Path, archive: Path, only_folders: bool = False) -> str:
-    """The command that packs what a folder holds in the order of the names, with what links lead to in their place.
+    """Returns the command that packs the contents of a folder in the order of their names, with files in place of links.
 
     Args:
         folder: Folder that is packed.
         archive: The archive to write.
-        only_folders: Pack no files that lie in the folder itself.
+        only_folders: Whether files that lie in the folder itself are left out.
     """
     pack = _PACK.format(pattern="*/" if only_folders else "*")
     return f"(cd {shlex.quote(str(folder))} && {_python(pack)} {shlex.quote(str(archive))})"
 
 
 def without_links(archive: Path) -> str:
-    """The commands that write an archive anew, with files in place of links between its members."""
+    """Returns the commands that write an archive anew, with files in place of links between its members."""
     unpacked, new = (archive.with_name(f"{archive.name}-{what}") for what in ("unpacked", "without-links.tar"))
     unpack = (
         f"{shlex.quote(sys.executable)} -m tarfile --filter data -e {shlex.quote(str(archive))} {shlex.quote(str(unpacked))}"
@@ -63,7 +66,7 @@ def without_links(archive: Path) -> str:
 
 
 def conversion(source: Path, access: Access) -> str:
-    """Names the format of a source that dpfed does not read, and the commands that convert and import it; empty if unknown.
+    """Returns a text that names the format of a source and the commands that convert and import it; empty if unknown.
 
     Args:
         source: A file or folder that no importer recognises.
@@ -133,7 +136,7 @@ def _quoted(*paths: Path) -> str:
 
 
 def packed_splits(root: Path, places: dict[str, bool]) -> str:
-    """The commands that pack a folder, or its splits, and import the archives.
+    """Returns the commands that pack a folder, or its splits, and import the archives.
 
     Args:
         root: The folder.

@@ -1,4 +1,4 @@
-"""Which importer reads a source."""
+"""Finds the importer that reads a source."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dpfed.paths import is_store, local_path
 from dpfed.schema.named import is_name
 
 _PACKED = frozenset({".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst", ".lz4"})
-_NOT_IMPORTED = ("shapes", "scenes", "procedural", "store")  # data.source of generated records, and of a store
+_NOT_IMPORTED = ("shapes", "scenes", "procedural", "store")  # values of data.source: generated records, and a store
 
 
 def importers() -> dict[str, Importer]:
     """Returns all importers by name: our own, those of the papers' data sets if installed, and those of other packages.
 
     Raises:
-        UserError: If another package announces one that cannot be used.
+        UserError: If another package announces an importer that cannot be used.
     """
     shipped: dict[str, Importer] = {name: part.load()() for name, part in discovery.shipped("importers").items()}
     foreign: dict[str, Importer] = {}
@@ -47,24 +47,26 @@ def refuse_unknown(source: str) -> None:
     """Refuses a ``data.source`` that nothing reads.
 
     Raises:
-        UserError: Naming those that are near.
+        UserError: If nothing has this name; the message names a similar source.
     """
-    if is_name(source) or source in _NOT_IMPORTED:  # then the other packages are not looked through
+    if is_name(source) or source in _NOT_IMPORTED:  # other packages need not be looked through
         return
     sources = [*_NOT_IMPORTED, *importers()]
     if source not in sources:
-        raise UserError(f"unknown data.source {source!r}; {nearest(source, sources)} (folder: images). [data-source-unknown]")
+        raise UserError(
+            f"unknown data.source {source!r}; {nearest(source, sources)} (folder: a folder of images). [data-source-unknown]"
+        )
 
 
 def detect(source: str | Path, access: Access | None = None) -> str:
-    """The name of the importer that recognises a source.
+    """Returns the name of the importer that recognises a source.
 
     Args:
         source: A file or folder.
         access: Paths that the import may read; ``None``: the path itself, or its folder.
 
     Raises:
-        UserError: When the source is missing or nothing recognises it.
+        UserError: When the source is missing, is a record store already, or is recognised by no importer.
     """
     source = existing(source)
     access = access or Access.to(source)
@@ -94,10 +96,10 @@ def detect(source: str | Path, access: Access | None = None) -> str:
 
 
 def existing(source: str | Path) -> Path:
-    """The absolute path of a source.
+    """Returns the absolute path of a source.
 
     Raises:
-        UserError: When there is nothing.
+        UserError: When there is nothing at the path, or neither a folder nor a regular file.
     """
     path = local_path(source, "the source")
     if not os.path.exists(path):

@@ -34,10 +34,11 @@ _CONTENTS = "DICOMDIR"  # a table of contents
 
 
 class DicomImporter(Importer):
-    """``root/class/x.dcm``, also below split folders, as images of other kinds: a record is one file of one frame.
+    """``root/class/x.dcm``, also below split folders, as images of other kinds. A record is one file of one frame.
 
-    A file's values go through the modality's rescaling and one window to eight bits: the window of the import, or the first of
-    the file, or the whole range of its values. The unit is the PatientID.
+    Grey values become eight bits through the modality's rescaling and one window: the window of the import, otherwise the first
+    window of the file, otherwise the whole range of the file's values. Colours of eight bits stay as they are. The unit is the
+    PatientID.
     """
 
     name = "dicom"
@@ -45,7 +46,7 @@ class DicomImporter(Importer):
     layout = "a folder of .dcm files of one frame each, or of class folders with such files"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether there are DICOM files by their suffix, and no images of other kinds."""
+        """Returns whether the folder holds files with a suffix of DICOM, and no images of other kinds."""
         return path.is_dir() and holds(path, _ENDINGS, access) and not holds(path, EXTENSIONS, access)
 
     def open(
@@ -58,6 +59,9 @@ class DicomImporter(Importer):
             access: Paths that the import may read.
             window: Centre and width for all files, in the modality's units (of a CT: Hounsfield); ``None``: each file's own.
             splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
+
+        Raises:
+            UserError: If pydicom is not installed, `path` is no folder, or no DICOM files lie below it.
         """
         try:
             import pydicom  # noqa: F401
@@ -66,33 +70,33 @@ class DicomImporter(Importer):
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'dicom' importer expects {self.layout}. [dicom-folder]")
         listing = list_files(path, access or Access.to(path))
-        found = [file for file in listing.files if suffix(file) in _ENDINGS or not suffix(file) and _begins_so(file)]
-        files = [file for file in found if file.name.upper() != _CONTENTS]
+        dicom_files = [file for file in listing.files if suffix(file) in _ENDINGS or not suffix(file) and _begins_so(file)]
+        files = [file for file in dicom_files if file.name.upper() != _CONTENTS]
         if not files:
             refuse_outside(listing)
             raise UserError(f"there are no DICOM files in {path}; the 'dicom' importer expects {self.layout}. [dicom-none]")
-        listing.passed_over.update({_CONTENTS: len(found) - len(files)} if found != files else {})
+        listing.passed_over.update({_CONTENTS: len(dicom_files) - len(files)} if dicom_files != files else {})
         units = {file: _patient(file) for file in files}
         named = any(units.values())
         placed = place(path, files, listing.files, splits)
         names, labels = class_numbers(placed)
 
         def records() -> Iterator[Item]:
-            for one in placed:
-                id, unit = one.file.relative_to(path).as_posix(), units[one.file]
+            for image in placed:
+                id, unit = image.file.relative_to(path).as_posix(), units[image.file]
                 if named and unit == "":
                     yield Unreadable(id, "no PatientID, which other files have")
                 else:
-                    yield DicomFile(id, one.file, (), labels(one), one.split, unit or None, window=window)
+                    yield DicomFile(id, image.file, (), labels(image), image.split, unit or None, window=window)
 
         return Source(
             kind="image",
             records=records(),
             label_names=names,
-            splits=frozenset(one.split for one in placed),
+            splits=frozenset(image.split for image in placed),
             total=len(files),
             unit_name="patient" if named else None,
-            unread=listing.others(found),
+            unread=listing.others(dicom_files),
             passed_over=listing.passed_over,
             notice=spaced(NOTICE, merged_splits(placed)),
         )
@@ -100,12 +104,12 @@ class DicomImporter(Importer):
 
 @dataclass(frozen=True)
 class DicomFile(FileRecord):
-    """The record of one DICOM file; its image is eight bits of grey or of colours."""
+    """The record of one DICOM file; its image has eight bits, of grey or of each colour."""
 
     window: tuple[float, float] | None = None  # see `DicomImporter.open`
 
     def read(self, access: Access) -> RecordInput | Unreadable:
-        """The record with its image, as far as the file may and can be read."""
+        """Returns the record with its image, or the reason why the file is not read."""
         plain = super().read(access)
         try:
             return plain if isinstance(plain, Unreadable) else replace(plain, image=picture(plain.image, self.window))
@@ -122,7 +126,7 @@ def _begins_so(file: Path) -> bool:
 
 
 def _patient(file: Path) -> str | None:
-    """A file's PatientID; empty: it names none; ``None``: it cannot be read, which is said when its turn comes."""
+    """Returns a file's PatientID; empty: the file names none; ``None``: the file cannot be read, which is reported later."""
     from pydicom import dcmread
 
     with contextlib.suppress(Exception), quiet():  # see `picture`
@@ -132,7 +136,15 @@ def _patient(file: Path) -> str | None:
 
 
 def picture(content: Any, window: tuple[float, float] | None = None) -> np.ndarray:
-    """Returns a DICOM file's picture through a window, by default its own: uint8 ``(H, W)`` or ``(H, W, 3)``; or `NotRead`."""
+    """Returns the picture of a DICOM file, seen through a window: uint8 ``(H, W)`` or ``(H, W, 3)``.
+
+    Args:
+        content: Bytes of the file.
+        window: Centre and width, in the modality's units; ``None``: those of the file.
+
+    Raises:
+        NotRead: If the bytes are not one frame of grey, or of colours of eight bits, that this machine can read.
+    """
     from pydicom import dcmread
 
     try:
@@ -182,7 +194,7 @@ def _picture(data: Any, window: tuple[float, float] | None) -> np.ndarray:
     if None not in given:
         if not all(np.isfinite(np.array(number, float)).all() for number in given):
             raise NotRead("a window that is not finite")
-        view = Dataset()  # through a window, pydicom's values span what these bits hold
+        view = Dataset()  # pydicom spreads values over the range of `BitsStored` bits
         view.PhotometricInterpretation, view.BitsStored, view.PixelRepresentation = "MONOCHROME2", 8, 0
         view.WindowCenter, view.WindowWidth = given
         view.VOILUTFunction = (None if window else data.get("VOILUTFunction")) or "LINEAR"
@@ -198,7 +210,7 @@ def _picture(data: Any, window: tuple[float, float] | None) -> np.ndarray:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Pydicom says what is odd in a file, with its values, which are private."""
+    """Silences pydicom inside the block: its warnings quote values of a file, which are private."""
     logger = logging.getLogger("pydicom")
     before, logger.disabled = logger.disabled, True
     try:
@@ -209,7 +221,11 @@ def quiet() -> Iterator[None]:
 
 
 def parsed_window(text: str) -> tuple[float, float]:
-    """Centre and width, as ``40,400``."""
+    """Returns the centre and the width that a text such as ``40,400`` gives.
+
+    Raises:
+        UserError: If the text is not two finite numbers, the second of them at least 1.
+    """
     with contextlib.suppress(ValueError):
         centre, width = map(float, text.split(","))
         if math.isfinite(centre) and math.isfinite(width) and width >= 1:

@@ -1,4 +1,4 @@
-"""Words that stand for an empty cell, as pandas' ``astype(str)`` writes one: one rule for captions, classes and units."""
+"""Words that stand for an empty cell, as pandas' ``astype(str)`` writes one: one list for captions, classes and units."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from dpfed.data.importers.source import Unreadable
 from dpfed.data.store.record import RecordInput
 
-# What pandas reads as an empty cell, in its capitals.
+# Words that pandas reads as an empty cell, with the capitals that pandas expects.
 EMPTY = frozenset({"#N/A", "#NA", "<NA>", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "NaT", "None", "n/a", "nan", "null"})
 
 
@@ -20,15 +20,16 @@ def stands_for_empty(text: str) -> bool:
 
 
 def counted(words: Mapping[str, int]) -> str:
-    """Words with how often each was met, the most frequent first: ``'nan' (12), 'None' (3)``."""
+    """Returns words with how often each occurs, the most frequent first: ``'nan' (12), 'None' (3)``."""
     ordered = sorted(words.items(), key=lambda word: (-word[1], word[0]))
     return ", ".join(f"{word!r} ({count:,})" for word, count in ordered)
 
 
 class EmptyCells:
-    """Takes such words for the empty cells that they stand for, and counts them.
+    """Treats captions that stand for an empty cell as empty cells, and counts such words among captions and units.
 
-    As a unit such a word stays what it is. If it is a person after all, the records stay together, and no promise is weaker.
+    A unit with such a name is kept. If the word is a person's name after all, the person's records stay together, and the
+    guarantee is no weaker.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class EmptyCells:
         self._units: Counter[str] = Counter()
 
     def read(self, record: RecordInput) -> RecordInput | Unreadable:
-        """The record without such captions; unreadable if it had no other."""
+        """Returns the record without captions that stand for an empty cell; unreadable if the record has no other caption."""
         if record.unit and stands_for_empty(record.unit):
             self._units[record.unit.strip()] += 1
         words = [text.strip() for text in record.captions if stands_for_empty(text)]
@@ -49,10 +50,10 @@ class EmptyCells:
         return Unreadable(record.called, f"no caption but {words[0]!r}, which stands for an empty cell")
 
     def notices(self, unit_name: str | None) -> list[str]:
-        """A sentence about the captions that were left out, and one about units."""
+        """Returns a sentence about the captions that were left out, and one about units; neither if no such word was met."""
         said = []
         if self._captions:
-            said.append(f"captions: {counted(self._captions)} count as empty; reword such a caption if it is one.")
+            said.append(f"captions: {counted(self._captions)} count as empty; if such a word is a real caption, reword it.")
         if self._units:
             said.append(
                 f"{unit_name}: {counted(self._units)} count as one {unit_name} each; leave these cells empty if they name none."

@@ -18,8 +18,8 @@ from dpfed.data.importers.splits import holds, refuse_outside, split_of
 from dpfed.data.importers.table_rows import TABLES, holds_entries, is_text_table, names_files
 from dpfed.errors import UserError
 
-_CAPTIONS = TABLES | {".json", ".txt", ".token", ".xml", ".xlsx", ".xls"}  # what may say what the images show
-_SETS = frozenset({".tar", ".parquet"})  # a data set of their own
+_CAPTIONS = TABLES | {".json", ".txt", ".token", ".xml", ".xlsx", ".xls"}  # files that may say what the images show
+_SETS = frozenset({".tar", ".parquet"})  # files that may be a data set themselves
 _TABLES_SHOWN, _TEXTS_TRIED = 4, 16
 
 
@@ -29,7 +29,7 @@ class FolderImporter(Importer):
     `dpfed.data.importers.folder_splits` says which folders are splits.
 
     The id of a record is its path below the root; images that lie outside a class folder have no label. Every other file is
-    accounted for: what is harmless by its name is passed over, the rest would be lost, and is refused.
+    accounted for: files that are harmless by their names are passed over; all others would be lost, so the import refuses them.
     """
 
     name = "folder"
@@ -37,7 +37,7 @@ class FolderImporter(Importer):
     layout = "a folder of images, of class folders, or of train/ val/ test/ folders with class folders"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether there is an image somewhere below."""
+        """Returns whether `path` is a folder with an image somewhere below it."""
         return path.is_dir() and holds(path, EXTENSIONS, access)
 
     def open(self, path: Path, access: Access | None = None, splits: int | None = None) -> Source:
@@ -47,6 +47,9 @@ class FolderImporter(Importer):
             path: The folder.
             access: Paths that the import may read.
             splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
+
+        Raises:
+            UserError: If `path` is no folder, holds no images, or the splits of the images are not clear.
         """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'folder' importer expects {self.layout}. [folder-not-one]")
@@ -61,8 +64,8 @@ class FolderImporter(Importer):
             refuse_masks(path, images)
 
         def records() -> Iterator[Item]:
-            for one in placed:
-                yield FileRecord(one.file.relative_to(path).as_posix(), one.file, (), labels(one), one.split)
+            for image in placed:
+                yield FileRecord(image.file.relative_to(path).as_posix(), image.file, (), labels(image), image.split)
 
         for folder in _without_images(path, images):
             listing.passed_over[f"folder {folder} without an image"] += 1
@@ -72,7 +75,7 @@ class FolderImporter(Importer):
             kind="image",
             records=records(),
             label_names=names,
-            splits=frozenset(one.split for one in placed),
+            splits=frozenset(image.split for image in placed),
             total=len(placed),
             unread=unread,
             passed_over=listing.passed_over,
@@ -83,7 +86,7 @@ class FolderImporter(Importer):
 
 
 def _without_images(path: Path, images: list[Path]) -> list[str]:
-    """Class folders (or split folders, or their class folders) in which there is no image."""
+    """Returns the class folders (or split folders, or their class folders) in which there is no image."""
     filled = {"/".join(file.relative_to(path).parts[:depth]) for file in images for depth in (1, 2)}
     empty = []
     for folder in _folders(path):
@@ -100,24 +103,27 @@ def _folders(path: Path) -> list[Path]:
 
 
 def captions_advice(listing: Listing) -> str:
-    """Both commands that a user may mean whose folder holds images and what may describe them; empty without the latter."""
-    found = [file for file in listing.files if suffix(file) in _CAPTIONS | _SETS]
-    if not found:
+    """Returns the two commands that a user may mean whose folder holds images, and files that may describe them.
+
+    The text is empty if there are no such files.
+    """
+    candidates = [file for file in listing.files if suffix(file) in _CAPTIONS | _SETS]
+    if not candidates:
         return ""
     access = Access.to(listing.root)
     alone = f"`dpfed data import {shlex.quote(str(listing.root))} DEST --format folder --skip-broken` imports the images alone"
-    texts = [file for file in found if suffix(file) == ".txt"]
+    texts = [file for file in candidates if suffix(file) == ".txt"]
     texts = [file for file in texts[:_TEXTS_TRIED] if is_text_table(file, access)]
-    tables = [file for file in found if suffix(file) in TABLES] + texts
-    tables += [file for file in found if file.parent == listing.root and holds_entries(file) and names_files(file, access)]
-    sets = [file for file in found if suffix(file) in _SETS]
+    tables = [file for file in candidates if suffix(file) in TABLES] + texts
+    tables += [file for file in candidates if file.parent == listing.root and holds_entries(file) and names_files(file, access)]
+    sets = [file for file in candidates if suffix(file) in _SETS]
     if sets and not tables:
         return f"`dpfed data import {shlex.quote(str(sets[0]))} DEST` imports what that file holds; {alone}."
     if not tables and mostly_captioned(listing, access):
         whole = f"`dpfed data import {shlex.quote(str(listing.root))} DEST --format captioned-folder`"
-        return f"If the texts beside images of their name are captions, {whole} imports both; {alone}."
+        return f"If the texts with the names of the images are captions, {whole} imports both; {alone}."
     if not tables and (packing := _packing(listing)):
-        return f"If the texts beside images of their name are captions, `{packing}` imports both; {alone}."
+        return f"If the texts with the names of the images are captions, `{packing}` imports both; {alone}."
     if not tables:
         return (
             f"Such files may say what the images show. Write their captions or labels into a table with the columns filepath "
@@ -127,9 +133,9 @@ def captions_advice(listing: Listing) -> str:
 
 
 def _packing(listing: Listing) -> str:
-    """The commands that import images with JSON files of their names beside them, as an archive for each split.
+    """Returns the commands that pack images and the JSON files of the same names, an archive for each split, and import them.
 
-    Empty where fewer than half of the images have one.
+    The text is empty if fewer than half of the images have such a file.
     """
     root, there = listing.root, set(listing.files)
     twins = [file for file in listing.images() if file.with_suffix(".json") in there]
@@ -144,7 +150,7 @@ def _packing(listing: Listing) -> str:
 
 
 def table_command(root: Path, tables: Sequence[Path]) -> str:
-    """The command that imports some tables: by their folder where their names speak of splits, otherwise one by one."""
+    """Returns the command that imports some tables: by their folder if their names speak of splits, otherwise one by one."""
     by_folder = all(file.parent == root and split_of(Path(file.name)) for file in tables)
     named = [root] if by_folder else [*tables[:_TABLES_SHOWN]]
     more = " ..." * (len(tables) > _TABLES_SHOWN and not by_folder)

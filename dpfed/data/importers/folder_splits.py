@@ -23,13 +23,13 @@ _DEEPEST = 32  # folders below a source
 
 @dataclass(frozen=True)
 class Placed:
-    """An image file.
+    """An image file, with the split and the class that the folders above it say.
 
     Attributes:
         file: Path of the image.
         split: Split of the image.
         label: Class of the image, the name of a folder; ``None``: it has none.
-        said: The folder whose name is that of the split; ``None``: no folder's is.
+        said: Name of the folder that speaks of the split; ``None``: no folder does.
     """
 
     file: Path
@@ -41,8 +41,9 @@ class Placed:
 def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level: int | None = None) -> list[Placed]:
     """Finds the split and the class of each image from the folders above it.
 
-    Folders that all images share are neither. Where all folders of the next level speak of splits, they are splits, and the
-    folders below them are classes. ``cats/train/x.jpg`` is understood, too. Otherwise all is for training.
+    Folders above all images are neither. If all folders of the next level speak of splits, they are splits, and the folders
+    below them are classes. The class may also lie above the split, as in ``cats/train/x.jpg``. If no folder speaks of a split,
+    all images are for training.
 
     Args:
         root: The source.
@@ -51,7 +52,8 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
         level: Level below the root whose folders are splits, from 1; 0: no folder is; ``None``: the names decide.
 
     Raises:
-        UserError: Where folders may be splits or classes, or none is for training.
+        UserError: When folders may be splits or classes, an image lies beside the splits, no split is for training, or `level`
+            is not a level of splits.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
     if level is not None and whole_number(level, "--splits", 0, _DEEPEST):
@@ -90,19 +92,19 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
 
 
 def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Callable[[Placed], dict[str, int]]]:
-    """The names of the classes, and a function that gives the labels of an image.
+    """Returns the names of the classes by label, and a function that gives the labels of an image.
 
-    One class in two Unicode forms, as two systems write the name of its folder, is one class.
+    Two systems may write a folder's name in two Unicode forms: these are one class.
 
     Raises:
-        UserError: Where one split has a class in other capitals than another: it is one class, and nobody would notice.
+        UserError: When two splits write a class in different capitals: one class would become two, and nobody would notice.
     """
-    classes = {one.label: unicodedata.normalize("NFC", one.label) for one in placed if one.label is not None}
+    classes = {image.label: unicodedata.normalize("NFC", image.label) for image in placed if image.label is not None}
     names = sorted(set(classes.values()))
     splits: dict[str, set[str]] = {}
-    for one in placed:
-        if one.label is not None:
-            splits.setdefault(classes[one.label], set()).add(one.split)
+    for image in placed:
+        if image.label is not None:
+            splits.setdefault(classes[image.label], set()).add(image.split)
     alike: dict[str, str] = {}
     for name in names:
         other = alike.setdefault(name.lower(), name)
@@ -110,46 +112,49 @@ def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Calla
             raise UserError(f"classes {other!r} and {name!r} of two splits differ in capitals; use one name. [folder-capitals]")
     numbers = {name: number for number, name in enumerate(names)}
 
-    def labels(one: Placed) -> dict[str, int]:
-        return {} if one.label is None else {"label": numbers[classes[one.label]]}
+    def labels(image: Placed) -> dict[str, int]:
+        return {} if image.label is None else {"label": numbers[classes[image.label]]}
 
     return {"label": names} if names else {}, labels
 
 
 def merged_splits(placed: Sequence[Placed]) -> str:
-    """A sentence about folders that count as one split though they may be several; see `dpfed.data.importers.splits.merged`."""
-    return merged({(one.split, one.said) for one in placed if one.said is not None}, "folders")
+    """Returns a sentence about folders that count as one split though they may be several; see `splits.merged`."""
+    return merged({(image.split, image.said) for image in placed if image.said is not None}, "folders")
 
 
 def without_shards(placed: list[Placed], passed_over: Collection[str]) -> tuple[list[Placed], str]:
     """Removes labels that are only numbers of shards, as in img2dataset's ``files`` format.
 
-    Such folders hold images whose numbers begin with the folder's number, ``00000/000000001.jpg``, or lie beside
-    ``00000_stats.json``.
+    Folders of shards hold images whose numbers begin with the folder's number, as in ``00000/000000001.jpg``, or lie beside
+    files such as ``00000_stats.json``.
 
     Args:
         placed: The images.
         passed_over: Names of files that hold no records.
+
+    Returns:
+        The images, and a sentence that names the shards; empty: the labels are kept.
     """
-    numbers = {one.label for one in placed}
+    numbers = {image.label for image in placed}
     if not all(label is not None and label.isdecimal() and len(label) > 1 for label in numbers):
         return placed, ""
-    begins = all(one.file.stem.isdecimal() and one.file.stem[:-1].startswith(str(one.label)) for one in placed)
+    begins = all(image.file.stem.isdecimal() and image.file.stem[:-1].startswith(str(image.label)) for image in placed)
     if not begins and not all(f"{label}_stats.json" in passed_over for label in numbers):
         return placed, ""
     named = ", ".join(sorted(map(str, numbers))[:_NAMED]) + ", ..." * (len(numbers) > _NAMED)
-    return [replace(one, label=None) for one in placed], f"Folders that are numbered shards are no classes: {named}."
+    return [replace(image, label=None) for image in placed], f"Folders that are numbered shards are no classes: {named}."
 
 
 def refuse_masks(root: Path, files: Sequence[Path]) -> None:
-    """Refuses images beside their masks: half of the records would be no photographs.
+    """Refuses images beside their masks, because the masks would become records.
 
     Args:
         root: The source.
         files: Images of the folder.
 
     Raises:
-        UserError: With what to do, and the command for folders of images that have such names.
+        UserError: If some folders, but not all, are named like masks; the message says what to do in either case.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
     names = {part.lower() for parts in folders for part in parts}
@@ -159,12 +164,12 @@ def refuse_masks(root: Path, files: Sequence[Path]) -> None:
         _, _, last = part.lower().rpartition("_")
         return part.lower() in masks or (last in masks and _spoken(part) is not None)
 
-    found = sorted({"/".join(parts) for parts in folders if any(map(is_mask, parts))})
-    if found and not all(any(map(is_mask, parts)) for parts in folders):
+    mask_folders = sorted({"/".join(parts) for parts in folders if any(map(is_mask, parts))})
+    if mask_folders and not all(any(map(is_mask, parts)) for parts in folders):
         split = next((level for level, part in enumerate(folders[0], start=1) if _spoken(part)), 0)
         raise UserError(
-            f"{root}: {found[0]} looks like a folder of masks beside the images that they belong to. To import the images "
-            f"alone, move such folders out of {root}. To import both: {_commands(root, split)} [folder-masks]"
+            f"{root}: {mask_folders[0]} looks like a folder of masks beside the images that they belong to. To import the "
+            f"images alone, move such folders out of {root}. To import both: {_commands(root, split)} [folder-masks]"
         )
 
 
@@ -182,7 +187,7 @@ def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ..
 
 
 def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], splits: Sequence[str]) -> list[Placed]:
-    """Images in split folders: below ``train/`` there may be another ``train/``, or ``images/``, before the classes."""
+    """Places images in split folders. Below ``train/``, another ``train/`` or ``images/`` may come before the classes."""
     below: dict[str, set[str | None]] = {}
     for parts in inner:
         below.setdefault(parts[0], set()).add(_first(parts[1:]))
@@ -197,20 +202,20 @@ def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], split
 
 
 def _shared(folders: Sequence[tuple[str, ...]], stop_at_splits: bool = False) -> int:
-    """Counts the folders above all classes: each holds everything below the one before it, and is no class itself."""
+    """Returns how many levels of folders lie above all classes: one folder of each level holds all images, and is no class."""
     depth = 0
     while True:
         names = {_kind(parts[depth]) if len(parts) > depth else None for parts in folders}
         name = names.pop()
         if names or name is None or (stop_at_splits and _spoken(name)):
             return depth
-        if any(len(parts) == depth + 1 for parts in folders):  # a class, if it is one: it holds images
+        if any(len(parts) == depth + 1 for parts in folders):  # the folder holds images: a class, unless its name says nothing
             return depth + (name != _PART and words_of(name) <= _SAYS_NOTHING)
         depth += 1
 
 
 def _kind(folder: str) -> str:
-    """A folder's name; the same for all numbered parts: ``fold1``, ``fold2``. Numbers alone may be classes."""
+    """Returns a folder's name, or one name for all numbered parts such as ``fold1``. Numbers alone may be classes."""
     return _PART if is_part(folder) and not folder.isdecimal() else folder
 
 
@@ -228,7 +233,7 @@ def _trains(parts: tuple[str, ...]) -> bool:
 
 
 def _refuse_names(root: Path, files: Sequence[Path]) -> None:
-    """Refuses images whose own names, all of them, speak of training and of another split."""
+    """Refuses images if the file names of all speak of splits: some of training, some of another split."""
     splits = set()
     for file in files:
         if (split := split_of(Path(file.stem))) is None:
@@ -242,7 +247,7 @@ def _refuse_names(root: Path, files: Sequence[Path]) -> None:
 
 
 def _beside(root: Path, file: Path, classes_below: bool) -> UserError:
-    """The refusal of an image beside splits. Where these hold classes, they are no classes themselves."""
+    """Returns the error for an image beside splits. If the splits hold classes, they cannot be classes themselves."""
     top = root / file.relative_to(root).parts[0]
     what = "lies" if top == file else "holds images but is not a split"
     either = "" if classes_below else f" {_commands(root, 0)}"
@@ -253,7 +258,7 @@ def _beside(root: Path, file: Path, classes_below: bool) -> UserError:
 
 
 def _commands(root: Path, *levels: int) -> str:
-    """The commands that say which folders are splits."""
+    """Returns the commands that say which folders are splits."""
     told = {0: "takes every folder for a class, and all images for training"}
     each = (
         f"`dpfed data import {shlex.quote(str(root))} DEST --splits {level}` "

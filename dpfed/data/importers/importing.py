@@ -1,4 +1,4 @@
-"""An import: from a source to a record store, or a refusal that says why."""
+"""Imports a source into a record store, or refuses it and says why."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class ImportReport:
     """Report of an import.
 
     Attributes:
-        path: The store.
-        format: The importer that was used.
+        path: Path of the store.
+        format: Name of the importer that was used.
         kind: ``"image"`` or ``"image-text"``.
-        counts: Records by split.
+        counts: Number of records by split.
         skipped: (id, reason) of the unreadable records, and of the files, that were left out.
         seconds: Duration of the import.
         unit_name: Name of a unit that records share, such as ``"person"``; ``None``: the source names none.
         unused: Columns of the source, or files of its samples, that were not used.
         passed_over: Names of files and folders below the source that hold no records, with their counts.
         empty_classes: Label -> its classes that no record has.
-        converted: Number of images by conversion, of images that stock open_clip would destroy.
-        several: Files with several pictures, of which the first was stored.
-        repeated: Training records that show the picture of another one.
-        shared: Held-out records that show the picture of a training record.
+        converted: Number of images by conversion, for images that stock open_clip would destroy.
+        several: Number of files with several pictures, of which the first was stored.
+        repeated: Number of training records that show the picture of another training record.
+        shared: Number of held-out records that show the picture of a training record.
         alike: Label -> its classes whose names differ in capitals, spaces or the writing of an accent only.
     """
 
@@ -76,7 +76,7 @@ class ImportReport:
     alike: dict[str, list[str]]
 
     def ignored(self) -> list[str]:
-        """A sentence about what the source says of its records and the store does not."""
+        """Returns a sentence that names the columns, or files of samples, that were not used; no sentence if there are none."""
         what = "Files of samples" if self.format == WebDatasetImporter.name else "Columns"
         return [f"{what} that were not used: {', '.join(self.unused)}."] if self.unused else []
 
@@ -104,25 +104,29 @@ def import_records(
 
     Args:
         source: A local file or folder, or several tables of one folder.
-        dest: The store to create; must not exist.
-        format: Name of an importer; ``None``: found by looking at the source.
-        size: Store raw square images of this side; ``None``: keep the original files.
-        validation: So many training records become the validation split, whole units at a time, chosen by a hash of their ids:
-            a choice made here, before any private mechanism runs (see `StoreWriter.hold_out`).
-        test: The same for the test split.
-        skip_broken: Leave unreadable records, and files that no importer knows, out instead of refusing.
-        public: Anyone may see the records.
-        progress: Called now and then with (records so far, of how many or ``None``).
-        id: Source of a record's name: a Parquet column, or ``"content"``, a hash of the record; ``None``: its own name at the
-            source, where it has one, otherwise a hash.
-        allow_outside: Also read files outside of the source's folder, which tables or links name.
-        watch: Called now and then, with how many files were found, while the source is looked through.
-        say: Told what the user should know.
-        surveyed: Called now and then with how many archives were looked through, and of how many, before records are stored.
+        dest: Path of the store to create; nothing may exist there.
+        format: Name of an importer; ``None``: the first importer that recognises the source.
+        size: Side of the raw square images to store, pixels; ``None``: the original files are kept.
+        validation: Number of training records that become the validation split: whole units at a time, chosen by a hash of
+            their ids. The choice is made here, before any private mechanism runs (see `StoreWriter.hold_out`).
+        test: Number of training records that become the test split, chosen in the same way.
+        skip_broken: Whether unreadable records, and files that no importer knows, are left out. Otherwise they are refused.
+        public: Whether anyone may see the records.
+        progress: Function that is called now and then with (records so far, number of all records or ``None``).
+        id: Source of the records' names: a Parquet column, or ``"content"``, a hash of each record; ``None``: names at the
+            source where records have them, otherwise hashes.
+        allow_outside: Whether files outside of the source's folder, which tables or links name, are read, too.
+        watch: Function that is called now and then with the number of files so far, while the source is looked through.
+        say: Function that is called with each sentence that the user should know.
+        surveyed: Function that is called with (archives looked through so far, number of all archives), before records are
+            stored.
         window: Centre and width through which DICOM files become pictures, in the modality's units; ``None``: each file's own.
         splits: Level below the source whose folders are splits, from 1; 0: no folder is, so a class may be called train;
             ``None``: as the folders' names say.
         wait: Seconds to wait for another import to `dest`, instead of refusing; infinity: for as long as it takes.
+
+    Returns:
+        The report of the import.
 
     Raises:
         UserError: When the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
@@ -131,7 +135,7 @@ def import_records(
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
     sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
-    paths = [existing(one) for one in sources]
+    paths = [existing(entry) for entry in sources]
     asked = {"validation": validation, "test": test}
     counts = {split: whole_number(n, f"the number of {split} records") for split, n in asked.items()}
     path = paths[0] if len(paths) == 1 else common_folder(paths)
@@ -158,7 +162,7 @@ def import_records(
 def _open(
     paths: list[Path], access: Access, format: str | None, options: dict[str, Any], say: Callable[[str], None] | None
 ) -> tuple[str, Source]:
-    """The name of the importer, and the opened source. `say` hears what the user should know."""
+    """Returns the name of the importer, and the opened source; calls `say` with what the user should know."""
     known = importers()
     if format is not None and format not in known:
         raise UserError(f"unknown format {format!r}; {nearest(format, known)} [import-format-unknown]")
@@ -183,7 +187,7 @@ def _open(
 
 
 def _write(writer: StoreWriter, opened: Source, access: Access, by_content: bool, progress: ImportProgress | None) -> list[str]:
-    """Gives the records of a source to a writer; returns what whoever imports them must know."""
+    """Gives the records of a source to a writer; returns sentences that the importing user must know."""
     cells = EmptyCells()
     for entry in opened.unread:
         writer.reject(entry.id, entry.reason)
@@ -256,12 +260,12 @@ def _refuse_splits(opened: Source, path: Path, counts: dict[str, int]) -> None:
 
 
 def _empty_classes(store: RecordStore) -> dict[str, list[str]]:
-    """Label -> its classes that no record has, of the labels that have some."""
+    """Returns label -> its classes that no record has; labels without such classes are left out."""
     empty = {}
     for label, names in store.label_names.items():
-        found = np.zeros(len(names) + 1, bool)
+        used = np.zeros(len(names) + 1, bool)
         for first, end in blocks(len(store)):
-            found[store.labels[label][first:end]] = True  # -1, no class, is the last place
-        if missing := [name for name, there in zip(names, found.tolist(), strict=False) if not there]:
+            used[store.labels[label][first:end]] = True  # -1, no class, is the last place
+        if missing := [name for name, is_used in zip(names, used.tolist(), strict=False) if not is_used]:
             empty[label] = missing
     return empty

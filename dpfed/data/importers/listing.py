@@ -24,9 +24,9 @@ class Listing:
 
     Attributes:
         root: The folder.
-        files: All files but the harmless ones, folder by folder, in the order of their names.
+        files: All files except those that are passed over or refused, folder by folder, in the order of their names.
         passed_over: Names of files and folders that hold no records, with their counts.
-        refused: Folders and links that cannot be followed.
+        refused: Folders that cannot be read or were read already, and links that are not followed.
     """
 
     root: Path
@@ -35,16 +35,16 @@ class Listing:
     refused: list[Unreadable] = field(default_factory=list)
 
     def images(self) -> list[Path]:
-        """The files that are images by their names."""
+        """Returns the files that are images by their names."""
         return [file for file in self.files if suffix(file) in EXTENSIONS]
 
     def others(self, read: Collection[Path]) -> list[Unreadable]:
-        """Returns the files that an importer of some suffixes would lose: others by suffix, and refused ones."""
+        """Returns what an importer would lose that reads only the files `read`: all other files, and what was refused."""
         read = set(read)
         return [*self.refused, *(self.unread(file) for file in self.files if file not in read)]
 
     def unread(self, file: Path) -> Unreadable:
-        """A file that an importer does not read."""
+        """Returns the entry, with its reason, of a file that an importer does not read."""
         kind = suffix(file)
         reason = f"{kind} files are not read" if kind else "files without a suffix are not read"
         if kind in EXTENSIONS:
@@ -53,18 +53,18 @@ class Listing:
 
 
 def suffix(file: Path) -> str:
-    """The last suffix in small letters, with its dot; empty without one. That of every tar archive is ``.tar``."""
+    """Returns the last suffix in small letters, with its dot; empty without one. For every tar archive, it is ``.tar``."""
     return ".tar" if archive_ending(file) else os.path.splitext(file.name)[1].lower()
 
 
 def archive_ending(file: Path) -> str:
-    """The ending of a tar archive's name, compressed or not; empty for other files."""
+    """Returns the ending of a tar archive's name, such as ``.tar.gz``; empty for other files."""
     name = file.name.lower()
     return next((ending for ending in ARCHIVES if name.endswith(ending)), "")
 
 
 def list_files(root: Path, access: Access) -> Listing:
-    """Lists all files below a folder; the result is the caller's own.
+    """Lists all files below a folder; the caller may change the listing.
 
     Raises:
         UserError: When the folder itself cannot be read.
@@ -78,17 +78,17 @@ def list_files(root: Path, access: Access) -> Listing:
         if any(entry.id == "." for entry in listing.refused):
             raise UserError(f"cannot read the folder {root}: {listing.refused[0].reason}. [folder-unreadable]")
         access.listings[root] = listing
-    found = access.listings[root]
-    return Listing(root, list(found.files), Counter(found.passed_over), list(found.refused))
+    kept = access.listings[root]
+    return Listing(root, list(kept.files), Counter(kept.passed_over), list(kept.refused))
 
 
 def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator[Path]:
-    """Files below a folder, each folder's before its subfolders'; no folder is entered twice, whatever links there are.
+    """Yields the files below a folder: those of a folder before those of its subfolders. No folder is entered twice.
 
     Args:
         root: The folder.
-        access: Links that lead elsewhere are not followed.
-        listing: Takes what is passed over or refused.
+        access: Paths that the import may read; links that lead elsewhere are not followed.
+        listing: Listing to which the names that are passed over or refused are added; ``None``: they are forgotten.
     """
     notes = listing or Listing(root)
     waiting, seen = [root], set()
@@ -100,8 +100,8 @@ def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator
                 notes.refused.append(_refused(root, folder, "link to a folder that is read already"))
                 continue
             seen.add((status.st_dev, status.st_ino))
-            with os.scandir(folder) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            with os.scandir(folder) as scan:
+                entries = sorted(scan, key=lambda entry: entry.name)
         except OSError as error:
             notes.refused.append(_refused(root, folder, f"folder cannot be read: {error.strerror or error}"))
             continue
@@ -124,7 +124,7 @@ def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself: it is met again when it is read
+    except OSError:  # a link to itself; reading it will fail, and say so
         return False
 
 

@@ -56,16 +56,19 @@ class ParquetImporter(Importer):
         return path.is_file() and suffix(path) == ".parquet"
 
     def open(self, path: Path, access: Access | None = None, id: str | None = None) -> Source:
-        """Reads the schemas (and the labels, where their classes are not named, and the names) and streams the records.
+        """Reads the schemas (and the columns of labels and splits where the schemas do not suffice) and streams the records.
 
         Args:
             path: A file or folder.
             access: Paths that the import may read.
-            id: The column of the records' names, or ``"content"``; ``None``: as the schema says.
+            id: Column of the records' names, or ``"content"``, a hash of each record; ``None``: as the schemas say.
+
+        Raises:
+            UserError: When the files cannot be read, disagree or hold no images.
         """
-        found = split_files(path, ".parquet", self.layout, access or Access.to(path))
+        dataset = split_files(path, ".parquet", self.layout, access or Access.to(path))
         try:
-            opened = [(split, file, pq.ParquetFile(file)) for split, file in found.files]
+            opened = [(split, file, pq.ParquetFile(file)) for split, file in dataset.files]
             opened = [entry for entry in opened if entry[2].metadata.num_rows] or opened  # an empty file says nothing
             files = [(split, file) for split, file, _ in opened]
             one_split = len({split for split, _ in files}) == 1
@@ -75,7 +78,7 @@ class ParquetImporter(Importer):
             total = sum(content.metadata.num_rows for _, _, content in opened)
             first = assigned.columns[0]
             by_path = functools.cache(lambda: any(_lacks_bytes(content, first.image) for _, _, content in opened))
-            unread = found.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
+            unread = dataset.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read Parquet files of {path} ({_why(error)}); copy them again. [parquet-files]") from error
         return Source(
@@ -88,25 +91,25 @@ class ParquetImporter(Importer):
             unused=assigned.unused,
             named=first.id is not None,
             unread=[*unread, *assigned.unread],
-            passed_over=found.passed_over,
-            notice=spaced(assigned.notice, found.notice),
+            passed_over=dataset.passed_over,
+            notice=spaced(assigned.notice, dataset.notice),
         )
 
 
 def _splits(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> frozenset[str]:
-    """The splits of the files, or those that the rows name."""
+    """Returns the splits of the files, or those that the rows name."""
     cells: set[tuple[str | None, str]] = set()
-    for (split, file), own in zip(files, columns, strict=True):
-        if own.split is None or own.split in own.given:
-            cells.add((own.given.get(own.split or ""), split))
+    for (split, file), roles in zip(files, columns, strict=True):
+        if roles.split is None or roles.split in roles.given:
+            cells.add((roles.given.get(roles.split or ""), split))
             continue
-        batches = pq.ParquetFile(file).iter_batches(columns=[own.split])
+        batches = pq.ParquetFile(file).iter_batches(columns=[roles.split])
         cells.update((cell, split) for batch in batches for cell in pc.unique(batch.column(0)).to_pylist())
     return frozenset(itertools.starmap(_split_named, cells))
 
 
 def _split_named(cell: str | None, of_file: str) -> str:
-    """The split that a cell names, or that of its file; Karpathy's restval is for training."""
+    """Returns the split that a cell names; for an empty cell, that of its file. Karpathy's ``restval`` is for training."""
     given = (cell or "").strip().lower()
     if given and given not in SPLIT_NAMES and given != "restval":
         raise UserError(f"a column split holds {cell!r}; {nearest(given, SPLIT_NAMES)} [parquet-split-unknown]")
@@ -116,7 +119,7 @@ def _split_named(cell: str | None, of_file: str) -> str:
 def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:
     """Returns whether some images are given by their path alone.
 
-    The footer counts such rows, too. But where it is damaged, pyarrow ends the process when it is asked for a column's entry.
+    A file's footer counts such rows, too. But if the footer is damaged, asking pyarrow for a column's entry ends the process.
     """
     if not pa.types.is_struct(file.schema_arrow.field(image).type):
         return False
@@ -125,13 +128,13 @@ def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:
 
 
 def _records(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> Iterator[Item]:
-    """The rows of all files, which are numbered in their split."""
+    """Yields the records in the rows of all files; the rows of a split are numbered for messages."""
     rows = dict.fromkeys((split for split, _ in files), 0)
-    for (split, path), own in zip(files, columns, strict=True):
+    for (split, path), roles in zip(files, columns, strict=True):
         try:
-            for batch in pq.ParquetFile(path).iter_batches(_ROWS_AT_ONCE, columns=own.used()):
+            for batch in pq.ParquetFile(path).iter_batches(_ROWS_AT_ONCE, columns=roles.used()):
                 for cells in batch.to_pylist():
-                    yield _record(f"{split}/{rows[split]}", cells | own.given, own, split, path.parent)
+                    yield _record(f"{split}/{rows[split]}", cells | roles.given, roles, split, path.parent)
                     rows[split] += 1
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path} is damaged after {split} row {rows[split]:,} ({_why(error)}). [parquet-broken]") from error

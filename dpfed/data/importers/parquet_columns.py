@@ -1,4 +1,4 @@
-"""Which columns of some Parquet files hold what: assigned over all files at once, so that their order means nothing."""
+"""Finds what the columns of some Parquet files hold: for all files at once, so that the order of the files means nothing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dpfed.data.importers.conversions import table_of_parquet
 from dpfed.data.importers.source import CONTENT, FILE_COLUMNS, Unreadable, known_columns, plain, spaced, unit_column
 from dpfed.errors import UserError
 
-TEXT_FIELDS = ("raw", "text", "caption")  # of a struct, the first that holds something
+TEXT_FIELDS = ("raw", "text", "caption")  # fields of a struct; the first that holds something counts
 _IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "image_encoded", "image_raw")
 _CAPTION = re.compile(r"(text|txt|(?:image)?captions?|sentences?|description|title|alt|alttext)\d*")
-# Columns that name a record, the first one that all files have. Whether one is used follows from the schema alone: a choice by
-# what the rows hold could change for all records with one of them.
+# Columns that name records; the first one that all files have is used. The choice follows from the schemas alone: one row more
+# or less must not change the names of all records.
 _IDS = ("id", "image_id", "record_id", "sample_id", "uid", "uuid", "key", "filename", "filepath", "image_path", "path", "file")
 _LABELS = ("label", "labels", "fine_label", "coarse_label", "cls", "image_class_label")
 
@@ -32,7 +32,7 @@ class Classes:
 
     Attributes:
         names: Names of the file's class numbers, as its metadata give them; ``None``: the cells are the classes.
-        numeric: The cells are numbers.
+        numeric: Whether the cells are numbers.
         numbers: Class -> its number over all files.
     """
 
@@ -41,9 +41,9 @@ class Classes:
     numbers: dict[str, int]
 
     def number(self, cell: object) -> int | None:
-        """The class number of a cell, -1 without a class; ``None``: the metadata name no such class."""
-        found = _named(cell, self.names, self.numeric)
-        return -1 if found is None else self.numbers.get(found)
+        """Returns the class number of a cell; -1: the cell has no class; ``None``: the metadata name no such class."""
+        name = _named(cell, self.names, self.numeric)
+        return -1 if name is None else self.numbers.get(name)
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Columns:
     """Roles of the columns of one file.
 
     Attributes:
-        image: The column of images.
-        captions: The columns of captions.
-        unit: The column of units; ``None``: there are none.
-        labels: Labels by column.
-        id: The column of the records' names; ``None``: they are named by what they hold.
-        split: The column of splits; ``None``: they are the files'.
-        given: Cells that are the same in all rows and stand in the names of folders.
+        image: Column of the images.
+        captions: Columns of the captions.
+        unit: Column of the units; ``None``: there are none.
+        labels: Column -> its classes, of each column of labels.
+        id: Column of the records' names; ``None``: records are named by what they hold.
+        split: Column of the splits; ``None``: the names of the files say the splits.
+        given: Column -> its cell in all rows, for columns that stand in the names of folders.
     """
 
     image: str
@@ -69,11 +69,11 @@ class Columns:
     given: dict[str, str | None] = field(default_factory=dict)
 
     def all(self) -> list[str]:
-        """All columns."""
+        """Returns all columns."""
         return list(dict.fromkeys([self.image, *self.captions, *filter(None, (self.unit, self.id, self.split)), *self.labels]))
 
     def used(self) -> list[str]:
-        """The columns that the file itself holds."""
+        """Returns the columns that the file itself holds."""
         return [name for name in self.all() if name not in self.given]
 
 
@@ -114,22 +114,22 @@ class _File:
         return cls(path, schema, added)
 
     def type(self, name: str) -> pa.DataType | None:
-        """Type of the first column of a name; ``None``: there is no such column."""
+        """Returns the type of the first column of a name; ``None``: there is no such column."""
         return _bare(self.schema.types[self.schema.names.index(name)]) if name in self.schema.names else None
 
 
 def assign_columns(
     files: Sequence[tuple[Path, pa.Schema, dict[str, str | None]]], id: str | None, one_split: bool = False
 ) -> ColumnAssignment:
-    """Settles which columns of some files hold what.
+    """Finds what the columns of some files hold.
 
     Args:
-        files: One data set: each with its schema, and the cells that folders give to all of its rows.
-        id: The column of the records' names, or ``"content"``; ``None``: as the schemas say.
-        one_split: The files' names do not tell splits apart, so a column ``split`` does.
+        files: Files of one data set: path, schema, and the cells that folders give to all rows of the file.
+        id: Column of the records' names, or ``"content"``, a hash of each record; ``None``: as the schemas say.
+        one_split: Whether the names of the files tell no splits apart. Then a column ``split`` does, if there is one.
 
     Raises:
-        UserError: When two files disagree, or a file has no images.
+        UserError: When two files disagree, a file has no images, or the column `id` cannot name the records.
     """
     given = [_File.of(*file) for file in files]
     names = list(dict.fromkeys(name for file in given for name in file.schema.names))
@@ -144,12 +144,12 @@ def assign_columns(
         raise UserError(f"some files of {given[0].path.parent} lack a text column {split!r}; add it to them. [parquet-split]")
     assigned.captioned = bool(captions)
     for file in given:
-        own = [name for name in captions if name in file.schema.names]
-        missing = [name for name in (image, *captions[:1]) if name not in file.schema.names and (name == image or not own)]
+        held = [name for name in captions if name in file.schema.names]
+        missing = [name for name in (image, *captions[:1]) if name not in file.schema.names and (name == image or not held)]
         if missing:
             raise UserError(f"{file.path} lacks the column {missing[0]!r} that others have; all must have it. [parquet-column]")
         classes = {name: by_file[file.path] for name, by_file in labels.items() if file.path in by_file}
-        assigned.columns.append(Columns(image, own, unit, classes, named, split, file.given))
+        assigned.columns.append(Columns(image, held, unit, classes, named, split, file.given))
     used = {name for columns in assigned.columns for name in columns.all()}
     for file in given:
         if twice := next((name for name in file.schema.names if file.schema.names.count(name) > 1 and name in used), None):
@@ -160,25 +160,25 @@ def assign_columns(
 
 def _columns_of(files: Sequence[_File], names: Sequence[str], holds: Callable[[pa.DataType], bool], what: str) -> list[str]:
     """Returns the columns that hold one kind of value in at least one file, and no other kind in any file."""
-    found = []
+    columns = []
     for name in names:
         types = {file.path: of for file in files if (of := file.type(name)) is not None and not pa.types.is_null(of)}
         fitting = [path for path, of in types.items() if holds(of)]
         other = next((path for path in types if path not in fitting), None)
         if fitting and other is not None:
             raise UserError(f"column {name!r}: {what} in {fitting[0]}, {types[other]} in {other}; use one type. [parquet-type]")
-        found += [name] if fitting else []
-    return found
+        columns += [name] if fitting else []
+    return columns
 
 
 def _image_column(files: Sequence[_File], names: Sequence[str]) -> str:
-    found = next((name for name in known_columns(names, _IMAGES) if _columns_of(files, [name], _holds_images, "images")), None)
-    if found is None:
+    column = next((name for name in known_columns(names, _IMAGES) if _columns_of(files, [name], _holds_images, "images")), None)
+    if column is None:
         raise UserError(
             f"{files[0].path} has no column of images, only {', '.join(f'{f.name} ({f.type})' for f in files[0].schema)}; "
             f"expected 'image' as struct<bytes, path> or binary.{_as_table(files[0].path, names)} [parquet-no-images]"
         )
-    return found
+    return column
 
 
 def _as_table(file: Path, names: Sequence[str]) -> str:
@@ -189,17 +189,17 @@ def _as_table(file: Path, names: Sequence[str]) -> str:
 
 
 def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:
-    """The column of units, the same in all files, and what units are called."""
-    found = {unit_column(file.schema.names): file for file in files}
-    if len(found) > 1:
-        wanted = next(name for name, _ in found if name is not None)
-        lacking = next(file for (name, _), file in found.items() if name != wanted)
+    """Returns the column of units, which must be the same in all files, and what the units are called."""
+    columns = {unit_column(file.schema.names): file for file in files}
+    if len(columns) > 1:
+        wanted = next(name for name, _ in columns if name is not None)
+        lacking = next(file for (name, _), file in columns.items() if name != wanted)
         raise UserError(f"{lacking.path} lacks the column {wanted!r} that others have; all must have it. [parquet-unit-column]")
-    return next(iter(found))
+    return next(iter(columns))
 
 
 def _id_column(files: Sequence[_File], id: str | None) -> str | None:
-    """The column of the records' names: the one that was asked for, or the first known one that all files have."""
+    """Returns the column of the records' names: `id`, or the first known one in all files; ``None``: a hash names records."""
     if id == CONTENT:
         return None
     if id is None:
@@ -220,11 +220,11 @@ def _names_records(file: _File, name: str) -> bool:
 
 
 def _labels(files: Sequence[_File], names: Sequence[str], assigned: ColumnAssignment) -> dict[str, dict[Path, Classes]]:
-    """Label -> file -> its classes; also notes down the names of the classes, and labels that are not read."""
+    """Returns label -> file -> its classes; also adds names of classes, unread labels and a notice to `assigned`."""
     metadata = {file.path: _class_labels(file.schema) for file in files}
     of_metadata = [name for name in names if any(name in named for named in metadata.values())]
     known = list(dict.fromkeys([*of_metadata, *known_columns(names, _LABELS)]))
-    found: dict[str, dict[Path, Classes]] = {}
+    classes: dict[str, dict[Path, Classes]] = {}
     notices = []
     for name in known:
         having = [file for file in files if name in file.schema.names]
@@ -232,13 +232,13 @@ def _labels(files: Sequence[_File], names: Sequence[str], assigned: ColumnAssign
             kind = f"labels of the type {odd[0].type(name)} are not read: a label is one number or text"
             assigned.unread.append(Unreadable(f"{odd[0].path.name}, column {name}", kind))
             continue
-        other = next((other for other in found if plain(other) == plain(name) and not _both(files, name, other)), None)
+        other = next((other for other in classes if plain(other) == plain(name) and not _both(files, name, other)), None)
         if other is not None:
             raise UserError(f"the column {other!r} is called {name!r} in {having[0].path}; use one name. [parquet-names]")
-        found[name], assigned.label_names[name], notice = _classes_of(name, having, metadata)
+        classes[name], assigned.label_names[name], notice = _classes_of(name, having, metadata)
         notices.append(notice)
     assigned.notice = spaced(*notices)
-    return found
+    return classes
 
 
 def _both(files: Sequence[_File], first: str, second: str) -> bool:
@@ -248,9 +248,9 @@ def _both(files: Sequence[_File], first: str, second: str) -> bool:
 def _classes_of(
     name: str, files: Sequence[_File], metadata: dict[Path, dict[str, tuple[str, ...]]]
 ) -> tuple[dict[Path, Classes], list[str], str]:
-    """The classes of one label in each file, their names over all files, and a notice.
+    """Returns the classes of one label in each file, their names over all files, and a notice.
 
-    Class numbers mean what their own file's metadata say. Where these are silent, they mean what all other files agree on.
+    The metadata of a file say what its class numbers mean. If they do not, the numbers mean what all other files agree on.
     """
     lists = list(dict.fromkeys(metadata[file.path][name] for file in files if name in metadata[file.path]))
     agreed = lists[0] if len(lists) == 1 else None
@@ -258,39 +258,39 @@ def _classes_of(
     written: dict[Path, tuple[tuple[str, ...] | None, bool]] = {}
     for file in files:
         type = file.type(name)
-        own, numeric = metadata[file.path].get(name, agreed), not _is_text(type)
-        if len(lists) > 1 and numeric and own is None and not pa.types.is_null(type):
+        class_names, numeric = metadata[file.path].get(name, agreed), not _is_text(type)
+        if len(lists) > 1 and numeric and class_names is None and not pa.types.is_null(type):
             raise UserError(
                 f"the numbers in {name!r} mean other classes from file to file, and {file.path} does not say what they mean: "
                 "write the names of the classes instead. [parquet-class-meaning]"
             )
-        written[file.path] = own, numeric
-        if own is None or not numeric:
+        written[file.path] = class_names, numeric
+        if class_names is None or not numeric:
             cells[file.path] = _distinct(file, name)
-    met = [found for path, own in cells.items() for cell in own if (found := _named(cell, *written[path])) is not None]
+    met = [meant for path, counts in cells.items() for cell in counts if (meant := _named(cell, *written[path])) is not None]
     if lists:
-        named = list(dict.fromkeys([*(one for names in lists for one in names), *sorted(met)]))
-        numbers = {one: number for number, one in enumerate(named)}
+        named = list(dict.fromkeys([*(entry for names in lists for entry in names), *sorted(met)]))
+        numbers = {entry: number for number, entry in enumerate(named)}
     else:
         numbers, named = number_classes(met)
     notice = without_class(name, sum(cells.values(), Counter()))
-    return {path: Classes(*own, numbers) for path, own in written.items()}, named, notice
+    return {path: Classes(*form, numbers) for path, form in written.items()}, named, notice
 
 
 def _named(cell: object, names: tuple[str, ...] | None, numeric: bool) -> str | None:
-    """The class that a cell means; one beyond all numbers is called by its number."""
+    """Returns the class that a cell means; ``None``: no class. A number without a name in the metadata is no known class."""
     if names is not None and not numeric and str(cell) in names:
         return str(cell)
-    found = class_of(cell)
-    if found is None or names is None:
-        return found
-    number = {"False": "0", "True": "1"}.get(found, found)
+    written = class_of(cell)
+    if written is None or names is None:
+        return written
+    number = {"False": "0", "True": "1"}.get(written, written)
     within = number.isdecimal() and int(number) < len(names)
-    return names[int(number)] if within else f"{found} (no class)" if numeric else found
+    return names[int(number)] if within else f"{written} (no class)" if numeric else written
 
 
 def _class_labels(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Columns whose class names stand in the Hugging Face metadata."""
+    """Returns the columns whose class names stand in the Hugging Face metadata, with these names."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         classes = {name: feature["names"] for name, feature in features.items() if feature.get("_type") == "ClassLabel"}
@@ -300,15 +300,15 @@ def _class_labels(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
 
 
 def _distinct(file: _File, name: str) -> Counter[object]:
-    found: Counter[object] = Counter()
+    counts: Counter[object] = Counter()
     content = pq.ParquetFile(file.path)
     if name in file.given:
-        found[file.given[name]] = content.metadata.num_rows
-        return found
+        counts[file.given[name]] = content.metadata.num_rows
+        return counts
     for batch in content.iter_batches(columns=[name]):
         for entry in batch.column(0).value_counts():
-            found[entry["values"].as_py()] += entry["counts"].as_py()
-    return found
+            counts[entry["values"].as_py()] += entry["counts"].as_py()
+    return counts
 
 
 def _holds_images(type: pa.DataType) -> bool:
@@ -345,7 +345,7 @@ def _holds_classes(type: pa.DataType) -> bool:
 
 
 def _bare(type: pa.DataType) -> pa.DataType:
-    """The type of the values themselves, without dictionary and extension."""
+    """Returns the type of the values themselves, without dictionary and extension."""
     while pa.types.is_dictionary(type) or isinstance(type, pa.BaseExtensionType):
         type = type.value_type if pa.types.is_dictionary(type) else type.storage_type
     return type

@@ -1,4 +1,4 @@
-"""Files and folders beside records that hold none, by their names: one table for folders, archives, Parquet and tables."""
+"""Names of files and folders that lie beside records and hold none: one list for folders, archives, Parquet and tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMES = "|".join(
     )
 )
 _SIDE = re.compile(_NAMES, re.IGNORECASE | re.DOTALL)
-# Of the system's and of network drives: copies, small pictures, and what was deleted.
+# Folders of systems and network drives: copies, small pictures, and what was deleted.
 _FOLDERS = re.compile(
     r"\..*|__MACOSX|__pycache__|@eaDir|#recycle|\$RECYCLE\.BIN|System Volume Information|lost\+found", re.IGNORECASE | re.DOTALL
 )
@@ -46,7 +46,7 @@ def side_file(name: str, there: Callable[[str], bool] = lambda other: False) -> 
 
     Args:
         name: Name of the file.
-        there: Whether another name lies in its folder.
+        there: Function that says whether another name lies in the same folder.
     """
     if _SIDE.fullmatch(name):
         return HIDDEN if name.startswith(".") else name.strip()

@@ -1,9 +1,10 @@
-"""What an importer gives: a stream of records, and what must be known about them beforehand.
+"""The interface of an importer: a stream of records, and the facts about the records that must be known beforehand.
 
-Also here: names for records that have none of their own: a hash of what the record holds, and of nothing else.
+This module also names the records that have no name at their source. Such a name is a hash of what the record holds, and of
+nothing else.
 
-A record's key, its worker, its site and whether it is held out follow from its name. A row number would not do: with one row
-less, all later records would have other names, and with them other workers.
+A record's key, its worker, its site and whether it is held out follow from its name. Row numbers cannot be names: with one row
+less, all later records would have other names, and therefore other workers.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ SPLIT_NAMES = {
     "testing": "test",
 }
 
-# Columns and keys that say which records belong together, the first one that is there: what their unit is called.
+# Columns and keys that say which records belong together -> what the unit is called. The first one that is there counts.
 UNIT_NAMES = {"unit": "unit", "person_id": "person", "patient_id": "patient", "pid": "person"}
 
-# Names of a column of image files; those of the second kind count where there is none of the first.
+# Names of a column of image files. OTHER_FILES counts only where no column has a name of FILES.
 FILES = ("filepath", "image", "image_path", "file", "path", "img", "filename")
 OTHER_FILES = ("image_name", "image_file", "img_path", "img_name")
 FILE_COLUMNS = FILES + OTHER_FILES
@@ -50,7 +51,12 @@ _SEPARATORS = re.compile(r"[\W_]+")
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A record whose image is missing or unreadable at the source."""
+    """A record, a file or a column that cannot be read at the source.
+
+    Attributes:
+        id: Name of the record, or path of the file.
+        reason: Reason, in a few words.
+    """
 
     id: str
     reason: str
@@ -58,10 +64,10 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """The record of one image file, which is kept verbatim; see `RecordInput`.
+    """The record of one image file. The other attributes are those of `RecordInput`.
 
     Attributes:
-        path: The file, read when its turn comes.
+        path: Path of the image file, which is read only when the record is stored.
     """
 
     id: str
@@ -73,7 +79,7 @@ class FileRecord:
     place: str | None = None
 
     def read(self, access: Access) -> RecordInput | Unreadable:
-        """The record with its image, as far as the file may and can be read."""
+        """Returns the record with its image, or the reason why the file is not read."""
         try:
             image = access.read(self.path)
         except NotRead as error:
@@ -90,19 +96,20 @@ class Source:
 
     Attributes:
         kind: ``"image"`` or ``"image-text"``.
-        records: The records, read one after the other and only once.
-        label_names: Label name -> what its numbers mean.
-        splits: The splits that the source itself defines.
-        total: Number of records, where it is known beforehand.
+        records: Iterator over the records, which are read one after the other, and only once.
+        label_names: Label name -> names of the class numbers.
+        splits: Splits that the source itself defines.
+        total: Number of records; ``None``: the number is not known beforehand.
         unit_name: Name of a unit that records share, such as ``"person"``; ``None``: the records name no units.
         unused: Columns, or kinds of files of a sample, that the importer does not use, by their names in the source.
-        named: Whether the ids are the records' own names. If not, they are beginnings, to which a hash of what the record holds
-            is added (`dpfed.data.importers.source`).
-        unread: Files below the source that would be lost; the import is refused unless broken records are left out.
+        named: Whether the ids are the records' names at the source. If not, each id is a prefix, to which the import appends a
+            hash of what the record holds (`content_hash`).
+        unread: Files, folders and columns that would be lost; the import is refused unless broken records are left out.
         passed_over: Names of files and folders below the source that hold no records, with their counts.
         advice: Advice for the user if files were not read.
-        doubtful: So much lies beside the records that the format must be given by name.
-        notice: Facts that the importing user must know.
+        doubtful: Whether files beside the records make the detected format doubtful. The import then leaves files out only if
+            the user also names the format.
+        notice: Sentences that the importing user must know; empty: there are none.
     """
 
     kind: str
@@ -126,7 +133,7 @@ class Importer(ABC):
     Attributes:
         name: Name of the format, as the user gives it.
         layout: Layout that the source must have, in a few words.
-        options: Further keywords that `open` takes, out of the options of `import_records`.
+        options: Options of `import_records` that `open` takes as further keyword arguments.
     """
 
     name: ClassVar[str]
@@ -135,11 +142,11 @@ class Importer(ABC):
 
     @abstractmethod
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether `path` looks like this family; cheap.
+        """Returns whether `path` looks like this family of data sets. The check should be cheap: every importer is asked.
 
         Args:
             path: A file or folder.
-            access: Whether links that lead elsewhere are followed; ``None``: they are not.
+            access: Paths that the import may read; ``None``: `path`, or its folder.
         """
 
     @abstractmethod
@@ -151,51 +158,51 @@ class Importer(ABC):
             access: Paths that the import may read; ``None``: `path`, or its folder.
 
         Raises:
-            UserError: When `path` is not laid out as expected.
+            UserError: When `path` is not laid out as expected, or cannot be read.
         """
 
 
 def spaced(*sentences: str) -> str:
-    """Sentences in one line, but those that are empty."""
+    """Joins the sentences that are not empty, with spaces between them."""
     return " ".join(filter(None, sentences))
 
 
 def captions_in(text: str) -> list[str]:
-    """The captions that a text holds: itself, or those of a list that was written as text, as pandas and JSON write one."""
+    """Returns the captions in a text: the text itself, or the members of a list that pandas or JSON wrote as text."""
     if text.startswith("[") and text.endswith("]") and len(text) < _LONGEST_LIST:
         for read in (json.loads, ast.literal_eval):
             with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                if isinstance(found := read(text), list) and found and all(isinstance(part, str) for part in found):
-                    return found
+                if isinstance(captions := read(text), list) and captions and all(isinstance(part, str) for part in captions):
+                    return captions
     return [text]
 
 
 def not_utf8(path: Path) -> UserError:
-    """The refusal of a text file in another encoding."""
-    return UserError(f"{path} is not UTF-8; save it in the encoding UTF-8, and try again. [file-not-utf8]")
+    """Returns the error for a text file that is not UTF-8."""
+    return UserError(f"{path} is not UTF-8; save it as UTF-8, and try again. [file-not-utf8]")
 
 
 def plain(name: str) -> str:
-    """A column's name without capitals, spaces and punctuation: ``Image Path`` is ``image_path``."""
+    """Returns a column's name in small letters, without spaces and punctuation: ``Image Path`` is ``imagepath``."""
     return _SEPARATORS.sub("", name).lower()
 
 
 def known_columns(names: Sequence[str], known: Iterable[str]) -> list[str]:
-    """The columns that have known names, as `plain` compares them: their names in the source, in the order of `known`."""
+    """Returns the columns that have known names once `plain` is applied: as the source writes them, in the order of `known`."""
     return [name for wanted in known for name in names if plain(name) == plain(wanted)]
 
 
 def unit_column(names: Sequence[str]) -> tuple[str | None, str | None]:
-    """The column that says which records belong together, and what their unit is called; both ``None`` without one."""
-    found = ((name, called) for known, called in UNIT_NAMES.items() for name in known_columns(names, [known]))
-    return next(found, (None, None))
+    """Returns the column that says which records belong together, and what the unit is called; without one, two ``None``."""
+    matches = ((name, called) for known, called in UNIT_NAMES.items() for name in known_columns(names, [known]))
+    return next(matches, (None, None))
 
 
 def unit_of(value: object) -> str | None:
-    """The unit that a cell names; ``None`` for an empty one.
+    """Returns the unit that a cell names; ``None`` for an empty cell.
 
-    A whole number is one unit however it was written: a column with an empty cell comes as 1.0 where another file has 1, and
-    one person must not become two.
+    1 and 1.0 name the same unit: pandas writes 1.0 where the column has an empty cell, and 1 where another file has none. One
+    person must not become two units.
     """
     if value is None or value != value:  # noqa: PLR0124 - not a number: pandas' empty cell
         return None
@@ -205,13 +212,13 @@ def unit_of(value: object) -> str | None:
     return re.sub(r"^([+-]?\d+)\.0+$", r"\1", text) or None
 
 
-CONTENT = "content"  # what --id takes beside the name of a column
+CONTENT = "content"  # value of --id that names records by a hash of what they hold; other values are names of columns
 
 
 def content_hash(record: RecordInput, label_names: Mapping[str, Sequence[str]]) -> str:
-    """A hash of all that is stored of a record: its image as it came, its captions, labels and unit.
+    """Returns a hash of what a record holds: its image as the source has it, its captions, labels and unit.
 
-    Labels count by the names of their classes: their numbers may depend on which classes other records have.
+    Labels enter by the names of their classes, because class numbers may depend on the classes of other records.
 
     Args:
         record: Record whose image is an encoded file or an array.

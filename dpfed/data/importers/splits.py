@@ -1,4 +1,4 @@
-"""Files of one data set that are distinguished by split: in their own names or in their folders'."""
+"""Files of one data set, and their splits, which the names of files or folders say."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SplitFiles:
 
     Attributes:
         files: (split, file) pairs in a fixed order, training files first.
-        listing: Other contents of the folder; ``None`` for a single file.
+        listing: Contents of the folder; ``None``: the source is a single file.
         notice: Sentence that says which names count as splits, where that is not obvious; see `merged`.
     """
 
@@ -39,10 +39,10 @@ class SplitFiles:
     notice: str = ""
 
     def unread(self, also: Callable[[Path], bool] = lambda file: False) -> list[Unreadable]:
-        """Files that would be lost.
+        """Returns the files that would be lost.
 
         Args:
-            also: Whether another file is known to hold nothing of its own; it is passed over.
+            also: Function that says whether nothing is lost with a file that is none of `files`; such a file is passed over.
         """
         if self.listing is None:
             return []
@@ -55,46 +55,47 @@ class SplitFiles:
 
     @property
     def passed_over(self) -> dict[str, int]:
-        """Returns the files and folders that hold no records, judged by their names."""
+        """Names of files and folders that hold no records, with their counts."""
         return dict(self.listing.passed_over) if self.listing else {}
 
 
 def holds(path: Path, endings: Collection[str], access: Access | None) -> bool:
-    """Returns whether a file of one of some kinds lies below a folder."""
+    """Returns whether a file with one of some endings, such as ``".tar"``, lies below a folder."""
     return any(suffix(file) in endings for file in list_files(path, access or Access.to(path)).files)
 
 
 def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFiles:
-    """The files of one data set and their splits.
+    """Finds the files of one data set and their splits.
 
-    A file belongs to the split that its name or, failing that, the nearest folder's name speaks of, such as
-    ``data/train-00000.parquet`` or ``cc3m-validation-0000.tar``; when none does, all files are for training.
+    A file belongs to the split of which its name speaks, as in ``data/train-00000.parquet`` or ``cc3m-validation-0000.tar``, or
+    otherwise the name of the nearest folder. When no name speaks of a split, all files are for training.
 
     Args:
         path: A file, which is for training, or a folder.
-        ending: Such as ``".tar"``.
+        ending: Ending of the files, such as ``".tar"``.
         layout: Expected layout, for messages.
         access: Paths that the import may read.
 
     Raises:
-        UserError: When there are no such files, a file belongs to no split or to several data sets, or may not be read.
+        UserError: When there are no such files, only some of them have a split, they belong to several data sets, or a file may
+            not be read.
     """
     if not path.is_dir():
         return SplitFiles([("train", access.file(path))], None)
     listing = list_files(path, access)
-    found = sorted(file for file in listing.files if suffix(file) == ending)
-    if not found:
+    files = sorted(file for file in listing.files if suffix(file) == ending)
+    if not files:
         refuse_outside(listing)
         raise UserError(f"there are no {ending} files in {path}; expected {layout}. [import-no-files]")
-    splits: dict[Path, str | None] = {access.file(file): split_of(file.relative_to(path)) for file in found}
+    splits: dict[Path, str | None] = {access.file(file): split_of(file.relative_to(path)) for file in files}
     if not any(splits.values()):
-        splits = dict.fromkeys(found, "train")
+        splits = dict.fromkeys(files, "train")
     named: list[tuple[str, Path]] = []
     for file, split in splits.items():
         if split is None:
             raise UserError(f"{file} has no split; start its name with train, validation or test, or move it. [split-unnamed]")
         named.append((split, file))
-    configurations = {_configuration(file.relative_to(path)) for file in found}
+    configurations = {_configuration(file.relative_to(path)) for file in files}
     if len(configurations) > 1:
         raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); give one folder. [import-sets]")
     ordered = sorted(named, key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
@@ -103,10 +104,10 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
 
 
 def refuse_outside(listing: Listing) -> None:
-    """Refuses a folder of which nothing could be read, where its links lead elsewhere.
+    """Refuses a folder in which nothing can be read, if links in it lead elsewhere.
 
     Raises:
-        UserError: When they do.
+        UserError: When a link leads out of the folder; the message names the option that permits it.
     """
     outside = [entry.id for entry in listing.refused if entry.reason == OUTSIDE]
     if outside:
@@ -117,13 +118,13 @@ def refuse_outside(listing: Listing) -> None:
 
 
 def split_of(file: Path) -> str | None:
-    """The split that a file's name or its nearest folder speaks of; ``None``: neither does, or it speaks of several."""
-    found = spoken_part(file)
-    return found[0] if found else None
+    """Returns the split of which a file's name, or else the nearest folder, speaks; ``None``: no name speaks of exactly one."""
+    spoken = spoken_part(file)
+    return spoken[0] if spoken else None
 
 
 def spoken_part(file: Path) -> tuple[str, str] | None:
-    """The same split, with the name that speaks of it."""
+    """Returns the split that `split_of` returns, and the part of the path that speaks of it; ``None``: there is none."""
     for part in reversed(file.parts):
         key, _, value = part.rpartition("=")
         if key and plain(key) != "split":
@@ -135,14 +136,14 @@ def spoken_part(file: Path) -> tuple[str, str] | None:
 
 
 def merged(names: Iterable[tuple[str, str]], kind: str) -> str:
-    """A sentence about names that count as one split though they may be several, or none; empty without such names.
+    """Returns a sentence about names that count as one split though they may be several splits, or none; else an empty text.
 
-    These are a split's names where it has more than one, and names with further words: ``testA`` and ``testB``,
-    ``train_extra`` beside ``val``.
+    These are the names of a split that has more than one, such as ``testA`` and ``testB``, and names with further words, such
+    as ``train_extra`` beside ``val``.
 
     Args:
         names: (split, name) of each folder or file that speaks of a split.
-        kind: Kind of things with these names, ``folders`` or ``files``. Files that differ only in their numbers have one name.
+        kind: Kind of what is named, ``folders`` or ``files``. Names of files that differ only in numbers count as one name.
     """
     alike: dict[str, dict[object, str]] = {}
     further: dict[str, set[str]] = {}
@@ -152,20 +153,20 @@ def merged(names: Iterable[tuple[str, str]], kind: str) -> str:
         further[name] = {word for word in map(str.lower, words) if not (word in _SAY_SPLIT or _JOINED.fullmatch(word))}
     shared = set.intersection(*further.values()) if further else set()
     odd = {
-        split: list(own.values())
-        for split, own in alike.items()
-        if len(own) > 1 or any(further[name] - shared for name in own.values())
+        split: list(distinct.values())
+        for split, distinct in alike.items()
+        if len(distinct) > 1 or any(further[name] - shared for name in distinct.values())
     }
     if not odd:
         return ""
-    said = "; ".join(f"{', '.join(sorted(own)[:_MOST_NAMED])} as {split}" for split, own in sorted(odd.items()))
+    said = "; ".join(f"{', '.join(sorted(called)[:_MOST_NAMED])} as {split}" for split, called in sorted(odd.items()))
     return f"By their names, these {kind} count as splits: {said}. Move away those that do not belong there."
 
 
 def words_of(name: str) -> set[str]:
-    """The words of a file's name, in small letters: ``TrainData-2`` and ``trainset`` hold ``train``."""
+    """Returns the words of a file's name, in small letters: ``TrainData-2`` and ``trainset`` hold ``train``."""
     words = {word.lower() for word in _WORD.findall(name)} | set(re.findall("[a-z]+", name.lower()))
-    return words | {found[1] for word in words if (found := _JOINED.fullmatch(word))}
+    return words | {match[1] for word in words if (match := _JOINED.fullmatch(word))}
 
 
 def is_part(folder: str) -> bool:
@@ -174,16 +175,16 @@ def is_part(folder: str) -> bool:
 
 
 def cells_of_folders(file: Path) -> dict[str, str | None]:
-    """The cells that folders above a file give to all of its rows: ``label=cat``, as Spark and Hive write one.
+    """Returns the cells that the folders above a file give to all of its rows: ``label=cat``, as Spark and Hive name them.
 
     Args:
-        file: Below the source.
+        file: Path of the file, relative to the source.
     """
     pairs = (part.partition("=") for part in file.parts[:-1])
     return {key: None if value == _HIVE_EMPTY else unquote(value) for key, equals, value in pairs if key and equals}
 
 
 def _configuration(file: Path) -> str:
-    own = (part for part in file.parts[:-1] if part != "data" and "=" not in part)
-    folders = (part for part in own if not is_part(part) and not split_of(Path(part)))
+    parts = (part for part in file.parts[:-1] if part != "data" and "=" not in part)
+    folders = (part for part in parts if not is_part(part) and not split_of(Path(part)))
     return "/".join(folders) or "."

@@ -1,4 +1,4 @@
-"""CSV and TSV tables of image files and captions, as open_clip reads them."""
+"""Tables of image files and captions: CSV and TSV as open_clip reads them, JSON lines, and captions of COCO and Flickr."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from dpfed.data.importers.table_rows import (
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError, nearest
 
-# The first is open_clip's name; it wins. The others are what people write instead, as in `FILES`.
+# The first name is open_clip's, and it wins. The other names are what people write instead. The same holds for `FILES`.
 _TITLES = ("title", "caption", "captions", "text", "sentence", "sentences", "description", "alt_text", "alt")
 _OTHER_TITLES = ("comment",)
 
@@ -72,7 +72,7 @@ class _Columns:
 
 @dataclass
 class _Tables:
-    """Facts that several tables give together.
+    """Contents of all tables of a data set.
 
     Attributes:
         rows: Rows by path; paths are relative to the folder of all tables, or absolute.
@@ -104,7 +104,7 @@ class TableImporter(Importer):
     )
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether it is a table, or a folder with one, with one per split, or with those of Hugging Face, COCO or Flickr."""
+        """Returns whether `path` is a table, or a folder with one, with one per split, or with tables of known names."""
         if not path.is_dir():
             named = suffix(path) in TABLES or is_captions(path) or holds_entries(path)
             return path.is_file() and (named or is_text_table(path, access or Access.to(path)))
@@ -116,7 +116,15 @@ class TableImporter(Importer):
         return bool(tables) and named
 
     def open(self, path: Path, access: Access | None = None) -> Source:
-        """Reads the table or tables (not the images) and streams the records."""
+        """Reads the table or tables (not the images) and streams the records.
+
+        Args:
+            path: A table or a folder.
+            access: Paths that the import may read.
+
+        Raises:
+            UserError: When there are no tables, it is not clear which are meant, or `open_tables` refuses them.
+        """
         access = access or Access.to(path)
         if not path.is_dir():
             if path.parent.name == "annotations" and is_captions(path):
@@ -182,7 +190,7 @@ class TableImporter(Importer):
 
 
 def _describes(table: Path, folder: Path, access: Access) -> bool:
-    """Returns whether a table of any name has a row for at least half of the images in its folder."""
+    """Returns whether a table of any name names files, in at least half as many rows as the folder holds images."""
     images = list_files(folder, access).images()
     if not images or not names_files(table, access):
         return False
@@ -193,12 +201,18 @@ def _describes(table: Path, folder: Path, access: Access) -> bool:
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
-    """The folder that holds all of some tables, perhaps in folders below it."""
+    """Returns the folder that holds all of some tables, perhaps in folders below it."""
     return Path(os.path.commonpath([path.parent for path in paths]))
 
 
 def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[list[Unreadable], dict[str, int]]:
-    """Lists the files in the tables' folder that no table names: images that would be lost, and files that are passed over."""
+    """Returns the files beside the tables that would be lost, and the numbers of those that are passed over, by what they are.
+
+    Images that no table names are passed over.
+
+    Raises:
+        UserError: If the folder holds images, and the tables name none of them.
+    """
     root = listing.root
     named = {row.file for row in tables.rows.values()}
     images = set(listing.images())
@@ -221,7 +235,7 @@ def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[l
 
 
 def _read(path: Path, root: Path, split: str | None, tables: _Tables, access: Access, layout: str) -> None:
-    """Adds the rows of a table, all of them in a split if it is given."""
+    """Adds the rows of a table; all of them belong to `split`, if it is given."""
     names, rows = read_table(path, access, layout)
     columns = _columns(names, path)
     tables.columns.append(columns)
@@ -253,10 +267,12 @@ def _columns(names: Sequence[str], path: Path) -> _Columns:
 
 
 def _choose(names: Sequence[str], known: tuple[str, ...], path: Path) -> str | None:
-    found = list(dict.fromkeys(known_columns(names, known)))
-    if len(found) > 1 and len(known_columns(names, known[:1])) != 1:
-        raise UserError(f"{path} has the columns {' and '.join(found)}; call the one that is meant {known[0]}. [table-unclear]")
-    return next(iter(found), None)
+    columns = list(dict.fromkeys(known_columns(names, known)))
+    if len(columns) > 1 and len(known_columns(names, known[:1])) != 1:
+        raise UserError(
+            f"{path} has the columns {' and '.join(columns)}; call the one that is meant {known[0]}. [table-unclear]"
+        )
+    return next(iter(columns), None)
 
 
 def _cell(cells: Cells, column: str | None) -> str:
@@ -295,7 +311,7 @@ def _add(
 
 
 def _normal(given: str, folder: Path, root: Path) -> str:
-    """One spelling for each file: relative to the folder of all tables where it lies below it."""
+    """Returns one spelling of a file's path: relative to `root`, unless the table gives an absolute path outside of `root`."""
     if root == folder and not os.path.isabs(given):
         return posixpath.normpath(given)
     path = posixpath.normpath(posixpath.join(folder.absolute().as_posix(), given))
@@ -309,7 +325,7 @@ def _split_by_folders(tables: _Tables) -> str:
     """Takes splits from the folders in the paths if neither table nor row names one; returns a sentence about these names.
 
     Raises:
-        UserError: Where some do and others do not: nobody should train on a test set.
+        UserError: When some folders speak of a split and others do not: nobody should train on a test set.
     """
     ids = [id for id, row in tables.rows.items() if not row.says_split]
     outside = [id for id in ids if os.path.isabs(id)]
@@ -332,7 +348,11 @@ def _split_by_folders(tables: _Tables) -> str:
 
 
 def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:
-    """Finds images that a table calls by their names alone, though they lie in other folders; they are named by their path."""
+    """Finds images that a table calls by their names alone, though they lie in other folders; their ids become their paths.
+
+    Raises:
+        UserError: When several images have such a name, or another row has the image's path.
+    """
     bare = {id: row for id, row in tables.rows.items() if row.file.parent == row.table.parent and not os.path.lexists(row.file)}
     if not bare:
         return
@@ -341,14 +361,14 @@ def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:
         by_name.setdefault(image.name, []).append(image)
     for id, row in bare.items():
         scope = root if is_captions(row.table) else row.table.parent
-        found = [file for file in by_name.get(row.file.name, []) if file.is_relative_to(scope)]
-        if len(found) > 1:
-            shown = " and ".join(file.relative_to(root).as_posix() for file in found[:2])
+        matches = [file for file in by_name.get(row.file.name, []) if file.is_relative_to(scope)]
+        if len(matches) > 1:
+            shown = " and ".join(file.relative_to(root).as_posix() for file in matches[:2])
             raise UserError(f"{row.table}:{row.line}: {row.file.name} may be {shown}; write one of these. [table-file-unclear]")
-        if found:
-            row.file = found[0]
+        if matches:
+            row.file = matches[0]
             del tables.rows[id]
-            id = found[0].relative_to(root).as_posix()
+            id = matches[0].relative_to(root).as_posix()
             if id in tables.rows:
                 raise UserError(
                     f"{row.table}:{row.line}: {row.file.name} is {id} of another row; write both alike. [table-file-twice]"

@@ -1,6 +1,6 @@
 """Rows of tables, in the forms in which data sets describe images: CSV and its kin, JSON lines, captions of COCO and Flickr.
 
-Also here: tables among other files: by their names, and by what they begin with.
+This module also finds the tables among other files, by their names and by how they begin.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dpfed.data.importers.source import FILE_COLUMNS, known_columns, not_utf8, p
 from dpfed.data.importers.splits import split_of
 from dpfed.errors import UserError
 
-Cells = dict[str, str | list[str]]  # a list: several captions
-Rows = Iterator[tuple[int, Cells]]  # with the line, or the entry, that each begins in
+Cells = dict[str, str | list[str]]  # cells by column; a list: several captions
+Rows = Iterator[tuple[int, Cells]]  # each row with the number of the line, or of the entry, in which it begins
 
 TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
 LINES_OF_JSON = frozenset({".jsonl", ".ndjson"})
@@ -35,7 +35,7 @@ _LONGEST = csv.field_size_limit()  # characters of a cell
 
 
 def read_table(path: Path, access: Access, layout: str) -> tuple[list[str], Rows]:
-    """The columns of a table, and its rows, read one after the other.
+    """Returns the columns of a table, and its rows, which are read one after the other.
 
     Args:
         path: The table.
@@ -43,7 +43,7 @@ def read_table(path: Path, access: Access, layout: str) -> tuple[list[str], Rows
         layout: Expected layout, for messages.
 
     Raises:
-        UserError: When it cannot be read; also while the rows are read.
+        UserError: When the table cannot be read; also raised while the rows are read.
     """
     rows = _in_words(access.file(path), layout)
     _, names = next(rows)
@@ -51,7 +51,7 @@ def read_table(path: Path, access: Access, layout: str) -> tuple[list[str], Rows
 
 
 def header_of(path: Path, access: Access) -> list[str]:
-    """The columns of a table; none if it cannot be read."""
+    """Returns the columns of a table; none if the table cannot be read."""
     try:
         return read_table(path, access, "")[0]
     except UserError:
@@ -87,7 +87,7 @@ def is_flickrs(path: Path) -> bool:
 
 
 def _of_csv(path: Path) -> Iterator[tuple[int, Any]]:
-    """The header decides what separates the cells, if Excel's first line does not."""
+    """Yields the header and the rows of a CSV table. Excel's first line, or else the header, says what separates the cells."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         said = _SEPARATOR.fullmatch(header := file.readline())
         before = 1 if said else 0
@@ -121,7 +121,7 @@ def _of_csv(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _ended(lines: Iterable[str]) -> Iterator[str]:
-    """Lines with an end of their own, and a last one that is in no table: a quotation mark that is never closed swallows it."""
+    """Yields lines that all end, and last a mark that is in no table: a quotation mark that is never closed swallows it."""
     for line in lines:
         yield line if line.endswith(("\n", "\r")) else f"{line}\n"
     yield _END
@@ -134,22 +134,22 @@ def _refuse_torn(where: str, names: list[str], cells: list[str], delimiter: str)
     if delimiter == "\t" and any("\t" in cell for cell in cells):
         raise UserError(f"{where} holds a cell with tabs; is there a quotation mark too many before it? [table-cell-tabs]")
     inner = (line.split(delimiter) for cell in cells if "\n" in cell for line in cell.splitlines()[1:])
-    if any(len(row) == len(names) and any(suffix(Path(one.strip())) in EXTENSIONS for one in row) for row in inner):
+    if any(len(row) == len(names) and any(suffix(Path(text.strip())) in EXTENSIONS for text in row) for row in inner):
         raise UserError(f"{where} begins a cell that holds the next rows; close its quotation mark. [table-cell-swallows]")
 
 
 def _of_tokens(path: Path) -> Iterator[tuple[int, Any]]:
-    """Flickr's lines ``FILE#NUMBER<tab>CAPTION``; lists of files beside it, called trainImages, devImages and testImages."""
+    """Yields Flickr's lines ``FILE#NUMBER<tab>CAPTION``; files such as ``Flickr_8k.trainImages.txt`` list the splits."""
     splits = {}
     for file in sorted(path.parent.iterdir()):
-        if (found := _LIST.fullmatch(file.name)) and file.is_file() and not file.is_symlink():
+        if (match := _LIST.fullmatch(file.name)) and file.is_file() and not file.is_symlink():
             for name in file.read_text(encoding="utf-8-sig").split("\n"):
-                splits[name.strip()] = found[1].lower()
+                splits[name.strip()] = match[1].lower()
     yield 1, ["filepath", "title", "split"]
     with path.open(encoding="utf-8-sig") as file_of_lines:
         for line, text in enumerate(file_of_lines, start=1):
-            if found := _TOKEN.fullmatch(text):
-                yield line, {"filepath": found[1], "title": found[2].strip(), "split": splits.get(found[1], "")}
+            if match := _TOKEN.fullmatch(text):
+                yield line, {"filepath": match[1], "title": match[2].strip(), "split": splits.get(match[1], "")}
             elif text.strip():
                 raise UserError(f"{path}:{line} is not FILE#NUMBER<tab>CAPTION; correct it. [table-flickr-line]")
 
@@ -176,7 +176,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _json_entries(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """The entries of an array of objects, of COCO's captions, or of objects that stand in a line each."""
+    """Returns the entries of an array of objects, of COCO's captions, or of a file with one object in each line."""
     text = path.read_text(encoding="utf-8-sig")
     try:
         value = json.loads(text)
@@ -200,7 +200,7 @@ def is_object(text: str) -> bool:
 
 
 def _of_coco(content: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """COCO's captions, ``images`` and ``annotations``, or Karpathy's, ``images`` with ``sentences``."""
+    """Yields the entries of COCO's captions (``images``, ``annotations``), or of Karpathy's (``images`` with ``sentences``)."""
     if not isinstance(content, dict):
         raise UserError(f"{path} holds {type(content).__name__}, expected objects or COCO's captions. [table-json-content]")
     try:
@@ -230,14 +230,15 @@ def _object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-_COCO = re.compile(r"(captions|dataset)_\w+\.json")  # of COCO itself, and Karpathy's
+_COCO = re.compile(r"(captions|dataset)_\w+\.json")  # names of COCO's files, and of Karpathy's
 
 
 def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
-    """The tables that say what the images in a folder show, and whether their names say that they do.
+    """Returns the tables that say what the images in a folder show, and whether the names of the tables say so.
 
-    These are ``metadata.csv`` and ``metadata.jsonl`` in it or below it, as Hugging Face's image folders have them, or COCO's or
-    Flickr's captions; otherwise all tables that lie in the folder itself.
+    The first kind that exists is returned: the tables in the folder itself, if all their names speak of splits; files such as
+    ``metadata.csv`` and ``metadata.jsonl`` in the folder or below it, as Hugging Face's image folders have them; other tables
+    in the folder itself; COCO's or Flickr's captions in the folder or below it.
     """
     direct = sorted(file for file in folder.iterdir() if suffix(file) in TABLES and not file.name.startswith("."))
     if direct and all(split_of(Path(table.name)) for table in direct):
@@ -251,14 +252,14 @@ def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
 
 
 def is_captions(file: Path) -> bool:
-    """Returns whether a file has the name, and the beginning, of COCO's or Flickr's captions."""
+    """Returns whether a file holds COCO's captions, by its name, or Flickr's, by its name and its beginning."""
     if suffix(file) == ".json":
         return _COCO.fullmatch(file.name) is not None
     return ".token" in file.name and "lemma" not in file.name and is_flickrs(file)
 
 
 def holds_entries(file: Path) -> bool:
-    """Returns whether a JSON file, whatever its name is, holds entries as a table does; it is read whole."""
+    """Returns whether a JSON file, whatever its name is, holds entries as a table does; the file is read whole."""
     try:
         return suffix(file) == ".json" and file.is_file() and bool(_json_entries(file))
     except (UserError, OSError, UnicodeDecodeError):
@@ -271,5 +272,5 @@ def is_text_table(path: Path, access: Access) -> bool:
 
 
 def names_files(table: Path, access: Access) -> bool:
-    """Returns whether a table has a column of image files."""
+    """Returns whether a table has a column of image files, by the column's name."""
     return bool(known_columns(header_of(table, access), FILE_COLUMNS))

@@ -71,7 +71,7 @@ def _missing(importer: Importer, path: Path, why: str) -> UserError:
 
 
 def _from_arrays(importer: Importer, path: Path, parts: dict[str, tuple[Any, Any]], classes: list[str]) -> Source:
-    """The source of arrays, whose records have no names of their own."""
+    """Returns the source of arrays, whose records have no names of their own."""
     for split, (images, targets) in parts.items():
         if len(images) != len(targets):
             raise _missing(importer, path, f"{split} holds {len(images):,} images and {len(targets):,} labels")

@@ -24,7 +24,7 @@ from dpfed.data.importers.splits import holds, is_part, split_files, split_of
 from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
 
-_NAME = re.compile(r"(?:\./)?((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key, and all after the first dot of the file name
+_NAME = re.compile(r"(?:\./)?((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key, and all that follows the file name's first dot
 _IMAGES = frozenset(extension.removeprefix(".") for extension in EXTENSIONS)
 _TEXTS = frozenset({"txt", "json", "cls"})
 _CAPTION_KEYS = ("caption", "captions", "text", "title")
@@ -47,11 +47,16 @@ class _Sample:
 
     @property
     def beside(self) -> bool:
-        """Returns whether the files hold no records, judged by their names, so that they are no sample."""
+        """Whether the files are no sample, because by their names all of them lie beside records and hold none."""
         return all(side_file(member.name.rsplit("/", 1)[-1]) is not None for member in self.members)
 
     def read(self, extension: str, content: bytes | str | None) -> None:
-        """Takes a file of the sample: its content, why it is not read, or ``None`` if its extension says nothing."""
+        """Adds a file of the sample.
+
+        Args:
+            extension: Extension of the file, in small letters and without a dot.
+            content: Content of the file; a text: the reason why the file is not read; ``None``: the extension is not used.
+        """
         if content is None:
             self.unused.append(f".{extension}")
             return
@@ -134,13 +139,17 @@ class WebDatasetImporter(Importer):
         Args:
             path: A file or folder.
             access: Paths that the import may read.
-            splits: 0: no folder in an archive speaks of a split.
+            splits: Level of the folders in the archives that are splits. Only 0 is allowed: no folder is. ``None``: archives
+                whose folders name several splits are refused.
+
+        Raises:
+            UserError: When there are no archives or no samples, or it is not clear what is a split.
         """
         if splits:
             raise UserError(f"--splits {splits} is for folders of image files; for archives it can be 0. [tar-splits-level]")
         access = access or Access.to(path)
-        found = split_files(path, ".tar", self.layout, access)
-        shards = found.files
+        dataset = split_files(path, ".tar", self.layout, access)
+        shards = dataset.files
         survey = _Survey()
         for done, (split, file) in enumerate(shards, start=1):
             _survey(file, split, survey)
@@ -162,13 +171,13 @@ class WebDatasetImporter(Importer):
             records=itertools.chain.from_iterable(records),
             label_names={"label": names} if names else {},
             splits=frozenset(split for split, _ in shards),
-            total=survey.samples + len(survey.damaged),  # a damaged archive is one more that cannot be read
+            total=survey.samples + len(survey.damaged),  # a damaged archive is one more record that cannot be read
             unit_name=next((called for key, called in UNIT_NAMES.items() if key in survey.unit_keys), None),
             unused=tuple(survey.unused),
-            unread=[*found.unread(), *survey.unread],
-            passed_over=survey.passed_over + Counter(found.passed_over),
+            unread=[*dataset.unread(), *survey.unread],
+            passed_over=survey.passed_over + Counter(dataset.passed_over),
             advice=_about_links(survey),
-            notice=spaced(without_class("label", survey.classes), found.notice),
+            notice=spaced(without_class("label", survey.classes), dataset.notice),
         )
 
 
@@ -176,17 +185,17 @@ def _about_links(survey: _Survey) -> str:
     if not survey.linked:
         return ""
     first = survey.linked[0]
-    others = f", and likewise for {len(survey.linked) - 1:,} other archives" if len(survey.linked) > 1 else ""
-    return f"`{without_links(first)}` writes the archive with files in place of its links{others}; import that one."
+    others = f" (do the same with {len(survey.linked) - 1:,} other archives)" if len(survey.linked) > 1 else ""
+    return f"`{without_links(first)}` writes the archive with files in place of its links{others}; import the new archive."
 
 
 def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Iterator[Item]:
-    """The records of an archive.
+    """Yields the records of an archive.
 
     Args:
         shard: The archive.
-        split: Split of the shards.
-        name: Beginning of the shards' names.
+        split: Split of the archive.
+        name: Prefix of the records' ids.
         classes: Class -> number.
     """
     seen = set()
@@ -210,7 +219,7 @@ def _called(archive: Path, source: Path) -> str:
 
 
 def _survey(shard: Path, split: str, survey: _Survey) -> None:
-    """Finds out what the texts of an archive say."""
+    """Adds what the texts of an archive say to the survey."""
     last = ""
     try:
         for sample in _samples(
@@ -258,12 +267,12 @@ def _record(id: str, sample: _Sample, split: str, numbers: dict[str, int]) -> It
 def _samples(
     shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None] = lambda member: None
 ) -> Iterator[_Sample]:
-    """Samples of an archive whose last file is known to be whole; only files with these extensions are read.
+    """Yields the samples of an archive, each when its last file is known to be whole.
 
     Args:
         shard: The archive.
-        extensions: Without their dots.
-        stray: Called with every member that is not a file of a sample.
+        extensions: Extensions of the files that are read, without their dots.
+        stray: Function that is called with every member that is not a file of a sample.
     """
     groups = itertools.groupby(_members(shard, extensions, stray), key=lambda entry: entry[0])
     for key, files in groups:

@@ -61,7 +61,7 @@ class ReadAhead:
 
 
 class ViewMaker:
-    """Makes the random views of records; each record's views depend on that record and its own draws only.
+    """Makes the random views of records; a record's views depend on this record and its own draws only.
 
     Args:
         store: Records.
@@ -139,9 +139,9 @@ class ViewMaker:
         """Returns tokens ``(n, W, L)`` of the records' texts; W = 1 where all texts of a record would be the same."""
         keys = self._store.keys[indices]
         choice = randomness.per_record("caption", step, keys, 1)[:, 0]
-        captions = [own[int(u * len(own))] for u, own in zip(choice, self._store.captions(indices), strict=True)]
+        captions = [given[int(u * len(given))] for u, given in zip(choice, self._store.captions(indices), strict=True)]
         if self._text_views is None or not self._text_views.active:
             return tokenizer(captions)[:, None]
         uniforms = randomness.per_record("text", step, keys, self._count)
         texts = self._text_views(captions, (uniforms * 2.0**53).astype(np.uint64))  # all of the 53 bits that were drawn
-        return tokenizer([text for own in texts for text in own]).unflatten(0, (len(indices), self._count))
+        return tokenizer([text for views in texts for text in views]).unflatten(0, (len(indices), self._count))

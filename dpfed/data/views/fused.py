@@ -14,7 +14,7 @@ from torch import Tensor
 from dpfed.data.transfer import constant
 
 _TILE = 1024  # pixels that a program holds at a time
-PARAMETERS = 16  # numbers that describe a view
+PARAMETERS = 16  # count of the numbers that describe a view
 
 
 @triton.jit
@@ -39,10 +39,10 @@ def _mixed(source, first, second, across, width, columns, next_columns, down, ma
 
 
 @triton.jit
-def _sampled(source, own, at, height, width):
-    left, top, wide, high = tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
+def _sampled(source, numbers, at, height, width):
+    left, top, wide, high = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2), tl.load(numbers + 3)
     y, x = at // width, at % width
-    x = tl.where(tl.load(own + 4) > 0, width - 1 - x, x)
+    x = tl.where(tl.load(numbers + 4) > 0, width - 1 - x, x)
     u, v = _along(x, width, left, wide), _along(y, height, top, high)
     column, row = tl.floor(u).to(tl.int32), tl.floor(v).to(tl.int32)
     next_column, next_row = tl.minimum(column + 1, width - 1), tl.minimum(row + 1, height - 1)
@@ -50,7 +50,7 @@ def _sampled(source, own, at, height, width):
     r = _mixed(source, row, next_row, across, width, column, next_column, down, mask)
     g = _mixed(source + plane, row, next_row, across, width, column, next_column, down, mask)
     b = _mixed(source + 2 * plane, row, next_row, across, width, column, next_column, down, mask)
-    brightness = tl.load(own + 5)
+    brightness = tl.load(numbers + 5)
     return _unit(r * brightness), _unit(g * brightness), _unit(b * brightness)
 
 
@@ -58,20 +58,20 @@ def _sampled(source, own, at, height, width):
 def _make(images, parameters, scales, out, views, height, width, COUNT: tl.constexpr, TILE: tl.constexpr):
     view = tl.program_id(0).to(tl.int64)
     plane = height * width
-    source, own, place = images + view // views * 3 * plane, parameters + view * COUNT, out + view * 3 * plane
+    source, numbers, place = images + view // views * 3 * plane, parameters + view * COUNT, out + view * 3 * plane
     luma = tl.zeros((TILE,), tl.float32)
     for start in range(0, plane, TILE):
         at = start + tl.arange(0, TILE)
-        r, g, b = _sampled(source, own, at, height, width)
+        r, g, b = _sampled(source, numbers, at, height, width)
         luma += tl.where(at < plane, 0.2989 * r + 0.587 * g + 0.114 * b, 0.0)
-    contrast = tl.load(own + 6)
+    contrast = tl.load(numbers + 6)
     grey = (1 - contrast) * (tl.sum(luma, 0) / plane)
     for start in range(0, plane, TILE):
         at = start + tl.arange(0, TILE)
-        r, g, b = _sampled(source, own, at, height, width)
+        r, g, b = _sampled(source, numbers, at, height, width)
         r, g, b = _unit(r * contrast + grey), _unit(g * contrast + grey), _unit(b * contrast + grey)
         for channel in tl.static_range(3):
-            line = own + 7 + 3 * channel
+            line = numbers + 7 + 3 * channel
             value = _unit(tl.load(line) * r + tl.load(line + 1) * g + tl.load(line + 2) * b)
             value = (value - tl.load(scales + channel)) / tl.load(scales + 3 + channel)
             tl.store(place + channel * plane + at, value, mask=at < plane)

@@ -40,7 +40,7 @@ class ImageViews:
         columns: Number of uniforms for each record and view.
     """
 
-    has_kernels: ClassVar[bool | None] = None  # True if a GPU runs those of `dpfed.data.views.fused`; None: not known yet
+    has_kernels: ClassVar[bool | None] = None  # whether a GPU runs the kernels of `dpfed.data.views.fused`; None: not known yet
 
     def __init__(self, config: ViewsConfig, preprocessing: Preprocessing | None = None) -> None:
         self.config = config
@@ -210,7 +210,7 @@ def resized_crop(
 def _grid(start: torch.Tensor, length: torch.Tensor, pixels: int) -> torch.Tensor:
     """Returns the coordinates ``(m, pixels)`` in [-1, 1] to sample along one axis.
 
-    They are held half a source pixel inside the box, so that no pixel from outside it is blended in.
+    The coordinates are held half a source pixel inside the box, so that no pixel from outside the box is blended in.
     """
     centres = (torch.arange(pixels, device=start.device) + 0.5) / pixels
     inset = torch.minimum(length / 2, torch.full_like(length, 0.5 / pixels))
@@ -229,7 +229,8 @@ def adjust_contrast(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 def adjust_chroma(x: torch.Tensor, saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     """Scales the chroma by `saturation` ``(m,)`` and rotates it by `turns` ``(m,)`` of a full circle; luma is kept.
 
-    Both act on the chroma plane only, where they commute, so they are one 3x3 matrix per image. Grayscale is saturation 0.
+    Scaling and rotation act on the chroma plane only, where they commute, so both are one 3x3 matrix per image. Grayscale is
+    saturation 0.
     """
     return torch.bmm(chroma_matrix(saturation, turns), x.flatten(2)).view_as(x).clamp_(0, 1)
 

@@ -58,6 +58,9 @@ class RecordViews:
         Args:
             store: Record store.
             indices: Indices of the store, ``(n,)``.
+
+        Raises:
+            ValueError: If `store` is no record store.
         """
         if not isinstance(store, RecordStore):
             raise ValueError(f"the images of {store.name} are not those of a record store")

@@ -24,8 +24,8 @@ class TextViews:
     * Word swap: from left to right, each word changes places with the next with the configured probability; a swapped pair is
       skipped.
     * Word deletion: each word is deleted with the configured probability, but at least half of the words stay: if more would
-      be deleted, only those with the smallest draws are. The paper keeps a grammatical core; half of the words is our
-      replacement, which needs no parser.
+      be deleted, only the words with the smallest draws are deleted. The paper keeps a grammatical core; half of the words is
+      our replacement, which needs no parser.
 
     In a view in which something changed, white space between the parts that moved is replaced by single spaces.
 
@@ -33,7 +33,7 @@ class TextViews:
         config: Probabilities.
 
     Attributes:
-        active: False if every view is the caption itself.
+        active: Whether views can differ from their captions.
     """
 
     def __init__(self, config: TextViewsConfig) -> None:

@@ -14,13 +14,16 @@ _WORD = re.compile(r"\w+")
 class WordTokenizer:
     """Maps each word to one of `vocabulary` - 1 buckets by a fixed hash.
 
-    It is a public function: nothing about it is fitted. A vocabulary counted or merged (BPE) from private captions would
-    itself be a release about them that no noise covers: a rare name with a token of its own proves that somebody wrote
-    it. Words that share a bucket share an embedding; a larger `vocabulary` makes that rarer.
+    The hash is a public function: nothing is fitted to data. A vocabulary counted or merged (BPE) from private captions would
+    itself be a release about the captions that no noise covers: a rare name with a token of its own proves that somebody wrote
+    this name. Words in the same bucket have the same embedding; with a larger `vocabulary`, this is rarer.
 
     Args:
         vocabulary: Number of token numbers, of which 0 is padding.
         context: Number of words that are read; the rest of a text is cut off.
+
+    Raises:
+        ValueError: If `vocabulary` is below 2, or `context` below 1.
     """
 
     def __init__(self, vocabulary: int, context: int) -> None:

@@ -64,8 +64,8 @@ def test_such_words_are_no_captions_nor_classes_and_are_counted(tmp_path: Path, 
     assert Counter(sum(store.captions(range(len(store))), [])) == {"a cat": 1, "a dog": 1, "a nan": 1}
     assert store.label_names == {"label": ["cat", "dog"]}
     assert said == [
-        "label: '-1' (1), 'None' (1), 'nan' (1) count as no class; rename such a class if it is one.",
-        "captions: 'nan' (2), 'None' (1) count as empty; reword such a caption if it is one.",
+        "label: '-1' (1), 'None' (1), 'nan' (1) count as no class; if such a word names a class, rename the class.",
+        "captions: 'nan' (2), 'None' (1) count as empty; if such a word is a real caption, reword it.",
     ]
     assert Counter(reason for _, reason in report.skipped) == {
         "no caption but 'nan', which stands for an empty cell": 2,
@@ -87,7 +87,8 @@ def test_a_word_that_is_no_class_is_no_caption_either(tmp_path: Path, pictures, 
 
 def test_a_missing_cell_is_no_word() -> None:
     assert without_class("label", {None: 3, NAN: 2, "": 1, "cat": 9}) == ""
-    assert without_class("label", {-1: 2, "-1": 1}) == ("label: '-1' (3) count as no class; rename such a class if it is one.")
+    said = "label: '-1' (3) count as no class; if such a word names a class, rename the class."
+    assert without_class("label", {-1: 2, "-1": 1}) == said
 
 
 def test_a_unit_of_such_a_name_stays_one_unit_and_is_named(tmp_path: Path, pictures) -> None:
