@@ -64,11 +64,12 @@ def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int
     if y is None or aligned:
         what = "the views of an image" if y is None else "aligned features"
         raise ArrayError(
-            f"basis= is for two matrices that are not aligned: {what} are not projected. Leave it out. [arrays-basis-aligned]"
+            f"basis= is for two matrices that are not aligned: {what} are not projected. Leave basis out. "
+            "[arrays-basis-aligned]"
         )
     rows = (_public(given[0], "basis[0]", x), _public(given[1], "basis[1]", y))
     most = max(BASIS_ROWS, dimensions or 0)
-    bases = {side: principal_basis(torch.from_numpy(_content(one)), most) for side, one in zip(SIDES, rows, strict=True)}
+    bases = {side: principal_basis(torch.from_numpy(_content(each)), most) for side, each in zip(SIDES, rows, strict=True)}
     return PublicArrays(bases, fingerprint(written(bases)), rows)
 
 
@@ -85,12 +86,12 @@ def refuse_shared(public: PublicArrays, records: ArrayRecords) -> None:
         ArrayError: If rows are both public and private. Their number is private, so the message does not state it.
     """
     assert records.y is not None  # `basis_of` refuses views alone
-    for name, known, own, least in (("X", public.rows[0], records.x, 1), ("Y", public.rows[1], records.y, _SHARED_TEXTS)):
-        contents, found = set(_contents(known)), set()
-        for content in _contents(own):
+    for name, known, private, least in (("X", public.rows[0], records.x, 1), ("Y", public.rows[1], records.y, _SHARED_TEXTS)):
+        contents, shared = set(_contents(known)), set()
+        for content in _contents(private):
             if content in contents:
-                found.add(content)
-                if len(found) >= least:
+                shared.add(content)
+                if len(shared) >= least:
                     raise ArrayError(
                         f"basis: {known.name} and {name} share rows, and a record cannot be both public and private. Leave "
                         "these records out of X and Y; leaving them out of the public rows would tell which they are. "
@@ -115,23 +116,33 @@ def bases_in(heads: Mapping[str, np.ndarray]) -> dict[Side, Basis]:
     return {side: Basis(tensors[f"{side}.projection"], tensors[f"{side}.origin"]) for side in SIDES}
 
 
-def _public(given: Any, name: str, own: Rows) -> Rows:
+def _public(given: Any, name: str, private: Rows) -> Rows:
+    """Returns the public rows for a matrix.
+
+    Args:
+        given: Matrix of public rows, as the user gave it.
+        name: Name of that matrix in messages.
+        private: Private rows, whose columns the public rows must have.
+
+    Raises:
+        ArrayError: If the public rows have another shape or other columns, or too many columns.
+    """
     rows = rows_of(given, name)
     if rows.views:
         raise ArrayError(f"{name} has the shape {rows.shape}: expected (rows, columns). [arrays-basis-shape]")
-    if rows.width != own.width:
+    if rows.width != private.width:
         raise ArrayError(
-            f"{name} has {rows.width:,} columns and {own.name} {own.width:,}: public rows must be features of the same tower. "
-            "[arrays-basis-columns]"
+            f"{name} has {rows.width:,} columns and {private.name} {private.width:,}: public rows must be features of the same "
+            "tower. [arrays-basis-columns]"
         )
     if rows.width > _MOST_COLUMNS:
         raise ArrayError(
             f"{name} has {rows.width:,} columns, and a basis is made of {_MOST_COLUMNS:,} at most: project public and private "
             "rows with one public matrix first, or leave basis out. [arrays-basis-wide]"
         )
-    if rows.columns is not None and own.columns is not None and rows.columns != own.columns:
+    if rows.columns is not None and private.columns is not None and rows.columns != private.columns:
         raise ArrayError(
-            f"the columns of {name} have other names, or another order, than those of {own.name}. [arrays-basis-names]"
+            f"the columns of {name} have other names, or another order, than those of {private.name}. [arrays-basis-names]"
         )
     return rows
 
@@ -149,14 +160,14 @@ def _content(rows: Rows) -> np.ndarray:
     there = int(content.any(1).sum())
     if there < FEWEST_PUBLIC:
         raise ArrayError(
-            f"{rows.name} has {there:,} rows other than zero, and a basis needs {FEWEST_PUBLIC} public rows or more: give "
+            f"{rows.name} has {there:,} rows that are not zero, and a basis needs {FEWEST_PUBLIC} public rows or more: give "
             "more, or leave basis out. [arrays-basis-few]"
         )
     return content
 
 
 def _contents(rows: Rows) -> Iterator[bytes]:
-    """Yields rows as bytes, without rows that are zero or not finite, which add nothing to a sum."""
+    """Yields rows as bytes, without the rows that add nothing to a sum: those that are zero or not finite."""
     for numbers in rows.blocks():
         block = rows.block(numbers)
         counts = np.isfinite(block).all((1, 2)) & block.any((1, 2))

@@ -43,7 +43,7 @@ class Held:
         if not self._ids:
             return NO_BUDGET
         budgets = settle(self._records, self._ids, self._reservation(charged))
-        taken = (f"{shown(one)}, of which {one.filter.part(one.spent):.1%} is spent or reserved" for one in budgets)
+        taken = (f"{shown(budget)}, of which {budget.filter.part(budget.spent):.1%} is spent or reserved" for budget in budgets)
         return "; ".join(taken)
 
     def _reservation(self, charged: int) -> Reservation:

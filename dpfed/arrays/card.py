@@ -50,7 +50,9 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
     plan, units = fit.plan, fit.records.units is not None
     protected, other = GROUP if units else "record", plan.other_accountant
     matrices = "X and Y" if fit.records.y is not None else "X"
-    one = f"one {GROUP}: all rows of {matrices} that share a value of `groups`" if units else f"one record: a row of {matrices}"
+    unit = (
+        f"one {GROUP}: all rows of {matrices} that share a value of `groups`" if units else f"one record: a row of {matrices}"
+    )
     sampler = plan.mechanism.sampler.describe(protected) + (f"; the rows of a {GROUP} are averaged" if units else "")
     k = fit.heads.layout.dimensions
     discrete = plan.noise.kind == "discrete"
@@ -63,7 +65,7 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
         CardFacts(
             name=f"PrivateCCA on {matrices}",
             plan=plan,
-            unit=one,
+            unit=unit,
             protected=protected,
             trained=f"linear heads of {k:,} dimensions, for {' and '.join(f'{width:,}' for width in fit.shape.widths)} columns",
             epsilon_spent=ledger.epsilon,

@@ -42,7 +42,7 @@ def embedded(rows: Rows, heads: dict[str, np.ndarray], side: Literal["image", "t
 
 
 def recall(z: np.ndarray, w: np.ndarray) -> float:
-    """Computes R@10, the mean of both directions.
+    """Computes R@10, the fraction of rows whose partner is among the ten nearest, averaged over both directions.
 
     Args:
         z: Embeddings, ``(n, D)``.
@@ -55,6 +55,6 @@ def recall(z: np.ndarray, w: np.ndarray) -> float:
         raise ArrayError(f"X has {len(z):,} rows and Y {len(w):,}: row i of both must be of one record. [arrays-score-lengths]")
     if len(z) <= _TOP:
         raise ArrayError(f"score is R@{_TOP}, which needs more than {_TOP} rows: X has {len(z)}. [arrays-score-few]")
-    own, first, second = torch.arange(len(z)), torch.from_numpy(z), torch.from_numpy(w)
-    found = [ranks(query, candidate, own, own) for query, candidate in ((first, second), (second, first))]
-    return float(torch.stack(found).le(_TOP).double().mean())
+    rows, first, second = torch.arange(len(z)), torch.from_numpy(z), torch.from_numpy(w)
+    of_both = [ranks(query, candidate, rows, rows) for query, candidate in ((first, second), (second, first))]
+    return float(torch.stack(of_both).le(_TOP).double().mean())

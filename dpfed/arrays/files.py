@@ -59,7 +59,7 @@ def _parquet(path: Path) -> Opened:
             f"{path} has the columns {', '.join(columns)}: expected a column '{FEATURES}' of vectors, as `dpfed embed` writes "
             "it. [arrays-file-column]"
         )
-    table = pq.read_table(path, columns=[one for one in (FEATURES, NAME) if one in columns])
+    table = pq.read_table(path, columns=[column for column in (FEATURES, NAME) if column in columns])
     vectors = table[FEATURES].combine_chunks()
     if not (
         pa.types.is_fixed_size_list(vectors.type) or pa.types.is_list(vectors.type) or pa.types.is_large_list(vectors.type)

@@ -90,8 +90,8 @@ def plan_of(wanted: Wanted, records: ArrayRecords, public: bool = False) -> Priv
         if error.code != "epsilon-too-large":
             raise
         raise ArrayError(
-            f"epsilon = {wanted.epsilon} is too large: even the smallest noise multiplier gives a smaller one. Lower it to 80 "
-            "or less; scikit-learn's CCA fits without privacy. [arrays-epsilon-large]"
+            f"epsilon = {wanted.epsilon} is too large: even the smallest noise multiplier gives a smaller epsilon. Lower it to "
+            "80 or less; scikit-learn's CCA fits without privacy. [arrays-epsilon-large]"
         ) from error
 
 

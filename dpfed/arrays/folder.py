@@ -104,7 +104,7 @@ def new_fit(folder: Path) -> Path:
                 f"{folder} holds a run, a saved estimator or records: give another folder, in which dpfed makes one folder for "
                 "each fit. [arrays-folder-used]"
             )
-        number = 1 + max((int(found[1]) for path in folder.iterdir() if (found := _FIT.fullmatch(path.name))), default=0)
+        number = 1 + max((int(match[1]) for path in folder.iterdir() if (match := _FIT.fullmatch(path.name))), default=0)
         while True:
             try:
                 (folder / f"fit-{number}").mkdir()
@@ -118,8 +118,8 @@ def new_fit(folder: Path) -> Path:
 def fits_in(folder: Path) -> list[Path]:
     """Returns the folders of fits in a folder, in order of their numbers."""
     there = folder.iterdir() if folder.is_dir() else ()
-    found = [(int(match[1]), path) for path in there if (match := _FIT.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    numbered = [(int(match[1]), path) for path in there if (match := _FIT.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered)]
 
 
 def charged_in(folders: list[Path]) -> list[Ledger]:

@@ -34,7 +34,7 @@ def wanted_of(parameters: Mapping[str, Any]) -> Wanted:
         raise ArrayError(f"device = {device!r}: expected one of {', '.join(_DEVICES)}. [arrays-device]")
     if parameters["budget"] is not None and parameters["folder"] is None:
         raise ArrayError("budget= needs folder=, in which the budget's ledger is kept. [arrays-budget-folder]")
-    epsilon, delta = (own.item() if isinstance(own, np.generic) else own for own in (given, parameters["delta"]))
+    epsilon, delta = (value.item() if isinstance(value, np.generic) else value for value in (given, parameters["delta"]))
     return Wanted(epsilon, delta, None if k is None else int(k), bool(parameters["aligned"]), parameters["noise"], device)
 
 

@@ -139,13 +139,13 @@ def same(row: np.ndarray) -> bytes:
 
 
 def _in_order(rows: Rows, indices: np.ndarray) -> np.ndarray:
-    """Reads rows by number, in any order."""
+    """Returns the rows with some numbers, which may be in any order; see `Rows.block`."""
     order = np.argsort(indices, kind="stable")
-    found = rows.block(indices[order])
+    ascending = rows.block(indices[order])
     if (order == np.arange(len(order))).all():
-        return found
-    placed = np.empty_like(found)
-    placed[order] = found
+        return ascending
+    placed = np.empty_like(ascending)
+    placed[order] = ascending
     return placed
 
 

@@ -18,7 +18,7 @@ from dpfed.arrays.refusal import ArrayError
 from dpfed.data.items.item import described
 
 _MOST_COLUMNS = 65_536  # largest number of columns for which the sensitivity is proven (`dpfed.bounding.pair_moments`)
-_NUMBERS, _MOST_ROWS = 1 << 20, 8192  # largest numbers of numbers and of rows in a block
+_NUMBERS, _MOST_ROWS = 1 << 20, 8192  # a block has at most this many numbers, and at most this many rows
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class Rows:
             The rows, ``(n, max(V, 1), F + padding)``: float32 if the source has float16 or float32, else float64.
         """
         adjacent = len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
-        found = self.read(slice(int(rows[0]), int(rows[-1]) + 1) if adjacent else rows)
-        found = found.astype(np.float32 if found.dtype in (np.float16, np.float32) else np.float64)
-        found = found.reshape(len(rows), max(1, self.views), self.width)
-        return np.pad(found, ((0, 0), (0, 0), (0, self.padding))) if self.padding else found
+        block = self.read(slice(int(rows[0]), int(rows[-1]) + 1) if adjacent else rows)
+        block = block.astype(np.float32 if block.dtype in (np.float16, np.float32) else np.float64)
+        block = block.reshape(len(rows), max(1, self.views), self.width)
+        return np.pad(block, ((0, 0), (0, 0), (0, self.padding))) if self.padding else block
 
     def refuse_empty(self) -> None:
         """Refuses a matrix without a usable row, from which a fit would release noise alone.
@@ -125,8 +125,8 @@ def rows_of(given: Any, name: str, least: int = 2) -> Rows:
     return rows
 
 
-def _of_file(found: Opened, name: str) -> Rows:
-    return replace(_of_array(found.features, name), names=found.names)
+def _of_file(content: Opened, name: str) -> Rows:
+    return replace(_of_array(content.features, name), names=content.names)
 
 
 def _of_tensor(given: Any, name: str) -> Rows:
@@ -137,8 +137,8 @@ def _of_tensor(given: Any, name: str) -> Rows:
     tensor = given.detach()
 
     def read(rows: Any) -> np.ndarray:
-        some = tensor[rows if isinstance(rows, slice) else torch.from_numpy(rows).to(tensor.device)].cpu()
-        return (some.float() if some.dtype in (torch.bfloat16, torch.float16) else some).numpy()
+        part = tensor[rows if isinstance(rows, slice) else torch.from_numpy(rows).to(tensor.device)].cpu()
+        return (part.float() if part.dtype in (torch.bfloat16, torch.float16) else part).numpy()
 
     return Rows(name, tuple(tensor.shape), read)
 
@@ -152,8 +152,8 @@ def _of_frame(given: Any, name: str) -> Rows:
     for column, kind in given.dtypes.items():
         if getattr(kind, "kind", "O") not in "biuf":
             raise ArrayError(
-                f"column '{column}' of {name} holds {kind}: expected numbers in every column. Drop it; a column of vectors, as "
-                f"`dpfed embed` writes it, is given as the file itself, or by np.stack(frame['{column}']). [arrays-column]"
+                f"column '{column}' of {name} holds {kind}: expected numbers in every column. Drop this column. If it holds "
+                f"vectors, as `dpfed embed` writes them, give the file itself, or np.stack(frame['{column}']). [arrays-column]"
             )
     columns = tuple(given.columns) if all(isinstance(column, str) for column in given.columns) else None
     exact = np.result_type(*(getattr(kind, "numpy_dtype", kind) for kind in given.dtypes)) if given.shape[1] else np.float64
@@ -181,8 +181,8 @@ def _of_array(given: Any, name: str) -> Rows:
 
 def _no_matrix(name: str, error: Exception) -> ArrayError:
     return ArrayError(
-        f"{name} is not a matrix of numbers ({error}): give an array of shape (rows, columns); of a list of vectors, "
-        f"np.stack(list) makes one. [arrays-not-numbers]"
+        f"{name} is not a matrix of numbers ({error}): give an array of shape (rows, columns), for a list of vectors "
+        f"np.stack(list). [arrays-not-numbers]"
     )
 
 
@@ -198,7 +198,7 @@ def _refuse_shape(rows: Rows, least: int) -> None:
     if len(shape) not in (2, 3):
         raise ArrayError(
             f"{name} has the shape {shape}: expected (rows, columns), or, for several views of each record, (rows, views, "
-            "columns). Reshape your data; of labels, give one column for each class (1 or 0). [arrays-shape]"
+            "columns). Reshape your data; for labels, give one column for each class (1 or 0). [arrays-shape]"
         )
     if shape[-1] < least:
         raise ArrayError(

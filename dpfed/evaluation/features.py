@@ -40,9 +40,9 @@ class Embedder:
 
     Attributes:
         model: Model with ``features``, and for captions ``embed_images`` and ``embed_text``.
-        read: Images of indices of a store, uint8 ``(n, 3, size, size)``.
-        images_fn: Maps images as they are read to the model's input; normally ``ImageViews.plain``.
-        tokenizer: Maps a list of texts to int64 tokens ``(n, L)``; ``None`` for a model of images alone.
+        read: Function from indices of a store, ``(n,)``, to images, uint8 ``(n, 3, size, size)``.
+        images_fn: Function from images as they are read to the model's input; normally ``ImageViews.plain``.
+        tokenizer: Function from a list of texts to tokens, int64 ``(n, L)``; ``None`` for a model of images alone.
         device: Device of the model.
     """
 

@@ -84,7 +84,7 @@ class Evaluation:
         """
         for other in filter(self._alike, before):
             if self.outcomes is not None and other.outcomes is not None:
-                draws = [one.value for figures in noise for one in filter(self._alike, figures)]
+                draws = [figure.value for figures in noise for figure in filter(self._alike, figures)]
                 return dataclasses.replace(self, change=self.outcomes.change_from(other.outcomes, draws))
         return self
 

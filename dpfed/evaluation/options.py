@@ -15,10 +15,10 @@ _MEASURED = only("evaluation.split", "validation", "test")
 
 
 def _with(*tasks: Task) -> When:
-    """Returns the condition that one of some tasks may be measured."""
+    """Returns the condition that the configuration allows at least one of these tasks."""
 
-    def holds(own: EvaluationConfig) -> bool:
-        return not own.tasks or not set(tasks).isdisjoint(own.tasks)
+    def holds(config: EvaluationConfig) -> bool:
+        return not config.tasks or not set(tasks).isdisjoint(config.tasks)
 
     return When("evaluation.tasks", holds, f"add {either(tasks)}")
 

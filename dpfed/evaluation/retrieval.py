@@ -29,20 +29,20 @@ def right_pairs(captions: list[list[str]], units: np.ndarray | None = None) -> t
 
     Args:
         captions: Captions of n images, at least one each.
-        units: Units of the images, shape ``(n,)``; images of one unit share all their captions. ``None``: each image has only
-            its own.
+        units: Units of the images, shape ``(n,)``: each caption of a unit is right for all images of the unit. ``None``: a
+            caption is right only for the images that have it.
 
     Returns:
         The m different captions, and the right pairs as indices of images ``(P,)`` and of texts ``(P,)``, int64.
     """
     numbers: dict[str, int] = {}
-    own = [[numbers.setdefault(text, len(numbers)) for text in texts] for texts in captions]
+    of_images = [[numbers.setdefault(text, len(numbers)) for text in texts] for texts in captions]
     if units is not None:
         of_unit: dict[int, list[int]] = defaultdict(list)
-        for unit, texts in zip(units.tolist(), own, strict=True):
+        for unit, texts in zip(units.tolist(), of_images, strict=True):
             of_unit[unit] += texts
-        own = [of_unit[unit] for unit in units.tolist()]
-    pairs = [(image, text) for image, texts in enumerate(own) for text in dict.fromkeys(texts)]
+        of_images = [of_unit[unit] for unit in units.tolist()]
+    pairs = [(image, text) for image, texts in enumerate(of_images) for text in dict.fromkeys(texts)]
     right_images, right_texts = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
     return list(numbers), right_images, right_texts
 
@@ -55,9 +55,9 @@ def retrieval_metrics(
     Returns:
         The recalls in [0, 1], by the names ``{image_to_text,text_to_image}_R@{1,5,10}``.
     """
-    found = retrieval_ranks(image_z, text_z, pairs_image, pairs_text, chunk)
+    by_direction = retrieval_ranks(image_z, text_z, pairs_image, pairs_text, chunk)
     metrics: dict[str, Outcomes] = {}
-    for direction, ranked in found.items():
+    for direction, ranked in by_direction.items():
         metrics |= summary(direction, ranked, np.arange(len(ranked)))
     return {name: outcomes.figure() for name, outcomes in metrics.items()}
 
@@ -113,7 +113,7 @@ def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: 
         ]
     )
     best = torch.full((len(query),), -torch.inf, device=query.device).scatter_reduce_(0, pair_query, right, "amax")
-    found = torch.empty(len(query), dtype=torch.int64, device=query.device)
+    ranked = torch.empty(len(query), dtype=torch.int64, device=query.device)
     # One workspace for all chunks: freeing and allocating it again would take more time than the products.
     workspace = query.new_empty(min(chunk, len(query)), len(candidate))
     for start in range(0, len(query), chunk):
@@ -125,20 +125,20 @@ def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: 
         # Counted in place; float32 adds zeros and ones exactly up to 2^24. A NaN is not less, and so counts against the
         # model.
         less = similarity.lt_(best[start:stop, None] - TIE).sum(dim=1)
-        found[start:stop] = 1 + len(candidate) - less.long()
-    return found
+        ranked[start:stop] = 1 + len(candidate) - less.long()
+    return ranked
 
 
-def summary(direction: str, found: Tensor, clusters: np.ndarray) -> dict[str, Outcomes]:
+def summary(direction: str, ranked: Tensor, clusters: np.ndarray) -> dict[str, Outcomes]:
     """Returns the outcomes of recall in one direction, by the names of the metrics.
 
     Args:
         direction: Direction, ``image_to_text`` or ``text_to_image``.
-        found: Ranks, shape ``(n,)``.
+        ranked: Ranks, shape ``(n,)``.
         clusters: Cluster numbers, int64 ``(n,)``, equal for queries that belong together.
     """
-    ranked = found.double().cpu().numpy()
-    return {f"{direction}_R@{k}": Outcomes((ranked <= k).astype(float), clusters) for k in RECALL_AT}
+    numbers = ranked.double().cpu().numpy()
+    return {f"{direction}_R@{k}": Outcomes((numbers <= k).astype(float), clusters) for k in RECALL_AT}
 
 
 def chance_of_recall(name: str, right: Tensor, among: int) -> float:

@@ -34,15 +34,16 @@ def evaluate(
     """Measures a model on held-out records.
 
     Args:
-        embedder: Embeds records and captions by the model.
-        store: The records; labels of the training split are read for k-NN and the linear probe.
+        embedder: Embedder of records and captions, which uses the model.
+        store: Records; labels of the training split are read for k-NN and the linear probe.
         options: Options that choose split and sizes.
-        tasks: Tasks that are measured (`tasks_of`).
+        tasks: Tasks to measure (`tasks_of`).
         which: Whether this is the trained or the untrained model.
         step: Number of training steps that the model has seen.
 
     Raises:
         UserError: If none of the chosen records has a caption or a label.
+        ValueError: If a task needs captions, and the embedder has no tokenizer.
     """
     if embedder.tokenizer is None and {"retrieval", "zero_shot"} & set(tasks):
         raise ValueError("retrieval and zero-shot need the tokenizer of the text tower")
@@ -67,22 +68,22 @@ def evaluate(
     return [
         Evaluation(
             name,
-            found.figure(),
+            outcomes.figure(),
             which,
             split,
             protocol,
             step,
-            len(found.values),
-            found.interval(),
+            len(outcomes.values),
+            outcomes.interval(),
             chance=chance,
-            outcomes=found,
+            outcomes=outcomes,
         )
-        for name, found, protocol, chance in figures
+        for name, outcomes, protocol, chance in figures
     ]
 
 
 def subset(store: RecordSet, indices: np.ndarray, limit: int) -> np.ndarray:
-    """Returns the `limit` indices with the smallest keys (0: all), the same records for any order in the store."""
+    """Returns the `limit` indices with the smallest keys (0: all): the same records, whatever their order in the store."""
     if not limit or limit >= len(indices):
         return indices
     return np.sort(indices[np.argsort(store.keys[indices], kind="stable")[:limit]])
@@ -91,7 +92,7 @@ def subset(store: RecordSet, indices: np.ndarray, limit: int) -> np.ndarray:
 def _retrieval(store: RecordSet, options: EvaluationConfig, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
     indices = store.split(options.split)
     captions = store.captions(indices)
-    captioned = np.array([bool(own) for own in captions])
+    captioned = np.array([bool(of_record) for of_record in captions])
     if not captioned.any():
         raise UserError(f"no record of the '{options.split}' split of {store.name} has a caption. [eval-no-caption]")
     indices = subset(store, indices[captioned], options.records)
@@ -103,19 +104,19 @@ def _retrieval(store: RecordSet, options: EvaluationConfig, images: EmbedRows, t
         f"cosine, {len(indices)} images against {len(candidates)} captions, equal ones counted once; right are {right}; "
         "ties count against the model"
     )
-    found = retrieval_ranks(image_z, text_z, of_images.to(image_z.device), of_captions.to(image_z.device))
-    own = _clusters(store, indices)
+    by_direction = retrieval_ranks(image_z, text_z, of_images.to(image_z.device), of_captions.to(image_z.device))
+    image_clusters = _clusters(store, indices)
     # A caption belongs to the cluster of the first of its images.
     of_text = np.full(len(candidates), len(indices))
     np.minimum.at(of_text, of_captions.numpy(), of_images.numpy())
-    clusters = {"image_to_text": own, "text_to_image": own[of_text]}
+    clusters = {"image_to_text": image_clusters, "text_to_image": image_clusters[of_text]}
     sides = {
         "image_to_text": (torch.bincount(of_images), len(candidates)),
         "text_to_image": (torch.bincount(of_captions), len(indices)),
     }
     return [
         (name, outcomes, protocol, chance_of_recall(name, *sides[direction]))
-        for direction, ranked in found.items()
+        for direction, ranked in by_direction.items()
         for name, outcomes in summary(direction, ranked, clusters[direction]).items()
     ]
 
@@ -132,15 +133,17 @@ def _zero_shot(store: RecordSet, options: EvaluationConfig, images: EmbedRows, t
         data, labels = _with_labels(store.labels[column][indices], image_z)
         clusters = _clusters(store, indices[store.labels[column][indices] >= 0])
         if not len(data):
-            raise UserError(f"no record chosen by evaluation.records has a '{column}' label; raise it. [eval-no-label]")
+            raise UserError(
+                f"no record chosen by evaluation.records has a '{column}' label; raise evaluation.records. [eval-no-label]"
+            )
         names = store.label_names[column]
         class_z = class_embeddings(names, templates, texts)
         prompts = f"'{templates[0]}'" if len(templates) == 1 else f"the mean of {len(templates)} prompts"
         protocol = f"cosine to {prompts}, {len(names)} classes, {len(data)} held-out records; ties count against the model"
-        found = zero_shot_right(data, class_z, labels)
+        by_metric = zero_shot_right(data, class_z, labels)
         figures += [
             (f"{name}{_suffix(store, column)}", _shares(right, clusters), protocol, (5 if "top5" in name else 1) / len(names))
-            for name, right in found.items()
+            for name, right in by_metric.items()
         ]
     return figures
 
@@ -184,7 +187,7 @@ def _classification(store: RecordSet, options: EvaluationConfig, features: Embed
 
 
 def _labelled(store: RecordSet, columns: list[str], split: str) -> Callable[[int, int], np.ndarray]:
-    """Returns a function that maps a range of rows to a mask: rows of a split that have at least one of some labels."""
+    """Returns a function from a range of rows to a mask of the rows in a split that have at least one of some labels."""
     of_split = store.within(split)
 
     def rows(first: int, end: int) -> np.ndarray:

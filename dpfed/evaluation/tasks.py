@@ -20,9 +20,8 @@ CLASS = "{}"  # placeholder of the class name in a template
 def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) -> tuple[str, ...]:
     """Returns the tasks for `evaluate`: those that the options name or, if they name none, all that the records allow.
 
-    With ``evaluation.split = "none"`` there are none.
-
-    Call it before training, so that an impossible task is known before any budget is spent.
+    With ``evaluation.split = "none"``, the result is empty. Call this function before training, so that an impossible task is
+    known before any budget is spent.
 
     Args:
         store: Records of the run.
@@ -55,7 +54,9 @@ def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) ->
     if not tasks:
         tasks = tuple(task for task, reason in reasons.items() if reason is None)
     if "retrieval" in tasks and options.match == "unit" and store.units is None:
-        raise UserError(f"evaluation.match = 'unit', but {store.name} names no units; set it to 'record'. [eval-no-units]")
+        raise UserError(
+            f"evaluation.match = 'unit', but {store.name} names no units; set evaluation.match = 'record'. [eval-no-units]"
+        )
     if "zero_shot" in tasks:
         check_templates(options.templates)
     return tasks

@@ -64,10 +64,10 @@ def zero_shot_right(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[st
     right = similarity.gather(1, labels[:, None])
     # "Not less" rather than "at least": a similarity that is NaN counts against the model, too.
     rank = (similarity < right - TIE).logical_not().sum(dim=1)  # the right class counts itself: 1 is the best
-    right_ones = {"zero_shot_accuracy": (rank <= 1).cpu()}
+    outcomes = {"zero_shot_accuracy": (rank <= 1).cpu()}
     if len(class_z) > TOP5_ABOVE:
-        right_ones["zero_shot_top5_accuracy"] = (rank <= 5).cpu()
-    return right_ones
+        outcomes["zero_shot_top5_accuracy"] = (rank <= 5).cpu()
+    return outcomes
 
 
 @torch.no_grad()
@@ -90,6 +90,6 @@ def confusions(image_z: Tensor, class_z: Tensor, labels: Tensor) -> Tensor:
     right = zero_shot_right(image_z, class_z, labels)["zero_shot_accuracy"]
     similarity = normalize(image_z.float(), dim=1) @ class_z.T
     wrong = similarity.scatter(1, labels[:, None], -torch.inf).argmax(dim=1).cpu()
-    own = labels.cpu()
-    cells = own * len(class_z) + torch.where(right, own, wrong)
+    true = labels.cpu()
+    cells = true * len(class_z) + torch.where(right, true, wrong)
     return cells.bincount(minlength=len(class_z) ** 2).reshape(len(class_z), len(class_z))

@@ -1,6 +1,6 @@
-"""Features of many records on disk, a shard at a time. They are as private as the records, and never leave their owner.
+"""Features of many records, on disk in shards. They are as private as the records, and never leave the records' owner.
 
-A shard says the hash of its numbers: it may be read again months after it was written.
+The file of a shard contains a hash of its tensors, because a run may read it months after it was written.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch import Tensor
 
 from dpfed.files.atomic import remove_drafts, write_atomically
 
-SHARD = 4096  # records of a shard; an interrupted computation loses no more
+SHARD = 4096  # records in a shard; an interrupted computation loses the work on at most one shard
 _IMAGE, _TEXT, _STARTS, _HASH = "image", "text", "starts", "blake2b"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The features of consecutive records.
+    """The features of b consecutive records.
 
     Attributes:
-        image: ``(b, V, F)`` float32, V views of each record's image.
-        text: ``(k, F_t)`` float32 of all captions of all records; ``None``: captions are not embedded.
-        offsets: ``(b + 1,)`` int64 the first caption of each record, and the one behind the last.
+        image: Features of V views of each record's image, ``(b, V, F)`` float32.
+        text: Features of all k captions of these records, ``(k, F_t)`` float32; ``None``: captions are not embedded.
+        offsets: Row of `text` with each record's first caption, and at last k, ``(b + 1,)`` int64; ``None`` without `text`.
     """
 
     image: Tensor
@@ -40,26 +40,26 @@ class Shard:
 
     @functools.cached_property
     def text_means(self) -> Tensor | None:
-        """``(b, F_t)`` the mean of each record's captions."""
+        """The mean features of each record's captions, ``(b, F_t)`` float32; ``None``: captions are not embedded."""
         if self.text is None or self.offsets is None:
             return None
         counts = self.offsets.diff()
         record = torch.repeat_interleave(torch.arange(len(counts)), counts)
-        # One record's captions are added up in their own order, whoever stands beside it.
+        # The captions of a record are added up in their order in the record, whatever records stand beside it.
         return self.text.new_zeros(len(counts), self.text.shape[1]).index_add_(0, record, self.text) / counts[:, None]
 
 
 class Features:
-    """Features of some records of a store, mapped: only what is asked for is read.
+    """Features of some records of a store. The files are mapped into memory, so only the features that are used are read.
 
-    As a context manager it deletes them at the end of the ``with`` block, unless they are to stay, and keeps them for another
-    try if the block fails.
+    As a context manager, it deletes the files at the end of the ``with`` block, unless `stay` is set or the block raises an
+    error. After an error the files remain, and the next attempt reads them.
 
     Args:
-        folder: Folder of the shards; nobody but the owner can read it.
-        rows: ``(n,)`` int64 rows of the store, in the order of the features.
-        keeper: Temporary folder, which is deleted with these features.
-        stay: Whether the features stay on disk for later runs.
+        folder: Folder of the shards, which only the owner can read.
+        rows: Rows of the store, ``(n,)`` int64, in the order of the features.
+        keeper: `tempfile.TemporaryDirectory` that contains `folder`. It is deleted when this object is no longer in use.
+        stay: Whether the files stay on disk for later runs.
 
     Attributes:
         rows: Rows of the store, as given.
@@ -81,79 +81,97 @@ class Features:
             self.delete()
 
     def complete(self, compute: Callable[[np.ndarray, Callable[[int], None]], Shard], progress: Callable[[int], None]) -> None:
-        """Computes the shards that are not there yet, or damaged. Nobody else may write them meanwhile.
+        """Computes the shards that are missing or damaged. No other process may write to the folder meanwhile.
 
-        All of them are open then: it does not matter if somebody deletes them.
+        Afterwards all shards are open: they can be read even if another process deletes the files.
 
         Args:
-            compute: Rows ``(b,)`` of the store -> their features; it tells how many are done.
-            progress: Learns how many records are done.
+            compute: Function from rows ``(b,)`` of the store to the features of these records. It calls its second argument
+                with the number of these records that are done.
+            progress: Function that is called with the number of records that are done.
 
         Raises:
-            OSError: If they cannot be written.
+            OSError: If the folder or a shard cannot be written.
         """
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         remove_drafts(self._folder)
         for number, first in enumerate(range(0, len(self), SHARD)):
-            own = self.rows[first : first + SHARD]
-            found = self._read(number, whole=True)
-            if found is None:
-                shard = compute(own, lambda done, first=first: progress(first + done))  # type: ignore[misc]
+            rows = self.rows[first : first + SHARD]
+            stored = self._read(number, whole=True)
+            if stored is None:
+                shard = compute(rows, lambda done, first=first: progress(first + done))  # type: ignore[misc]
                 given = {_IMAGE: shard.image, _TEXT: shard.text, _STARTS: shard.offsets}
                 tensors = {name: tensor.contiguous() for name, tensor in given.items() if tensor is not None}
                 write_atomically(self._path(number), save(tensors, {_HASH: _hash(tensors)}), mode=0o600)
-                found = self._read(number)
-            if found is not None:
-                self._shards[number] = found
-            progress(first + len(own))
+                stored = self._read(number)
+            if stored is not None:
+                self._shards[number] = stored
+            progress(first + len(rows))
 
     def shards(self) -> Iterator[Shard]:
-        """Yields all features, in the order of `rows`."""
+        """Yields the shards, whose records follow each other in the order of `rows`."""
         for number in range(-(-len(self) // SHARD)):
             yield self._shard(number)
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the positions of the features of rows of the store."""
+        """Returns the positions in `self.rows` of some rows of the store, ``(n,)`` int64. `self.rows` must contain them."""
         return self._order[np.searchsorted(self.rows, rows, sorter=self._order)]
 
     def images(self, positions: np.ndarray, views: np.ndarray) -> Tensor:
-        """Some views of some records.
+        """Returns the features of some views of some records.
 
         Args:
-            positions: ``(n,)``, see `positions`.
-            views: ``(n, W)`` which views of each record.
+            positions: Positions of the records, ``(n,)`` (see `positions`).
+            views: Numbers of the views of each record, ``(n, W)``, each below V.
 
         Returns:
-            ``(n, W, F)`` float32.
+            Features ``(n, W, F)`` float32.
         """
-        return self._gather(positions, lambda shard, own, chosen: shard.image[own[:, None], torch.from_numpy(views[chosen])])
+        return self._gather(
+            positions, lambda shard, places, chosen: shard.image[places[:, None], torch.from_numpy(views[chosen])]
+        )
 
     def texts(self, positions: np.ndarray, choice: np.ndarray) -> Tensor:
-        """One caption of each of some records, ``(n, F_t)``; `choice` is ``(n,)`` in [0, 1)."""
+        """Returns the features of one caption of each of some records, ``(n, F_t)`` float32.
 
-        def of(shard: Shard, own: Tensor, chosen: np.ndarray) -> Tensor:
+        Args:
+            positions: Positions of the records, ``(n,)`` (see `positions`).
+            choice: Number in [0, 1) for each record, ``(n,)`` float64, which selects one of the record's captions.
+        """
+
+        def of(shard: Shard, places: Tensor, chosen: np.ndarray) -> Tensor:
             assert shard.text is not None and shard.offsets is not None
-            counts = (shard.offsets[own + 1] - shard.offsets[own]).double()
-            return shard.text[shard.offsets[own] + (torch.from_numpy(choice[chosen]) * counts).long()]
+            counts = (shard.offsets[places + 1] - shard.offsets[places]).double()
+            return shard.text[shard.offsets[places] + (torch.from_numpy(choice[chosen]) * counts).long()]
 
         return self._gather(positions, of)
 
     def text_means(self, positions: np.ndarray) -> Tensor:
-        """``(n, F_t)`` the mean of the captions of each of some records."""
+        """Returns the mean features of each record's captions, ``(n, F_t)`` float32; see `positions` for the argument."""
 
-        def of(shard: Shard, own: Tensor, _: np.ndarray) -> Tensor:
+        def of(shard: Shard, places: Tensor, _: np.ndarray) -> Tensor:
             assert shard.text_means is not None
-            return shard.text_means[own]
+            return shard.text_means[places]
 
         return self._gather(positions, of)
 
     def delete(self) -> None:
-        """Removes them from the disk."""
+        """Deletes the files."""
         self._shards.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _gather(self, positions: np.ndarray, of: Callable[[Shard, Tensor, np.ndarray], Tensor]) -> Tensor:
+        """Returns the results of a function for some records of several shards, in the order of `positions`.
+
+        Args:
+            positions: Positions of the records, ``(n,)``.
+            of: Function of a shard, of the places of k records within the shard, ``(k,)``, and of the places of these records
+                within `positions`, ``(k,)``. It returns a tensor with one row for each of these records.
+
+        Raises:
+            ValueError: If there are no positions.
+        """
         numbers, result = positions // SHARD, None
         for number in np.unique(numbers):
             chosen = np.flatnonzero(numbers == number)
@@ -169,34 +187,34 @@ class Features:
         if number not in self._shards:
             shard = self._read(number)
             if shard is None:
-                raise FileNotFoundError(f"{self._path(number)}: the features of a frozen tower are gone")
+                raise FileNotFoundError(f"{self._path(number)}: this file of features of a frozen tower is missing or damaged")
             self._shards[number] = shard
         return self._shards[number]
 
     def _read(self, number: int, whole: bool = False) -> Shard | None:
-        """A shard that was written whole, of as many records as belong to it; ``None``: it is to be computed.
+        """Returns a shard; ``None``: its file is missing, damaged or of another number of records, so it must be computed.
 
         Args:
             number: Number of the shard, from 0.
-            whole: All of it is read and held against its hash; otherwise it is only mapped.
+            whole: Whether to read all of the shard and compare it with its hash; otherwise the file is only mapped.
         """
         records = min(SHARD, len(self) - number * SHARD)
         try:
             with safe_open(self._path(number), "pt") as file:
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                said = (file.metadata() or {}).get(_HASH)
-            shard = Shard(found[_IMAGE], found.get(_TEXT), found.get(_STARTS))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                written = (file.metadata() or {}).get(_HASH)
+            shard = Shard(tensors[_IMAGE], tensors.get(_TEXT), tensors.get(_STARTS))
         except (OSError, SafetensorError, KeyError):
             return None
         fits = len(shard.image) == records and (shard.offsets is None or len(shard.offsets) == records + 1)
-        return shard if fits and (not whole or said == _hash(found)) else None
+        return shard if fits and (not whole or written == _hash(tensors)) else None
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06d}.safetensors"
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> str:
-    """Returns the hash of a shard's numbers, which are contiguous."""
+    """Returns the hash of a shard's tensors and their names. The tensors must be contiguous."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""Computes the features of records by frozen towers, each record's from that record alone."""
+"""Computes features of records with frozen towers. The features of a record depend on that record alone."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent
 
 _VERSION = 2
-# Views are drawn by the record's key and a constant that anyone may know: no promise rests on them.
+# Views are drawn from the record's key and a constant that anyone may know: the guarantee does not depend on them.
 _VIEWS = Randomness.from_seed(0)
-_TEXTS = ["A photo of 2 red circles (left), naïve; and 1 BLUE square.", "a"]  # tell tokenizers and text towers apart
+_TEXTS = ["A photo of 2 red circles (left), naïve; and 1 BLUE square.", "a"]  # their tokens and features tell text towers apart
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """Features of records, computed once and kept: what is in the folder already is not computed again.
+    """Computes features of records, and keeps them in files. Features whose files exist are not computed again.
 
     Attributes:
-        folder: Inside which they are kept, in a folder named by what they depend on; ``None``: a temporary one, which goes with
-            the features.
-        progress: Sees how far it is.
-        stay: Those of a record store stay beside it for later runs (`dpfed.features.kept`), or in `folder` where they cannot.
+        folder: Folder for the features, which lie in a subfolder named by a hash of all that they depend on; ``None``: a
+            temporary folder, which is deleted with the features.
+        progress: Display of the stages.
+        stay: Whether the features of a record store are kept beside the store for later runs (`dpfed.features.kept`). If they
+            cannot be, and for other records, `folder` is used.
     """
 
     folder: Path | None = None
@@ -56,18 +57,22 @@ class FeatureCache:
     stay: bool = False
 
     def features(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> Features:
-        """The features of some records.
+        """Returns the features of some records, and computes them first if they are not in files.
+
+        Features of a record that are not finite become zeros.
 
         Args:
             model: Model with frozen towers.
             views: Views that turn records into the model's input.
-            store: The records.
-            rows: ``(n,)`` int64 rows of the store.
-            count: V, random views of each image, by the record's own key: the same in every run; 0: the plain image alone.
+            store: Records.
+            rows: Rows of the store, ``(n,)`` int64.
+            count: V, number of random views of each image. They depend on the record's key only, so they are the same in every
+                run; 0: only the plain image.
 
         Raises:
-            UserError: If a tower is trained, or its features of noise are not finite. Those of a record that are not become
-                zeros.
+            UserError: If the image tower is trained, the model is of a kind whose features cannot be computed once, a tower's
+                features of noise are not finite, or an image cannot be read.
+            OSError: If the features cannot be written.
         """
         extraction = _Extraction(model, views, store, count)
         was_training = model.training
@@ -75,13 +80,13 @@ class FeatureCache:
         try:
             with torch.inference_mode():
                 key = extraction.key(rows)
-                found = self._staying(extraction, key, rows, store) if self.stay and isinstance(store, RecordStore) else None
-                return found or self._passing(extraction, key, rows)
+                kept = self._staying(extraction, key, rows, store) if self.stay and isinstance(store, RecordStore) else None
+                return kept or self._passing(extraction, key, rows)
         finally:
             model.train(was_training)
 
     def has(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> bool:
-        """Returns whether an earlier run kept these features beside the store; see `features` for the arguments."""
+        """Returns whether an earlier run kept all these features beside the store; see `features` for arguments and errors."""
         if not self.stay or not isinstance(store, RecordStore) or not place_of(store.path).is_dir() or not len(rows):
             return False
         with frozen(model):
@@ -89,7 +94,7 @@ class FeatureCache:
         return len(list(folder.glob("*.safetensors"))) == -(-len(rows) // SHARD)
 
     def _staying(self, extraction: _Extraction, key: str, rows: np.ndarray, store: RecordStore) -> Features | None:
-        """Features beside the store; ``None``: they cannot be there, which is said."""
+        """Returns features that are kept beside the store; ``None``: they cannot be kept there, and a note says why."""
         with contextlib.ExitStack() as held:
             try:
                 folder = held.enter_context(claimed_features(place_of(store.path), key, self.progress.note))
@@ -108,10 +113,10 @@ class FeatureCache:
             return features
 
     def _say_why(self, error: Exception) -> None:
-        self.progress.note(f"features of frozen towers serve this run alone, for they cannot be kept beside the store: {error}")
+        self.progress.note(f"only this run uses its features of frozen towers: they cannot be kept beside the store: {error}")
 
     def _passing(self, extraction: _Extraction, key: str, rows: np.ndarray) -> Features:
-        """Features in `folder`, or in a temporary one."""
+        """Returns features in `folder`, or in a temporary folder."""
         temporary = None if self.folder is not None else tempfile.TemporaryDirectory(prefix="dpfed-features-")
         features = Features(Path(self.folder or temporary.name) / key, rows, temporary)  # type: ignore[union-attr]
         features.complete(extraction, self._advance(rows))
@@ -122,12 +127,12 @@ class FeatureCache:
 
 
 def features_key(model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> str:
-    """Names everything that the features of some records depend on; see `FeatureCache.features`."""
+    """Returns a hash of all that the features of some records depend on, in hexadecimal; see `FeatureCache.features`."""
     return _Extraction(model, views, store, count).key(rows)
 
 
 def towers_digest(towers: Towers) -> bytes:
-    """Hash of the weights of frozen towers."""
+    """Returns a hash of the weights of frozen towers, 16 bytes."""
     digest = hashlib.blake2b(digest_size=16)
     _hash_towers(towers, digest)
     return digest.digest()
@@ -141,7 +146,7 @@ def _hash_towers(towers: Towers, digest: hashlib.blake2b) -> None:
 
 
 class _Extraction:
-    """Rows of a store -> a shard of features."""
+    """Computes a shard of features from rows of a store; see `FeatureCache.features` for the arguments and errors."""
 
     def __init__(self, model: nn.Module, views: RecordViews, store: RecordSet, count: int) -> None:
         self._model, self._views, self._store, self._count = model, views, store, count
@@ -151,7 +156,10 @@ class _Extraction:
         self._passes = Passes(self._device, views.tokenizer)
 
     def key(self, rows: np.ndarray) -> str:
-        """Names everything that the features depend on: also what reads images, and how the towers compute."""
+        """Returns a hash of all that the features of some records depend on, in hexadecimal.
+
+        It covers the records, the views, the weights, the version of Pillow, which reads images, and how the towers compute.
+        """
         views, store, digest = self._views, self._store, hashlib.blake2b(digest_size=16)
         first = views.read(store, rows[:1])[:1]
         said = [_VERSION, __version__, importlib.metadata.version("pillow"), self._device.type, self._signs(first)]
@@ -163,47 +171,48 @@ class _Extraction:
         return digest.hexdigest()
 
     def _signs(self, like: Tensor) -> list[object]:
-        """Returns the towers' features of two images of noise and of two texts, to three digits.
+        """Returns the tokens of two texts, and sums of the towers' features of these texts and of two images of noise.
 
-        Weights alone do not tell how many heads attend, which activation lies between two layers, or how texts become tokens.
+        The weights alone do not tell how many attention heads there are, which activation follows a layer, or how texts become
+        tokens. Each sum is rounded to three digits.
 
         Args:
-            like: ``(1, C, H, W)`` an image, or none.
+            like: Image whose shape and type the noise gets, ``(1, C, H, W)``; with no image, ``(0, ...)``, images are left out.
         """
         noise = torch.randint(0, 256, (2, *like.shape[1:]), generator=torch.Generator().manual_seed(0)).to(like)
-        found = [method_of(self._model, "features")(self._views.images.plain(noise.to(self._device)))] if len(like) else []
+        outputs = [method_of(self._model, "features")(self._views.images.plain(noise.to(self._device)))] if len(like) else []
         said: list[object] = []
         if self._towers.text is not None and self._views.tokenizer is not None:
             tokens = self._views.tokenizer(_TEXTS)
             said.append(tokens.tolist())
-            found.append(method_of(self._model, "text_features")(tokens.to(self._device)))
-        for own in found:
-            size = own.double().abs().cpu()
+            outputs.append(method_of(self._model, "text_features")(tokens.to(self._device)))
+        for output in outputs:
+            size = output.double().abs().cpu()
             said += [
                 f"{(size * weights).sum():.2e}" for weights in (torch.ones_like(size), torch.linspace(0, 1, size[0].numel()))
             ]
         return said
 
     def __call__(self, rows: np.ndarray, progress: Callable[[int], None]) -> Shard:
-        """The features of a shard's records.
+        """Computes the features of a shard's records.
 
         Args:
-            rows: ``(b,)`` of the store.
-            progress: Learns how many are done.
+            rows: Rows of the store, ``(b,)``.
+            progress: Function that is called with the number of these records whose images are done.
         """
         together = self._passes.together
         batches = [rows[first : first + together] for first in range(0, len(rows), together)]
         self._read.prefetch(batches)
         parts = []
-        for own in batches:
-            parts.append(self._of_images(own))
+        for batch in batches:
+            parts.append(self._of_images(batch))
             progress(sum(map(len, parts)))
         image = torch.cat(parts)
         if self._towers.text is None or self._views.tokenizer is None:
             return Shard(image)
         captions = self._store.captions(rows)
-        counts = torch.tensor([len(own) for own in captions])
-        each = [text for own in captions for text in own]
+        counts = torch.tensor([len(of_record) for of_record in captions])
+        each = [text for of_record in captions for text in of_record]
         number = {text: index for index, text in enumerate(dict.fromkeys(each))}  # equal captions are embedded once
         embed = method_of(self._model, "text_features")
         of_each = self._passes.of_texts(embed, self._towers.text, self._towers.text_width, list(number))
@@ -211,7 +220,7 @@ class _Extraction:
         return Shard(image, text, torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]))
 
     def _of_images(self, rows: np.ndarray) -> Tensor:
-        """``(b, max(V, 1), F)`` float32 on the CPU."""
+        """Returns the features of the records' image views, ``(b, max(V, 1), F)`` float32 on the CPU."""
         of_images, device = self._views.images, self._device
         images, embed = self._read(rows).to(device), method_of(self._model, "features")
         if self._count:

@@ -2,8 +2,8 @@
 
 stores/mine/                     the store, which never changes
 stores/mine.features/            mode 0700
-    KEY/000000.safetensors       mode 0600, see `dpfed.features.cache`; KEY hashes all that the features depend on
-    KEY.lock                     held while a process computes or deletes them
+    KEY/000000.safetensors       mode 0600, see `dpfed.features.cache`; KEY is a hash of all that the features depend on
+    KEY.lock                     locked while a process computes or deletes the features in KEY/
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _LOCK = ".lock"
 
 
 def place_of(store: str | Path) -> Path:
-    """The folder for the features of a store's records; the store itself may be deleted."""
+    """Returns the folder for the features of a store's records. The store need not exist any more."""
     path = Path(store).resolve()
     return path.with_name(f"{path.name}.features")
 
 
 @contextlib.contextmanager
 def claimed_features(place: Path, key: str, say: Callable[[str], None]) -> Iterator[Path]:
-    """Locks the features of one key for this process, and waits as long as another process computes them.
+    """Locks the features of one key for this process, and waits while another process computes them.
 
     Args:
-        place: See `place_of`; the folder is created if it is missing.
-        key: A hash of all that the features depend on.
-        say: Called with a sentence before waiting.
+        place: Folder of all features of the store, see `place_of`. It is created if it is missing.
+        key: Hash of all that the features depend on.
+        say: Function that receives a sentence before this process waits.
 
     Yields:
-        The folder of the features' shards, which may not exist yet.
+        The folder for the shards of these features, which may not exist yet.
 
     Raises:
-        UserError: If another user owns or can read the folder, or its file system has no locks.
-        OSError: If the folder is not writable.
+        UserError: If another user owns `place` or can read it, or its file system has no locks.
+        OSError: If `place` cannot be created or written to.
     """
     place.mkdir(mode=0o700, exist_ok=True)
     _refuse_open(place)
@@ -60,16 +60,17 @@ def claimed_features(place: Path, key: str, say: Callable[[str], None]) -> Itera
 
 
 def forget(store: str | Path) -> int:
-    """Deletes all kept features of a store's records. A run that has opened them can continue.
+    """Deletes all kept features of a store's records. A run that has opened the files can still read them.
 
     Args:
-        store: The path of the store, which may be deleted already.
+        store: Path of the store, which may be deleted already.
 
     Returns:
-        How many bytes were deleted.
+        The size of the deleted features, bytes.
 
     Raises:
-        UserError: If a process is computing features, or the files cannot be deleted.
+        UserError: If a process is computing features of the store, the place of the features is not a folder, or the files
+            cannot be deleted.
     """
     place = place_of(store)
     if not os.path.lexists(place):
@@ -86,7 +87,7 @@ def forget(store: str | Path) -> int:
                 lock = folder.with_name(f"{folder.name}{_LOCK}")
                 with file_lock(lock, taken):
                     shutil.rmtree(folder)
-                    lock.unlink(missing_ok=True)  # still held, so a process that waits must make a new one
+                    lock.unlink(missing_ok=True)  # while this process holds the lock, so one that waits makes a new file
         for left in place.glob(f"*{_LOCK}"):
             with file_lock(left, taken):
                 left.unlink(missing_ok=True)
@@ -100,8 +101,8 @@ def _refuse_open(place: Path) -> None:
     """Refuses a folder that another user owns or can read: features reveal as much as the records.
 
     Raises:
-        UserError: If the owner or the mode is wrong.
+        UserError: If the owner or the mode is wrong, or the path is not a folder.
     """
-    found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    status = place.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise UserError(f"{place} must be a folder that only this user can read (mode 0700). [features-place]")

@@ -1,4 +1,4 @@
-"""Features of pictures, or of captions, as a file for other programs: Parquet with names, or .npy."""
+"""Computes features of pictures or captions, and writes them to a file for other programs: Parquet with names, or .npy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpfed.files.atomic import refuse_existing, write_atomically
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TOGETHER = 128  # pictures in memory at a time
+_TOGETHER = 128  # number of pictures, or of records with captions, in memory at a time
 
 Embed = Callable[["Tensor"], "Tensor"]
 Batches = Iterator[tuple[np.ndarray, "Tensor"]]
@@ -30,14 +30,17 @@ def embedded(
     """Yields a model's features of pictures, batch by batch.
 
     Args:
-        pictures: The pictures, at least one.
-        embed: Uint8 ``(n, 3, size, size)`` -> ``(n, F)``.
-        size: Side that the model sees, pixels.
-        how: How pictures become square.
-        advance: Learns how many are done.
+        pictures: Pictures, at least one.
+        embed: Function from images ``(n, 3, size, size)`` uint8 to features ``(n, F)``.
+        size: Side of the images that the model reads, pixels.
+        how: Preprocessing that makes pictures square.
+        advance: Function that is called with the number of completed pictures.
 
     Yields:
-        Numbers of the pictures ``(n,)``, and ``(n, F)`` float32 on the CPU.
+        The numbers of the pictures of a batch, ``(n,)``, and their features, ``(n, F)`` float32 on the CPU.
+
+    Raises:
+        UserError: If a picture cannot be read.
     """
     for part in _batches(len(pictures)):
         yield part, embed(pictures.squares(part, size, how)).float().cpu()
@@ -51,8 +54,8 @@ def captions_embedded(
 
     Args:
         records: Records with captions.
-        embed: N lists of captions -> ``(n, F)``.
-        advance: Learns how many are done.
+        embed: Function from n lists of captions to features ``(n, F)``.
+        advance: Function that is called with the number of completed records.
     """
     for part in _batches(len(records)):
         yield part, embed(records.captions(part)).float().cpu()
@@ -60,17 +63,18 @@ def captions_embedded(
 
 
 def _batches(count: int) -> list[np.ndarray]:
+    """Returns the numbers 0 .. count - 1, split into batches."""
     return np.split(np.arange(count), range(_TOGETHER, count, _TOGETHER))
 
 
 def write_features(out: Path, pictures: NamedPictures, batches: Batches) -> int:
-    """Writes the features of each picture in order; only their owner can read the file.
+    """Writes the features of pictures to a new file, in the order of the pictures. Only the user can read the file.
 
     Args:
-        out: Must not exist. A name that ends in .npy gets ``(n, F)`` float32; any other Parquet with the columns ``name``,
-            ``features`` (F float32) and, where the records have units, ``unit``.
-        pictures: Pictures, whose names are written.
-        batches: Batches as `embedded` yields them.
+        out: Path of the file, which must not exist. If it ends in ``.npy``, the file is an array ``(n, F)`` float32. Otherwise
+            it is a Parquet file with the columns ``name``, ``features`` (F float32) and, if the records have units, ``unit``.
+        pictures: Pictures, at least one; their names go into a Parquet file.
+        batches: Batches of all pictures or captions, as `embedded` and `captions_embedded` yield them.
 
     Returns:
         F, the width of the features.

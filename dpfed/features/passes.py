@@ -11,21 +11,22 @@ from dpfed.data.views.record_views import Tokenizer
 from dpfed.errors import UserError
 from dpfed.models.text_tower import FrozenTextTower
 
-_IN_A_PASS = {"cpu": 64}  # images, or texts; elsewhere 256
-_SHORTEST = 16  # tokens: texts are cut to 16, 32, 64, ... places, each by its own length
+_IN_A_PASS = {"cpu": 64}  # images, or texts, in a pass on this kind of device; 256 on any other
+_SHORTEST = 16  # tokens; padding is cut off so that a text keeps 16, 32, 64, ... tokens, the fewest that hold all of it
 
 Embed = Callable[[Tensor], Tensor]
 
 
 class Passes:
-    """Passes of a model on a device.
+    """Runs a model's frozen towers in passes of one shape.
 
     Args:
-        device: The model's.
-        tokenizer: Tokenizer of a model that reads text.
+        device: Device of the model.
+        tokenizer: Tokenizer of a model that reads text; ``None`` for image models.
 
     Attributes:
-        together: Number of images, or texts, of a pass.
+        together: Number of images, or texts, in a pass. It becomes 1 if a trial on noise shows that inputs of one pass change
+            each other's features.
     """
 
     def __init__(self, device: torch.device, tokenizer: Tokenizer | None = None) -> None:
@@ -34,11 +35,11 @@ class Passes:
         self._is_checked: set[tuple[int, ...]] = set()
 
     def __call__(self, embed: Embed, inputs: Tensor) -> Tensor:
-        """Features ``(n, F)`` float32 on the CPU; zeros for those that are not finite.
+        """Returns features ``(n, F)`` float32 on the CPU. A row of features that are not all finite becomes zeros.
 
         Args:
-            embed: The tower.
-            inputs: ``(n, ...)`` on the device.
+            embed: Tower from inputs to features.
+            inputs: Images or tokens, ``(n, ...)``, on the device.
 
         Raises:
             UserError: If the tower's features of noise are not finite.
@@ -52,18 +53,21 @@ class Passes:
             # The copy aligns memory: the result of some products of a few rows depends on their address.
             full = torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part.clone()
             parts.append(embed(full)[: len(part)].float().cpu())
-        found = torch.cat(parts)
-        # A record must not end the run, because that would reveal it: its features count as zeros.
-        return torch.where(found.isfinite().all(1, keepdim=True), found, 0.0)
+        features = torch.cat(parts)
+        # A record must not end the run, because the end would reveal the record. So its features become zeros.
+        return torch.where(features.isfinite().all(1, keepdim=True), features, 0.0)
 
     def of_texts(self, embed: Embed, tower: nn.Module, width: int, texts: list[str]) -> Tensor:
-        """Features ``(n, F_t)`` of texts.
+        """Returns the features of n texts, ``(n, F_t)`` float32 on the CPU; see `__call__`.
 
         Args:
-            embed: Tokens ``(n, L)`` -> features.
-            tower: The text tower; texts of a pretrained one are cut by their own length, so each is a function of that text.
-            width: F_t.
-            texts: N of them.
+            embed: Function from tokens ``(n, L)`` to features ``(n, F_t)``.
+            tower: Text tower. For a `FrozenTextTower` padding is cut off, to a length that depends on the text alone.
+            width: F_t, number of features of a text.
+            texts: Texts.
+
+        Raises:
+            UserError: If the tower's features of noise are not finite.
         """
         assert self._tokenizer is not None
         tokens = self._tokenizer(texts)
@@ -79,7 +83,13 @@ class Passes:
         return result
 
     def _check(self, embed: Embed, like: Tensor) -> None:
-        """Tries the tower on noise. Where a pass does not keep records apart, bit by bit, each gets a pass of its own.
+        """Tries the tower on noise, to see whether each input of a pass is treated alone.
+
+        If the place or the neighbours of an input change a bit of its features, `together` becomes 1.
+
+        Args:
+            embed: Tower from inputs to features.
+            like: Input ``(1, ...)`` whose shape, type and device the noise gets.
 
         Raises:
             UserError: If the features of noise are not finite.
@@ -91,9 +101,9 @@ class Passes:
         else:
             noise = torch.randint(1, self._tokenizer.vocabulary, shape, generator=generator)  # type: ignore[union-attr]
         noise = noise.to(like)
-        found, half = embed(noise), self.together // 2
-        if not bool(found.isfinite().all()):
+        features, half = embed(noise), self.together // 2
+        if not bool(features.isfinite().all()):
             raise UserError("a frozen tower's features are not finite: its weights are damaged; use others. [features-finite]")
         others = torch.cat([noise[:half], noise[:half].flip(0)]).roll(half // 2, 0)
-        if half and not torch.equal(found[:half], embed(others).roll(-(half // 2), 0)[:half]):
+        if half and not torch.equal(features[:half], embed(others).roll(-(half // 2), 0)[:half]):
             self.together = 1

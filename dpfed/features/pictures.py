@@ -1,4 +1,4 @@
-"""A trained encoder as a transformer of scikit-learn: pictures -> an array of features."""
+"""A trained encoder as a scikit-learn transformer, from pictures to an array of features."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ from torch import Tensor
 
 
 class Embeds(Protocol):
-    """Encoder as `dpfed.load` returns it."""
+    """An encoder as `dpfed.load` returns it."""
 
     def features(self, images: Any) -> Tensor:
-        """``(n, F)``."""
+        """Returns features of n images, ``(n, F)``."""
 
     def embed_images(self, images: Any) -> Tensor:
-        """``(n, D)``."""
+        """Returns embeddings of n images, ``(n, D)``, of unit length."""
 
 
 class PictureFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Features of pictures, for a `sklearn.pipeline.Pipeline`. It learns nothing from what it is fitted on.
+    """Turns pictures into features in a `sklearn.pipeline.Pipeline`. Fitting changes nothing: the encoder is already trained.
 
     Args:
-        encoder: See `dpfed.load`.
-        contrast: Embeddings of unit length in the space of the contrast, in the place of features.
-        batch: Pictures in a pass.
+        encoder: Encoder that `dpfed.load` returns.
+        contrast: Whether the result is `embed_images`, embeddings of unit length in the space of the contrastive loss, in the
+            place of `features`.
+        batch: Number of pictures in one forward pass.
     """
 
     def __init__(self, encoder: Embeds, contrast: bool = False, batch: int = 64) -> None:
         self.encoder, self.contrast, self.batch = encoder, contrast, batch
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Nothing is learnt."""
+        """Returns this object, and ignores the arguments."""
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """Features of pictures.
+        """Computes the features of pictures.
 
         Args:
-            X: A list of PIL images or arrays of any size, or a uint8 array ``(n, H, W, 3)``.
+            X: List of PIL images or uint8 arrays of any size, or one uint8 array ``(n, H, W, 3)``.
 
         Returns:
-            ``(n, F)`` float32.
+            Features ``(n, F)`` float32, or embeddings ``(n, D)`` if `contrast` is set.
 
         Raises:
-            UserError: For something else, or no picture.
+            UserError: If `X` has another form, or contains no picture.
         """
         embed = self.encoder.embed_images if self.contrast else self.encoder.features
         parts = [X[first : first + self.batch] for first in range(0, len(X), self.batch)] or [X]

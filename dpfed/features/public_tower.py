@@ -25,15 +25,19 @@ from dpfed.objectives import ObjectiveConfig
 
 
 class PublicTower:
-    """The frozen towers of a public model. Features of one picture or text do not depend on those beside it, bit by bit.
+    """The frozen towers of a public model. No bit of the features of a picture or text depends on the others of the same call.
 
     Args:
         model: Model with `features`, if it has an image tower, and `text_features`, if it has a text tower.
-        text: Text tower of the model; ``None``: it has none.
-        text_width: F_t.
-        tokenizer: Tokenizer of the text tower.
-        size: Side of the square images that it sees, pixels; 0: it has no image tower.
-        preprocessing: Resizing and normalisation of the images.
+        text: Text tower of the model; ``None``: the model has no text tower.
+        text_width: F_t, number of features of a text.
+        tokenizer: Tokenizer of the text tower; ``None``: the model has no text tower.
+        size: Side of the square images that the image tower reads, pixels; 0: the model has no image tower.
+        preprocessing: Resizing and normalisation of the images; default: those of `Preprocessing`.
+
+    Attributes:
+        size: Side of the square images, as given.
+        preprocessing: Preprocessing of the images.
     """
 
     def __init__(
@@ -63,23 +67,30 @@ class PublicTower:
 
     @torch.inference_mode()
     def images(self, pixels: Tensor) -> Tensor:
-        """Features ``(n, F)`` float32 on the CPU of square images, uint8 ``(n, 3, size, size)``."""
+        """Returns the features of square images, ``(n, F)`` float32 on the CPU.
+
+        Args:
+            pixels: Images, ``(n, 3, size, size)`` uint8.
+
+        Raises:
+            UserError: If the tower's features of noise are not finite.
+        """
         return self._passes(method_of(self._model, "features"), self._views.plain(pixels.to(self._device)))
 
     @torch.inference_mode()
     def captions(self, each: Sequence[Sequence[str]]) -> Tensor:
-        """Features ``(n, F_t)`` float32 on the CPU of records' captions: the mean of a record's own.
+        """Returns the mean features of each record's captions, ``(n, F_t)`` float32 on the CPU.
 
         Args:
-            each: N lists of captions, at least one each.
+            each: Captions of each of n records, at least one caption for each record.
 
         Raises:
-            UserError: For a model without a text tower.
+            UserError: If the model has no text tower, or the tower's features of noise are not finite.
         """
         if self._text is None:
             raise UserError("this model has no text tower, so it has no features of captions. [tower-no-text]")
-        counts = torch.tensor([len(own) for own in each])
-        texts = [text for own in each for text in own]
+        counts = torch.tensor([len(captions) for captions in each])
+        texts = [text for captions in each for text in captions]
         number = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         of_each = self._passes.of_texts(method_of(self._model, "text_features"), self._text, self._width, list(number))
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
@@ -89,13 +100,13 @@ class PublicTower:
 
 
 def public_tower(config: ModelConfig) -> PublicTower:
-    """The towers of an open_clip model, or an image encoder of timm or torchvision, with the named weights.
+    """Loads the towers of an open_clip model, or an image encoder of timm or torchvision, with pretrained weights.
 
     Args:
-        config: Names the model and its weights.
+        config: Section ``model`` of a configuration, which names the model and its weights.
 
     Raises:
-        UserError: For weights that are not available.
+        UserError: If the model is unknown, or its weights are not available.
     """
     frozen = AdaptationConfig(image="frozen", text="frozen")
     with torch.random.fork_rng(devices=[]):
@@ -106,13 +117,13 @@ def public_tower(config: ModelConfig) -> PublicTower:
 
 
 def public_text_tower(name: str) -> PublicTower:
-    """A pretrained text tower.
+    """Loads a pretrained text tower.
 
     Args:
-        name: ``sentence-transformers/NAME``, or a folder in the Hugging Face format.
+        name: Name ``sentence-transformers/NAME``, or path of a folder in the format of Hugging Face.
 
     Raises:
-        UserError: If it is not available.
+        UserError: If the tower is not available, or cannot be built.
     """
     spec = text_blueprint(name)
     tower = build_text_tower(spec, out=1).backbone
@@ -120,7 +131,7 @@ def public_text_tower(name: str) -> PublicTower:
 
 
 class _TextOnly(nn.Module):
-    """A model that is a text tower."""
+    """A model that consists of a text tower only."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which parts of a model are frozen towers, and the rest of the model, which continues from their features."""
+"""Finds the frozen towers of a model, and makes the rest of the model, which continues from the towers' features."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Towers(NamedTuple):
 
     Attributes:
         image: The image tower.
-        image_width: F, dimensions of its features.
-        text: The text tower; ``None``: there is none, or it is trained.
-        text_width: F_t.
+        image_width: F, number of features of an image.
+        text: The text tower; ``None``: the model has no text tower, or trains it.
+        text_width: F_t, number of features of a text; 0 if `text` is ``None``.
     """
 
     image: nn.Module
@@ -30,10 +30,13 @@ class Towers(NamedTuple):
 
 
 def frozen_towers(model: nn.Module) -> Towers:
-    """The towers of a model whose features may be computed once.
+    """Returns the towers of a model that are not trained, so that the features of each record need to be computed only once.
+
+    Args:
+        model: Image-text model or `SimCLRModel`, with a frozen image tower.
 
     Raises:
-        UserError: If the image tower is trained, or the model is of another kind.
+        UserError: If the image tower is trained, the model is of another kind, or a tower has no attribute ``features_dim``.
     """
     if isinstance(model, ClipModel):
         width, clip = int(model.model_cfg["embed_dim"]), model.clip
@@ -58,14 +61,17 @@ def frozen_towers(model: nn.Module) -> Towers:
 
 
 def from_features(model: nn.Module) -> nn.Module:
-    """The rest of a model behind its frozen towers.
+    """Returns the part of a model that follows its frozen towers. The model itself does not change.
 
     Args:
-        model: See `frozen_towers`.
+        model: Model with frozen towers; see `frozen_towers`.
 
     Returns:
-        A model with the same parameters, to which ``{"image": (S, V, F), "text": ...}`` are views: text is features
-        ``(S, W, F_t)`` of a frozen tower, or tokens ``(S, W, L)`` for one that is trained.
+        A model that uses the same parameters and reads views ``{"image": (S, V, F), "text": ...}``. Its text views are
+        features ``(S, W, F_t)`` if the text tower is frozen, and tokens ``(S, W, L)`` if the text tower is trained.
+
+    Raises:
+        UserError: See `frozen_towers`.
     """
     towers = frozen_towers(model)
     rest = copy.copy(model)
@@ -84,10 +90,10 @@ def from_features(model: nn.Module) -> nn.Module:
 
 
 def _width(encoder: nn.Module) -> int:
-    """Returns the number of an encoder's features.
+    """Returns the number of features that an encoder computes, its attribute ``features_dim``.
 
     Raises:
-        UserError: If the encoder does not tell; one of a user's own need not.
+        UserError: If the encoder has no such attribute, which a user's own encoder may lack.
     """
     width = getattr(encoder, "features_dim", None)
     if not isinstance(width, int):

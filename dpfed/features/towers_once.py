@@ -1,4 +1,4 @@
-"""Embeds records by models with the same frozen towers: a run measures some six models, and computes features once for all."""
+"""Embedders of models with the same frozen towers. A run evaluates several such models, and computes the features once."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class _Known:
     """Features of the same towers that were computed or read before.
 
     Attributes:
-        of_rows: Features of records, by the bytes of their rows.
-        of_texts: Features ``(F_t,)`` of texts.
+        of_rows: Features of records, by the bytes of the array of their rows.
+        of_texts: Features ``(F_t,)`` float32 of a text on the CPU, by the text.
     """
 
     of_rows: dict[bytes, Features] = field(default_factory=dict)
@@ -35,13 +35,13 @@ class _Known:
 
 
 class TowersOnce:
-    """Makes embedders of models, which share the features of frozen towers.
+    """Makes embedders of models. Models with the same frozen towers use the same features.
 
-    Features are found by the weights of the towers, so no model gets those of other towers.
+    Features are looked up by a hash of the towers' weights, so no model gets the features of other towers.
 
     Args:
-        store: The records.
-        views: Views that make the models' input of records.
+        store: Records.
+        views: Views that turn records into the models' input.
         cache: Cache that computes the features, and may keep them for later runs.
     """
 
@@ -50,27 +50,27 @@ class TowersOnce:
         self._known: dict[bytes, _Known] = {}
 
     def embedder(self, model: nn.Module) -> Embedder:
-        """Makes the embedder of a model; that of a model whose image tower is trained reads images."""
+        """Makes the embedder of a model. If the model's image tower is not frozen, the embedder reads images."""
         read, device = functools.partial(self._views.read, self._store), next(model.parameters()).device
         whole = Embedder(model, read, self._views.images.plain, self._views.tokenizer, device)
         try:
             return _OfFrozen(whole, from_features(model), self)
-        except UserError:  # such a model has no features that could be computed once
+        except UserError:  # the image tower is trained, or `frozen_towers` does not know this kind of model
             return whole
 
     def known(self, model: nn.Module) -> _Known:
-        """Returns what is known of a model's towers."""
+        """Returns the known features of a model's frozen towers, empty at first."""
         return self._known.setdefault(towers_digest(frozen_towers(model)), _Known())
 
     def features(self, model: nn.Module, known: _Known, rows: np.ndarray) -> Features:
-        """Returns the features of records, computed if they are not there yet."""
+        """Returns the features of records; `known` keeps them for the next call with the same rows."""
         name = rows.tobytes()
         if name not in known.of_rows:
             known.of_rows[name] = self._cache.features(model, self._views, self._store, rows)
         return known.of_rows[name]
 
     def texts(self, model: nn.Module, known: _Known, texts: list[str]) -> Tensor:
-        """Returns the features of texts by a frozen text tower, float32 ``(n, F_t)`` on the model's device."""
+        """Returns a frozen text tower's features of texts, float32 ``(n, F_t)`` on the CPU."""
         for features in known.of_rows.values():
             if missing := set(texts) - known.of_texts.keys():
                 self._find(features, missing, known)
@@ -84,22 +84,22 @@ class TowersOnce:
         return torch.stack([known.of_texts[text] for text in texts])
 
     def _find(self, features: Features, texts: set[str], known: _Known) -> None:
-        """Looks for texts among the captions of records whose features are there."""
+        """Adds the features of those texts that are captions of the given records to `known`."""
         for number, shard in enumerate(features.shards()):
             if shard.text is None:
                 return
             rows = features.rows[number * SHARD : (number + 1) * SHARD]
-            captions = [text for own in self._store.captions(rows) for text in own]
-            known.of_texts.update((text, own) for text, own in zip(captions, shard.text, strict=True) if text in texts)
+            captions = [text for of_record in self._store.captions(rows) for text in of_record]
+            known.of_texts.update((text, vector) for text, vector in zip(captions, shard.text, strict=True) if text in texts)
 
 
 class _OfFrozen(Embedder):
-    """Embeds by the rest of a model behind its frozen towers.
+    """Embeds records by the part of a model that follows its frozen towers.
 
     Args:
         whole: Embedder of the whole model.
         rest: Model that continues from the features of the towers (`from_features`).
-        once: Gives the features.
+        once: Source of the features.
     """
 
     def __init__(self, whole: Embedder, rest: nn.Module, once: TowersOnce) -> None:

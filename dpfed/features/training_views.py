@@ -1,4 +1,4 @@
-"""What a worker's model reads of its records: random views of images and texts, or features of frozen towers."""
+"""The input of a worker's model in training: random views of images and texts, or features of frozen towers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from dpfed.features.views import CachedViews, FeatureViews
 
 @dataclass(frozen=True)
 class TrainingViews:
-    """Makes what a worker's model reads of its records.
+    """Makes the input of a worker's model in training.
 
     Attributes:
         whole: Views that turn records into the input of a whole model.
-        cached: V, views of each image whose features by a frozen tower are computed once; 0: the model reads images.
-        fixed: Whether each step reads the same features of a record: all cached views, or with `cached` = 0 those of the plain
-            image. The model is then kept whole. A run in closed form does so.
-        cache: Keeps the features.
-        label: Name of the label that the loss reads; ``None``: it reads none.
+        cached: V, number of views of each image whose features a frozen tower computes once; 0: no view is cached, and unless
+            `fixed` is set, the model reads images.
+        fixed: Whether each step reads the same features of a record: those of all cached views, or with `cached` = 0 those of
+            the plain image. The model then keeps its towers. Runs whose method has a closed form set this.
+        cache: Cache that computes and keeps the features.
+        label: Name of the label that the loss reads; ``None``: the loss reads no label.
     """
 
     whole: RecordViews
@@ -37,20 +38,20 @@ class TrainingViews:
 
     @property
     def from_features(self) -> bool:
-        """Returns whether a worker trains what is left of its model behind the frozen towers."""
+        """Returns whether a worker trains only the part of its model that follows the frozen towers."""
         return bool(self.cached) and not self.fixed
 
     def trained(self, model: nn.Module) -> nn.Module:
-        """Returns the part of a model that a worker trains: the same parameters, with the views of `maker` as its input."""
+        """Returns the module that a worker trains: the model, or the same parameters in its part behind the frozen towers."""
         return from_features(model) if self.from_features else model
 
     def maker(self, model: nn.Module, store: RecordSet, rows: np.ndarray | PartitionRows) -> ViewMaker:
-        """Makes the views of training; features that are not there yet are computed first.
+        """Returns the maker of the training views. Features that are not in the cache are computed first.
 
         Args:
-            model: The whole one, whose frozen towers give the features.
-            store: The records.
-            rows: ``(n,)`` of the store, of which views will be asked.
+            model: Whole model, whose frozen towers compute the features.
+            store: Records.
+            rows: Rows of the store whose views will be needed, ``(n,)``.
         """
         maker = self._maker(model, store, rows)
         if self.label is not None:

@@ -12,11 +12,11 @@ from dpfed.losses.pairs import PairLoss, refuse_options
 class DCL(PairLoss):
     """InfoNCE without the positive pair in the denominator.
 
-    In a small group, the positive pair is a large part of InfoNCE's denominator, and its gradient fades once the pair is closer
-    than the negatives are. DCL's does not. Its value may be negative.
+    In a small group, the positive pair is a large part of InfoNCE's denominator, and InfoNCE's gradient fades once the pair is
+    closer than the negatives are. The gradient of DCL does not fade. The value of DCL may be negative.
 
     Args:
-        temperature: Divisor of the cosine similarities, above 0. It belongs to the loss; the model's temperature is not read.
+        temperature: Divisor of the cosine similarities, above 0. The loss does not read the model's temperature.
 
     Raises:
         UserError: If the temperature is not positive and finite.
@@ -42,12 +42,12 @@ class DCL(PairLoss):
         if len(first) < 2:
             return 0.0 * (first.sum() + second.sum())
         one, other = normalize(first, dim=1), normalize(second, dim=1)
-        own = torch.eye(len(one), dtype=torch.bool, device=one.device)
+        same = torch.eye(len(one), dtype=torch.bool, device=one.device)
         across = one @ other.T * self._scale
 
         def repelled(within: Tensor, between: Tensor) -> Tensor:
             """Computes the log-sum-exp of the similarities to both views of all other records, ``(S,)``."""
-            logits = torch.cat([within.masked_fill(own, -torch.inf), between.masked_fill(own, -torch.inf)], dim=1)
+            logits = torch.cat([within.masked_fill(same, -torch.inf), between.masked_fill(same, -torch.inf)], dim=1)
             return logits.logsumexp(dim=1)
 
         sides = repelled(one @ one.T * self._scale, across) + repelled(other @ other.T * self._scale, across.T)

@@ -17,7 +17,7 @@ class Loss:
 
     Attributes:
         objective: Section ``[objective]`` of a configuration with this loss; empty: no configuration can name the loss.
-        temperature: Temperature to set in the model; ``None``: the model keeps its own.
+        temperature: Temperature to set in the model; ``None``: the model keeps its own temperature.
     """
 
     objective: Mapping[str, Any] = {}
@@ -91,7 +91,7 @@ class InfoNCE(_Named):
     """Softmax contrast inside one group (DP-GCL, equation 12).
 
     Args:
-        temperature: Divisor of the cosine similarities; default: the model's.
+        temperature: Divisor of the cosine similarities; default: the model's temperature, and 0.1 without a model.
     """
 
     name = "infonce"
@@ -104,7 +104,7 @@ class SigLIP(_Named):
     """Sigmoid contrast inside one group: each pair is one binary decision (Zhai et al. 2023).
 
     Args:
-        temperature: Divisor of the cosine similarities; default: the model's.
+        temperature: Divisor of the cosine similarities; default: the model's temperature, and 0.1 without a model.
         bias: Term added to every logit; default: -ln(S - 1).
     """
 
@@ -135,7 +135,7 @@ class SupCon(_Named):
     records of a class: groups of 16 suit 10 classes, not 1,000.
 
     Args:
-        temperature: Divisor of the cosine similarities; default: the model's.
+        temperature: Divisor of the cosine similarities; default: the model's temperature, and 0.1 without a model.
         label: Name of the label that holds the class; default: the only label.
     """
 
@@ -156,5 +156,5 @@ class SupCon(_Named):
             UserError: If `label` is missing.
         """
         if label is None:
-            raise UserError("SupCon needs label=, which tells it which records share a class. [loss-labels-missing]")
+            raise UserError("SupCon needs label=, the class of each record: give it. [loss-labels-missing]")
         return self._of({"image": image}, label=label)

@@ -35,7 +35,7 @@ class PredictionHead(nn.Module):
 class Prediction(PairLoss):
     """Cosine distance of the prediction from each view and the projection of the other view, which gets no gradient.
 
-    BYOL and SimSiam rely on BatchNorm against collapse; its statistics are those of a batch, which no private gradient may
+    BYOL and SimSiam rely on BatchNorm against collapse; BatchNorm uses the statistics of a batch, which no private gradient may
     read. Here projections and predictions are centred on the mean of their group, for the same purpose: embeddings that are all
     equal then have a cosine of 0, not of 1. Under noise, this loss showed no measurable gain (docs/results.md): prefer a loss
     with negatives.

@@ -1,7 +1,7 @@
 """Losses of one group: one file for each loss, found by its name. Their keys are in the section ``[objective]``.
 
-An entry point of the group ``dpfed.losses``, which leads to an `Objective`, announces a loss: ``dpfed/entry_points.txt`` has
-those of dpfed's losses, and other packages have their own.
+An entry point of the group ``dpfed.losses`` announces a loss, and leads to an `Objective`. ``dpfed/entry_points.txt`` has the
+entry points of dpfed's losses; other packages can have further ones.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _OWN = When("objective.name", lambda objective: objective.is_own, "set objective
 
 
 def keys_of_losses() -> dict[str, tuple[str, ...]]:
-    """Returns every key of a loss in ``[objective]`` with the names of the losses that have it; the most common ones first.
+    """Returns every key of a loss in ``[objective]`` with the names of the losses that have it; the most common keys first.
 
     Raises:
         ValueError: If two losses declare a key differently.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    by_key: dict[str, tuple[str, ...]] = {}
     for name, loss in OBJECTIVES.items():
         for key, field in loss.options.model_fields.items():
-            others = found.get(key, ())
+            others = by_key.get(key, ())
             if others and repr(OBJECTIVES[others[0]].options.model_fields[key]) != repr(field):
                 raise ValueError(f"the losses '{others[0]}' and '{name}' mean different things by 'objective.{key}'")
-            found[key] = (*others, name)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+            by_key[key] = (*others, name)
+    return dict(sorted(by_key.items(), key=lambda item: -len(item[1])))
 
 
 def _keys_of_losses() -> Any:
@@ -69,7 +69,7 @@ def _keys_of_losses() -> Any:
         fields[key] = (Annotated[field.annotation, only("objective.name", *losses)], field)
     titles = "; ".join(f"{name}: {loss.title}" for name, loss in OBJECTIVES.items())
     titles += "; or 'package.module:function', a loss of one group"
-    fields["options"] = (Annotated[Arguments, _OWN], Field({}, description="arguments, if that is a class"))
+    fields["options"] = (Annotated[Arguments, _OWN], Field({}, description="arguments, if objective.name names a class"))
     return create_model("KeysOfLosses", __base__=Section, name=(str, Field("infonce", description=titles)), **fields)
 
 

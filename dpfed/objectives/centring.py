@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def centred(
-    embeddings: dict[str, Tensor], centres: Tensor, own: Tensor, present: Tensor, unit_length: bool
+    embeddings: dict[str, Tensor], centres: Tensor, private: Tensor, present: Tensor, unit_length: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Subtracts the centre of its kind from every embedding.
+    """Subtracts a centre from every embedding: that of the private records, or that of the public records.
 
     Args:
         embeddings: Embeddings ``{"image": (S, V, D)[, "text": (S, W, D)]}``.
         centres: Centres ``(S, 2 * modalities * D)``: those of private records for each modality, in the order of `embeddings`,
             then those of public records.
-        own: Mask ``(S,)`` bool of the private records.
+        private: Mask ``(S,)`` bool of the private records.
         present: Mask ``(S,)`` bool, False for padding.
         unit_length: Whether to normalise the results to length 1.
 
@@ -32,13 +32,13 @@ def centred(
     import torch
     from torch.nn.functional import normalize
 
-    found, distance = {}, centres.new_zeros(())
-    shares = torch.where(own, 1.0, own.sum() / (present & ~own).sum().clamp(min=1)) * present
+    moved, distance = {}, centres.new_zeros(())
+    shares = torch.where(private, 1.0, private.sum() / (present & ~private).sum().clamp(min=1)) * present
     halves = centres.chunk(2, dim=1)
     for name, mine, theirs in zip(embeddings, *(half.chunk(len(embeddings), dim=1) for half in halves), strict=True):
-        centre = torch.where(own[:, None], mine, theirs)[:, None]
+        centre = torch.where(private[:, None], mine, theirs)[:, None]
         z = embeddings[name] - centre.detach()
-        found[name] = normalize(z, dim=-1) if unit_length else z
+        moved[name] = normalize(z, dim=-1) if unit_length else z
         away = (embeddings[name].detach() - centre).square().sum(dim=2).mean(dim=1)
         distance = distance + 0.5 * (shares * away).sum()
-    return found, distance
+    return moved, distance

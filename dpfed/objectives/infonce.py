@@ -38,9 +38,9 @@ def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tenso
 
     size, views, _ = others.shape
     similarity = torch.einsum("sd,tvd->stv", anchors, others) / temperature
-    own = torch.eye(size, dtype=torch.bool, device=anchors.device)[:, :, None]
+    same = torch.eye(size, dtype=torch.bool, device=anchors.device)[:, :, None]
     positive = torch.arange(views, device=anchors.device) == 0
-    usable = (present[None, :, None] & ~own) | (own & positive)
+    usable = (present[None, :, None] & ~same) | (same & positive)
     logits = similarity.masked_fill(~usable, _ABSENT).reshape(size, size * views)
     losses = torch.logsumexp(logits, dim=1) - similarity[:, :, 0].diagonal()
     return torch.where(present if counted is None else counted, losses, 0.0).sum()
@@ -65,7 +65,7 @@ def group_loss(
         present: Mask ``(S,)`` bool, False for padding.
         temperature: Divisor of the similarities, a scalar.
         bias: Ignored, because a softmax is invariant to it.
-        options: Ignored; they act on the model and the views.
+        options: Options of the loss; ignored here, because they act on the model and the views.
         counted: Mask ``(S,)`` bool of the records whose terms are added up; ``None``: all that are present.
 
     Returns:
@@ -73,15 +73,15 @@ def group_loss(
     """
     import torch
 
-    def found(anchors: Tensor, others: Tensor) -> Tensor:
+    def direction(anchors: Tensor, others: Tensor) -> Tensor:
         return infonce(anchors, others, present, temperature, counted)
 
     images = embeddings["image"]
     if "text" in embeddings:
         texts = embeddings["text"]
-        return found(images[:, 0], texts) + found(texts[:, 0], images)
+        return direction(images[:, 0], texts) + direction(texts[:, 0], images)
     back = torch.cat([images[:, :1], images[:, 2:]], dim=1)
-    return found(images[:, 0], images[:, 1:]) + found(images[:, 1], back)
+    return direction(images[:, 0], images[:, 1:]) + direction(images[:, 1], back)
 
 
 def _range(options: ContrastOptions, records: int) -> float:

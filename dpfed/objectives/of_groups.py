@@ -39,18 +39,19 @@ def _added(
 ) -> Tensor:
     """Computes the contribution of a group's private records, which come before the public ones; padding comes last.
 
-    The contribution is the records' own terms, if the loss has own terms; otherwise the loss of the group minus the loss of its
-    public records alone.
+    The contribution is the sum of the private records' terms, if `Objective.own_terms` is set; otherwise the loss of the group
+    minus the loss of its public records alone. For a model with centres, the embeddings are centred first, and the term that
+    moves the centres is added.
     """
     import torch
 
-    own = torch.arange(len(present), device=present.device) < present.sum() - public
+    private = torch.arange(len(present), device=present.device) < present.sum() - public
     embeddings = dict(embeddings)
     following = torch.zeros((), device=present.device)
     if (centres := embeddings.pop("centres", None)) is not None:
-        embeddings, distance = centred(embeddings, centres[:, 0], own, present, objective.unit_length)
+        embeddings, distance = centred(embeddings, centres[:, 0], private, present, objective.unit_length)
         following = centring * distance
     if objective.own_terms:
-        return loss(embeddings, present, temperature, bias, counted=own) + following
-    rest = loss(embeddings, present & ~own, temperature, bias)
+        return loss(embeddings, present, temperature, bias, counted=private) + following
+    rest = loss(embeddings, present & ~private, temperature, bias)
     return loss(embeddings, present, temperature, bias) - rest + following

@@ -78,8 +78,8 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
         rows: Embeddings of one group, ``(S, V, D)`` each.
 
     Raises:
-        UserError: If the loss fails, is not a scalar, is not finite, has no gradient, has parameters of its own, or depends on
-            earlier calls.
+        UserError: If the loss is not callable, fails, is not a scalar, is not finite, has no finite gradient, has trainable
+            parameters of its own, or depends on earlier calls.
     """
     import torch
 
@@ -88,7 +88,7 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
         raise UserError(
             f"expected a function of the embeddings of one group as loss, got {type(function).__name__}. [loss-own]"
         )
-    if isinstance(function, torch.nn.Module) and any(one.requires_grad for one in function.parameters()):
+    if isinstance(function, torch.nn.Module) and any(parameter.requires_grad for parameter in function.parameters()):
         raise UserError(
             f"the loss {name} has parameters of its own, which nothing would train privately: move them into the model, or "
             "set requires_grad_(False). [loss-parameters]"
@@ -97,41 +97,53 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
     if reads_labels(function):  # records 0 and 1 share a class
         called = lambda *rows: function(*rows, label=torch.arange(len(rows[0]), device=rows[0].device).clamp(min=1) - 1)  # noqa: E731
     with torch.random.fork_rng(devices=[]):
-        others = [torch.randn_like(one) for one in rows]
+        others = [torch.randn_like(z) for z in rows]
         first = _value(called, name, rows, gradient=True)
         _value(called, name, others)
-        _value(called, name, [one[:2] for one in others])
+        _value(called, name, [z[:2] for z in others])
         again = _value(called, name, rows)
     if not torch.equal(first, again):
         raise UserError(
-            f"the loss {name} returns another value for the same embeddings after a call with others: it keeps a queue, a mean "
-            "or a counter, or draws at random. It must be a function of one group's embeddings alone. [loss-remembers]"
+            f"the loss {name} returns another value for the same embeddings after a call with other embeddings: it keeps a "
+            "queue, a mean or a counter, or draws at random. It must be a function of one group's embeddings alone. "
+            "[loss-remembers]"
         )
 
 
 def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], gradient: bool = False) -> Tensor:
+    """Returns the value of a loss on embeddings of one group, a scalar without a gradient.
+
+    Args:
+        function: Loss.
+        name: Name of the loss in messages.
+        rows: Embeddings, ``(S, V, D)`` each.
+        gradient: Whether to check the gradient, too.
+
+    Raises:
+        UserError: If the loss fails, is not a finite scalar, or has no finite gradient.
+    """
     import torch
 
-    given = [one.detach().clone().requires_grad_() for one in rows]
-    shapes = " and ".join(str(tuple(one.shape)) for one in given)
+    given = [z.detach().clone().requires_grad_() for z in rows]
+    shapes = " and ".join(str(tuple(z.shape)) for z in given)
     try:
-        found = function(*given)
+        value = function(*given)
     except Exception as error:
         said = str(error).splitlines()[0] if str(error) else ""
         raise UserError(
             f"the loss {name} failed on embeddings {shapes} of a group (S, V, D): {type(error).__name__}: {said}. [loss-fails]"
         ) from error
-    if not isinstance(found, torch.Tensor) or found.dim() != 0:
-        what = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+    if not isinstance(value, torch.Tensor) or value.dim() != 0:
+        what = f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise UserError(
             f"the loss {name} gave {what} for one group, expected a scalar: the mean over its records. [loss-no-scalar]"
         )
-    if not bool(found.isfinite()):
-        raise UserError(f"the loss {name} is {float(found.detach())} on embeddings of noise {shapes}. [loss-not-finite]")
+    if not bool(value.isfinite()):
+        raise UserError(f"the loss {name} is {float(value.detach())} on embeddings of noise {shapes}. [loss-not-finite]")
     if gradient:
-        parts = torch.autograd.grad(found, given, allow_unused=True) if found.requires_grad else [None]
-        if all(one is None or not bool(one.any()) for one in parts):
+        parts = torch.autograd.grad(value, given, allow_unused=True) if value.requires_grad else [None]
+        if all(part is None or not bool(part.any()) for part in parts):
             raise UserError(f"the loss {name} has no gradient: nothing would be learnt. [loss-no-gradient]")
-        if not all(one is None or bool(one.isfinite().all()) for one in parts):
+        if not all(part is None or bool(part.isfinite().all()) for part in parts):
             raise UserError(f"the gradient of the loss {name} is not finite on embeddings of noise. [loss-gradient-infinite]")
-    return found.detach()
+    return value.detach()

@@ -55,8 +55,8 @@ def repulsion(
     from torch.nn.functional import logsigmoid
 
     logits = torch.einsum("sd,tnd->stn", anchors, others) / temperature + bias
-    own = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
-    pairs = present[:, None] & present[None, :] & ~own
+    same = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
+    pairs = present[:, None] & present[None, :] & ~same
     if counted is not None:
         pairs = pairs & (counted[:, None] | counted[None, :])
     return torch.where(pairs[:, :, None], -logsigmoid(-logits), 0.0).sum()
@@ -82,7 +82,7 @@ def group_loss(
         present: Mask ``(S,)`` bool, False for padding, which takes part in no pair.
         temperature: Divisor of the cosine similarities, a scalar.
         bias: Term added to every logit, a scalar; `_start` gives its initial value.
-        options: Ignored; they act on the model and the views.
+        options: Options of the loss; ignored here, because they act on the model and the views.
         counted: Mask ``(S,)`` bool of the records whose pairs, with any record, are added up; ``None``: all that are present.
 
     Returns:

@@ -42,7 +42,7 @@ def group_loss(
         present: Mask ``(S,)`` bool, False for padding.
         temperature: Divisor of the similarities, a scalar.
         bias: Ignored, because a softmax is invariant to it.
-        options: Ignored; they act on the model and the views.
+        options: Options of the loss; ignored here, because they act on the model and the views.
 
     Returns:
         A scalar: the mean over a record's views, summed over the records present; 0 for a group of one if V = 2.

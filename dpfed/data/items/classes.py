@@ -42,8 +42,8 @@ def numbered_labels(
     """
     labels: dict[str, np.ndarray] = {}
     names: dict[str, list[str]] = {}
-    for name in dict.fromkeys(key for own in given for key in own):
-        values = [own.get(name) for own in given]
+    for name in dict.fromkeys(key for of_record in given for key in of_record):
+        values = [of_record.get(name) for of_record in given]
         classes = known.get(name)
         numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
         if classes is not None and len(numbers) == len(values) and all(-1 <= number < len(classes) for number in numbers):
@@ -53,10 +53,10 @@ def numbered_labels(
         if not kinds <= {int, str} or len(kinds) > 1:
             raise UserError(
                 f"the label '{name}' is {' or '.join(sorted(kind.__name__ for kind in kinds))}: expected whole numbers, or "
-                "texts, and None where a record has none. [records-label]"
+                "texts, and None for a record without the label. [records-label]"
             )
-        found = sorted({value for value in values if value is not None and value != -1})
-        place = {value: number for number, value in enumerate(found)}
+        distinct = sorted({value for value in values if value is not None and value != -1})
+        place = {value: number for number, value in enumerate(distinct)}
         labels[name] = np.array([place.get(value, -1) for value in values], np.int64)
-        names[name] = [str(value) for value in found]
+        names[name] = [str(value) for value in distinct]
     return labels, names

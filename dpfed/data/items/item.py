@@ -63,8 +63,8 @@ class Parts:
             texts = [second] if isinstance(second, str) else second
             is_texts = isinstance(texts, list | tuple) and texts and all(isinstance(text, str) for text in texts)
             return list(texts) if is_texts else []
-        found = part_of(item, self.captions)
-        texts = [found] if isinstance(found, str) else list(found) if isinstance(found, list | tuple) else []
+        value = part_of(item, self.captions)
+        texts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
         if not texts or not all(is_text(text) and text.strip() for text in texts):
             raise BrokenItem("its caption is empty, or not a text or a list of texts")
         return texts
@@ -165,7 +165,8 @@ def _image_part(item: Any) -> Any:
     if isinstance(item, Mapping):
         column = next((name for name in _IMAGES if name in item), None)
         if column is None:
-            raise BrokenItem(f"none of its columns {', '.join(map(repr, item))} is called 'image': say which is, by image=")
+            columns = ", ".join(map(repr, item))
+            raise BrokenItem(f"none of its columns {columns} is called 'image': give the name of the image's column as image=")
         return item[column]
     if isinstance(item, tuple | list):
         if not item:

@@ -21,7 +21,7 @@ class Joined(Sequence[Any]):
         self._sets = list(sets)
         if self._sets[0] is None:
             raise UserError("expected a data set, got None. [records-none-given]")
-        if path := next((os.fspath(one) for one in self._sets if isinstance(one, str | os.PathLike)), None):
+        if path := next((os.fspath(data) for data in self._sets if isinstance(data, str | os.PathLike)), None):
             raise UserError(
                 f"expected a data set, got the path {path!r}: give torchvision.datasets.ImageFolder({path!r}) or the like, or "
                 "let dpfed.pretrain(data=...) read the folder. [records-path]"
@@ -29,7 +29,7 @@ class Joined(Sequence[Any]):
 
     @functools.cached_property
     def _ends(self) -> list[int]:
-        lengths = [0 if one is None else length_of(one) for one in self._sets]
+        lengths = [0 if data is None else length_of(data) for data in self._sets]
         return np.cumsum(lengths).tolist()
 
     @property
@@ -38,8 +38,8 @@ class Joined(Sequence[Any]):
         return np.repeat(np.arange(len(SPLITS), dtype=np.int8), np.diff([0, *self._ends]))
 
     def __len__(self) -> int:
-        if [0 if one is None else length_of(one) for one in self._sets] != np.diff([0, *self._ends]).tolist():
-            return sum(0 if one is None else length_of(one) for one in self._sets)
+        if [0 if data is None else length_of(data) for data in self._sets] != np.diff([0, *self._ends]).tolist():
+            return sum(0 if data is None else length_of(data) for data in self._sets)
         return int(self._ends[-1])
 
     def __getitem__(self, row: Any) -> Any:

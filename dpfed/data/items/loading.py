@@ -23,7 +23,7 @@ from dpfed.data.processes import cores, loader_processes
 from dpfed.errors import UserError
 
 Transform = Callable[[Any], Any]
-_CHUNK = 16  # records
+_CHUNK = 16  # records that are sent together from one process to another
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,21 @@ class Recipe:
             seed_generators(seed)
             made.append(self.transform(image))
         made = list(made[0]) if len(made) == 1 and isinstance(made[0], list | tuple) else made
-        tensors = [tensor_of(one, "transform") for one in made]
-        if len({one.shape for one in tensors}) != 1:
-            shapes = ", ".join(str(tuple(one.shape)) for one in tensors)
+        tensors = [tensor_of(view, "transform") for view in made]
+        if len({view.shape for view in tensors}) != 1:
+            shapes = ", ".join(str(tuple(view.shape)) for view in tensors)
             raise BrokenItem(f"its views have different shapes: {shapes}")
         return tensors
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error in another process."""
+    """An error that an item caused, in a form that one process can send to another.
+
+    Attributes:
+        row: Row of the item in the data set.
+        said: Description of the error, for the message.
+    """
 
     row: int
     said: str
@@ -210,7 +215,7 @@ class ItemLoader:
                 persistent_workers=True,
                 prefetch_factor=2,
                 collate_fn=_as_it_is,
-                generator=torch.Generator(),  # the process's own must not move: dropout draws from it
+                generator=torch.Generator(),  # the global generator of this process must not move: dropout draws from it
             )
         return self._loader
 
@@ -224,14 +229,18 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _unfailed(found: Tensor | Failure) -> Tensor:
-    if isinstance(found, Failure):
-        raise UserError(f"item {found.row:,} of the records cannot be used: {found.said}. [items-broken]")
-    return found
+def _unfailed(views: Tensor | Failure) -> Tensor:
+    if isinstance(views, Failure):
+        raise UserError(f"item {views.row:,} of the records cannot be used: {views.said}. [items-broken]")
+    return views
 
 
 def tensor_of(view: Any, what: str) -> Tensor:
     """Checks a view and returns it as a float32 tensor.
+
+    Args:
+        view: Result of a transform.
+        what: Name of the transform, for messages.
 
     Raises:
         BrokenItem: If the view is not a tensor ``(C, H, W)`` of finite floats.
@@ -253,7 +262,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restores the state of these generators at the end of the block."""
+    """Restores the state of the global generators of torch, numpy and Python at the end of the ``with`` block."""
     kept = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         yield

@@ -32,6 +32,11 @@ class _Index:
         keys: Keys of the records, see `RecordSet`.
         labelled_keys: Keys for losses that read labels: records with different labels are then not equal.
         pictures: Hash of each picture, independent of its form.
+        units: Keys of the units, see `RecordSet`.
+        labels: Class numbers by label name, see `RecordSet`.
+        label_names: Names of the classes by label name, see `RecordSet`.
+        captions: Captions of each record.
+        equal: Number of records whose image and captions another record has, too.
     """
 
     keys: np.ndarray
@@ -45,7 +50,7 @@ class _Index:
 
 
 class Records(RecordSet):
-    """Records of a data set with ``len()`` and ``[]``; each is read once when they are opened.
+    """Records of a data set with ``len()`` and ``[]``. Every item is read once when the records are opened.
 
     An item is an image, a tuple that begins with one, or a mapping. Images are PIL images, arrays ``(H, W)``, ``(H, W, 3)`` or
     ``(C, H, W)``, or tensors ``(C, H, W)`` of uint8, uint16 or floats with any number of channels. Random transforms do not
@@ -201,12 +206,12 @@ class Records(RecordSet):
         if self.store is not None:
             return self.store.budget_fingerprint
         units = [""] * len(self) if self.units is None else self.units.tolist()
-        found = sorted(f"{self._index.pictures[row]} {units[row]}" for row in self.split("train").tolist())
-        return hashlib.blake2b("\n".join(found).encode(), digest_size=16).hexdigest()
+        lines = sorted(f"{self._index.pictures[row]} {units[row]}" for row in self.split("train").tolist())
+        return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
     @property
     def budget_folder(self) -> Path | None:
-        """See `RecordSet`. A run's folder gets no copy: people share it, and the ledger has a plain hash of the pictures."""
+        """See `RecordSet`. A run's folder gets no copy: people share runs, and the ledger has plain hashes of pictures."""
         return None if self.store is None else self.store.path
 
     def captions(self, indices: np.ndarray) -> list[list[str]]:
@@ -228,63 +233,67 @@ class Records(RecordSet):
     def _read(self, scanned: list[Scanned]) -> _Index:
         if not scanned:
             raise UserError(f"the data set {self.name} has no items. [records-none]")
-        labels, names = numbered_labels([one.labels for one in scanned], self._class_names())
+        labels, names = numbered_labels([record.labels for record in scanned], self._class_names())
         units = None
         if self.parts.unit is not None:
-            units = np.array([record_key(f"unit {one.unit}") for one in scanned], np.uint64)
+            units = np.array([record_key(f"unit {record.unit}") for record in scanned], np.uint64)
         keys, equal = self._keys(scanned)
         labelled = self._keys(scanned, by_label=True)[0]
-        captions = [one.captions for one in scanned]
+        captions = [record.captions for record in scanned]
         if any(captions) and not all(captions):
-            missing = sum(not own for own in captions)
+            missing = sum(not texts for texts in captions)
             raise UserError(f"{missing:,} of {len(captions):,} records of {self.name} have no caption. [records-uncaptioned]")
-        pictures = [one.picture.hex() for one in scanned]
+        pictures = [record.picture.hex() for record in scanned]
         return _Index(keys, labelled, pictures, units, labels, names, captions, equal)
 
     def _keys(self, scanned: list[Scanned], by_label: bool = False) -> tuple[np.ndarray, int]:
         """Returns the records' keys, and the number of records that are equal to another one.
 
         The first, second, ... of a unit's equal records have different keys, which do not change when another one is added.
-        Where a loss reads labels, records with different labels are not equal: without the first of them, the second would
-        take its place.
+        Where a loss reads labels, records with different labels are not equal. Otherwise, if the first of them were removed,
+        the second would get the key of the first.
+
+        Raises:
+            UserError: If the given keys are positions, or a key occurs twice.
         """
-        counts = Counter(one.content for one in scanned)
+        counts = Counter(record.content for record in scanned)
         equal = sum(count for count in counts.values() if count > 1)
         if self.parts.key is not None:
-            given = [str(one.key) for one in scanned]
+            given = [str(record.key) for record in scanned]
             if len(given) > 1 and given == [str(place) for place in range(len(given))]:
                 raise UserError(
-                    "the keys are the positions 0, 1, 2, ...: a record's key must not change when others come or go. Give a "
-                    "name that the record keeps, or leave key= out: its contents are its key then. [records-key-position]"
+                    "the keys are the positions 0, 1, 2, ...: a record's key must not change when other records come or go. "
+                    "Give a name that the record keeps, or leave key= out: a hash of its contents is its key then. "
+                    "[records-key-position]"
                 )
             if twice := [name for name, count in Counter(given).items() if count > 1]:
                 raise UserError(
                     f"{len(twice):,} of the keys belong to several records each, and a key has to tell a record from all "
-                    "others: give another, or leave key= out. [records-key-twice]"
+                    "others: give another key, or leave key= out. [records-key-twice]"
                 )
             return np.array([record_key(name) for name in given], np.uint64), equal
         seen, classes = Counter[str](), self._class_names()
         keys = np.empty(len(scanned), np.uint64)
-        for row, one in enumerate(scanned):
-            name = f"{one.content.hex()} {one.unit}{labels_in_words(one.labels, classes) if by_label else ''}"
+        for row, record in enumerate(scanned):
+            name = f"{record.content.hex()} {record.unit}{labels_in_words(record.labels, classes) if by_label else ''}"
             keys[row] = record_key(f"{name} {seen[name]}")
             seen[name] += 1
         return keys, equal
 
     def _class_names(self) -> Mapping[str, Sequence[str]]:
-        """Returns the names of the classes of a torchvision or Hugging Face data set."""
+        """Returns the names of the classes of a torchvision or Hugging Face data set, by label name."""
         features = getattr(self.source, "features", None)
-        found: dict[str, Sequence[str]] = {}
+        names: dict[str, Sequence[str]] = {}
         for name, part in (self.parts.labels or {"label": "label"}).items():
             feature = features.get(part) if isinstance(features, Mapping) and isinstance(part, str) else None
             classes = getattr(feature, "names", None) or getattr(self.source, "classes", None)
-            if classes is not None and all(isinstance(one, str) for one in classes):
-                found[name] = classes
-        return found
+            if classes is not None and all(isinstance(entry, str) for entry in classes):
+                names[name] = classes
+        return names
 
     @staticmethod
     def _refuse_twice(*given: Any) -> None:
-        if any(one is not None for one in given):
+        if any(argument is not None for argument in given):
             raise UserError(
                 "a record store has captions, labels, units, keys and held-out splits of its own: leave these arguments of "
                 "Records out. [records-store]"

@@ -19,7 +19,7 @@ from dpfed.data.items.recognition import picture_of
 from dpfed.data.processes import cores, loader_processes
 from dpfed.errors import UserError
 
-_CHUNK = 64
+_CHUNK = 64  # items that a process reads at a time
 _AGAIN = 256  # items that are read a second time
 _SMALL = 64  # data sets of at most this many items are read in this process
 
@@ -81,19 +81,20 @@ def scan(
         advance: Callback that receives the number of items read so far.
 
     Raises:
-        UserError: If it is not a data set, has no length, or has items that are broken or differ when read again.
+        UserError: If `items` is not a data set or has no length, an item is broken or differs when it is read again, or the
+            length changes.
     """
     count = length_of(items)
     workers = 0 if count <= _SMALL else cores() if workers is None else workers
     workers = loader_processes(workers, (items, parts))
     read: list[Scanned] = []
-    for found in _in_order(items, parts, list(range(count)), workers):
-        read.append(found)
+    for scanned in _in_order(items, parts, list(range(count)), workers):
+        read.append(scanned)
         if len(read) % _CHUNK == 0 or len(read) == count:
             advance(len(read))
     again = random.Random(0).sample(range(count), min(count, _AGAIN))  # noqa: S311 nothing is secret here
-    for row, found in zip(again, _in_order(items, parts, again, min(workers, 1)), strict=True):
-        if found != read[row]:
+    for row, scanned in zip(again, _in_order(items, parts, again, min(workers, 1)), strict=True):
+        if scanned != read[row]:
             raise UserError(
                 f"item {row:,} was read twice and came out differently: an item has to be a function of its record alone. Take "
                 "random transforms and shuffling out of the data set, and give the transform as views=. [records-unsteady]"
@@ -109,7 +110,7 @@ def length_of(items: Any) -> int:
     """Returns the number of items of a map-style data set.
 
     Raises:
-        UserError: If it has no length, or is not a map-style data set.
+        UserError: If `items` has no length, or is not a map-style data set.
     """
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
         raise UserError(
@@ -126,11 +127,11 @@ def _in_order(items: Sequence[Any], parts: Parts, rows: list[int], workers: int)
     chunks = [rows[first : first + _CHUNK] for first in range(0, len(rows), _CHUNK)]
     reads = _Scan(items, parts)
     loaded = DataLoader(reads, batch_size=None, sampler=chunks, num_workers=workers, collate_fn=_as_it_is) if workers else None
-    for found in loaded if loaded is not None else map(reads.__getitem__, chunks):
-        for one in found:
-            if isinstance(one, Failure):
-                raise UserError(f"item {one.row:,} of the records cannot be used: {one.said}. [records-item]")
-            yield one
+    for chunk in loaded if loaded is not None else map(reads.__getitem__, chunks):
+        for scanned in chunk:
+            if isinstance(scanned, Failure):
+                raise UserError(f"item {scanned.row:,} of the records cannot be used: {scanned.said}. [records-item]")
+            yield scanned
 
 
 def _as_it_is(value: Any) -> Any:

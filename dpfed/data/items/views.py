@@ -39,7 +39,7 @@ class Views:
             view, as floats in [0, 1], with the normalisation found in `transform`, if that is a `Compose`.
 
     Raises:
-        UserError: If these are not callables, or the count is below 1.
+        UserError: If `transform` or `plain` is not callable, or `count` is not a whole number of at least 1.
     """
 
     def __init__(self, transform: Transform, count: int | None = None, plain: Transform | None = None) -> None:
@@ -111,8 +111,8 @@ class _Colours:
 
         if not isinstance(image, Tensor) and self._mode is not None and image.mode not in ("I;16", "I", "F"):
             image = image.convert(self._mode)
-        found = v2.functional.to_image(image)
-        return found.to(torch.uint16) if not isinstance(image, Tensor) and image.mode == "I;16" else found
+        tensor = v2.functional.to_image(image)
+        return tensor.to(torch.uint16) if not isinstance(image, Tensor) and image.mode == "I;16" else tensor
 
 
 class _AsTheyAre(ImageViews):
@@ -169,8 +169,8 @@ class ItemViews(RecordViews):
         plain = _plain(recipe, rows)
         if plain.shape[2:] != made.shape[2:]:
             raise UserError(
-                f"views are {shape}, and the plain images for evaluation {tuple(plain.shape[2:])}: give a transform that makes "
-                "the same shape as Views(plain=...). [views-plain]"
+                f"views are {shape}, and the plain images for evaluation {tuple(plain.shape[2:])}: give Views(plain=...) a "
+                "transform that makes images of the views' shape. [views-plain]"
             )
         chunk = max(1, min(_MOST_TOGETHER, _TOGETHER // (4 * made[0].numel())))
         loader = ItemLoader(recipe, records.workers, chunk)
@@ -233,7 +233,7 @@ class ItemMaker(ViewMaker):
         return Request(np.asarray(indices), np.concatenate(words, axis=1)[:, :draws])
 
 
-_TRIED = 16
+_TRIED = 16  # records on which a transform is tried
 _TOGETHER, _MOST_TOGETHER = 64 << 20, 256  # bytes and records that are sent together from one process to another
 
 
@@ -242,16 +242,16 @@ def _unchanged(image: Any) -> Any:
 
 
 def _tried(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray) -> tuple[Tensor, bool]:
-    """Returns ``(n, V, C, H, W)``, and whether the transform makes all views of an image at once."""
+    """Returns the views of some records, ``(n, V, C, H, W)``, and whether the transform makes all views of an image at once."""
     with generators_kept():
         first = recipe.parts.image_of(_item(recipe, int(rows[0])))
         try:
-            found = recipe.transform(first)
+            views = recipe.transform(first)
         except Exception as error:
             raise UserError(
                 f"the transform failed on an image ({described(first)}): {type(error).__name__}: {error}. [views-fail]"
             ) from error
-    at_once = isinstance(found, list | tuple)
+    at_once = isinstance(views, list | tuple)
     return _made(recipe, rows, seeds[:, :1] if at_once else seeds), at_once
 
 
@@ -263,22 +263,22 @@ def _item(recipe: Recipe, row: int) -> Any:
 
 
 def _made(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray | None) -> Tensor:
-    found = answer(recipe, Request(rows, seeds))
-    if not isinstance(found, Tensor):
-        raise UserError(f"the views of item {found.row:,} cannot be made: {found.said}. [views-broken]")
-    return found
+    views = answer(recipe, Request(rows, seeds))
+    if not isinstance(views, Tensor):
+        raise UserError(f"the views of item {views.row:,} cannot be made: {views.said}. [views-broken]")
+    return views
 
 
 def _plain(recipe: Recipe, rows: np.ndarray) -> Tensor:
     with generators_kept():
-        found = _made(recipe, rows, None)
+        images = _made(recipe, rows, None)
         again = _made(recipe, rows[::-1].copy(), None).flip(0)
-    if not torch.equal(found, again):
+    if not torch.equal(images, again):
         raise UserError(
-            "Views.plain gives something else the second time: it makes the images for evaluation, and must not be random. "
-            "[views-plain-random]"
+            "Views.plain gives other images of the same records the second time: it makes the images for evaluation, and must "
+            "not be random. [views-plain-random]"
         )
-    return found
+    return images
 
 
 def _refuse_unsteady(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray, made: Tensor) -> None:
@@ -294,14 +294,14 @@ def _refuse_unsteady(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray, made: 
     elsewhere = ItemLoader(recipe, 1)
     there = elsewhere(Request(rows, seeds))
     elsewhere.close()
-    for found, when in (
+    for views, when in (
         (again, "a second time"),
         (others, "in another order"),
         (alone, "one by one"),
         (there, "in another process"),
     ):
-        wanted = made[[len(rows) - 1, 0]] if found is alone else made
-        if not torch.equal(found, wanted):
+        wanted = made[[len(rows) - 1, 0]] if views is alone else made
+        if not torch.equal(views, wanted):
             raise UserError(
                 f"the transform gave other views of the same images {when}, although the generators of torch, numpy and random "
                 "were seeded alike: it counts, remembers, mixes images, or has a generator of its own. A view has to be a "

@@ -13,7 +13,7 @@ from dpfed.privacy.promise import Unit
 
 
 def known_count(data: DataConfig, unit: Unit) -> int | None:
-    """Returns N of a configuration: its own number for generated records, the header's for a store on this machine.
+    """Returns N of a configuration: the configured number of generated records, or the number in the header of a local store.
 
     Nothing is imported, generated, copied or decoded.
 
@@ -44,7 +44,7 @@ def store_at_hand(data: DataConfig) -> Path | None:
     """Returns the path of the store that is read as it is; ``None`` if the records must first be made or imported.
 
     Raises:
-        UserError: If there is nothing at the path.
+        UserError: If ``data.path`` is missing, or there is nothing at the path.
     """
     if data.from_nothing or data.is_own:
         return None
@@ -59,7 +59,7 @@ def given_path(data: DataConfig) -> str:
     """Returns ``data.path`` of a source that reads files.
 
     Raises:
-        UserError: If it is missing.
+        UserError: If ``data.path`` is missing.
     """
     if data.path is None:
         raise UserError(f"data.source = {data.source!r} needs data.path, the place of the records. [data-path-missing]")
@@ -67,7 +67,7 @@ def given_path(data: DataConfig) -> str:
 
 
 def require_something_at(path: Path) -> None:
-    """Raises an error if there is nothing at the path of the records.
+    """Checks that there is something at the path of the records.
 
     Raises:
         UserError: If there is nothing; the message names the path.
@@ -80,6 +80,6 @@ def no_units(name: str) -> UserError:
     """Returns the error for protected units that the records do not name."""
     return UserError(
         f"privacy.unit = 'user' protects all records that share a unit, and the records of {name} name no units: set "
-        "it to 'record', give Records(unit=...), or import a source that names them (a column 'person_id', 'patient_id' or "
-        "'unit'). [unit-none-named]"
+        "privacy.unit = 'record', give Records(unit=...), or import a source that names units (a column 'person_id', "
+        "'patient_id' or 'unit'). [unit-none-named]"
     )

@@ -51,8 +51,8 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
         The sites, ``(N,)`` int64, 0 .. sites - 1, by index in the store.
 
     Raises:
-        UserError: If there are fewer than two sites, if the skew is not a probability, if it needs labels or captions and the
-            store has neither, or if a unit has records of several home sites.
+        UserError: If there are fewer than two sites, if the skew is not a probability, if the skew is above 0 and the store has
+            neither labels nor captions, or if a unit has records of several home sites.
     """
     if sites < 2:
         raise UserError(f"a store is divided among at least 2 sites, got {sites}; ask for more. [store-few-sites]")
@@ -135,9 +135,9 @@ def _refuse_torn_units(store: RecordStore, home: np.ndarray, by: str) -> None:
     order = np.lexsort((home, units))
     if ((np.diff(units[order]) == 0) & (np.diff(home[order]) != 0)).any():
         raise UserError(
-            f"the records of one {store.unit_name} stay together, and here they differ in what they are divided by ({by}): set "
-            f"the skew to 0, or import the records with a first label that all records of a {store.unit_name} share. "
-            "[unit-divided]"
+            f"all records of one {store.unit_name} must go to the same site, but some of them differ in their {by}, which "
+            "decides the site: set the skew to 0, or import the records with a first label that is equal for all records of a "
+            f"{store.unit_name}. [unit-divided]"
         )
 
 
@@ -156,7 +156,7 @@ def _write_header(store: RecordStore, indices: np.ndarray, folder: Path) -> None
     splits = {split: np.intersect1d(indices, store.split(split)) for split in SPLITS}
     header = read_layout(store.path).header | {
         "records": len(indices),
-        "splits": {split: len(own) for split, own in splits.items()},
+        "splits": {split: len(rows) for split, rows in splits.items()},
         **({} if store.units is None else {"training_units": len(np.unique(store.units[splits["train"]]))}),
         "skipped": [],  # records that were left out when the source was written belong to no site
         "contents": {"fingerprint": ""},  # the source's fingerprint does not apply; `_add_contents` computes the part's own
@@ -214,7 +214,7 @@ def _write_records(store: RecordStore, rows: np.ndarray, file: Path) -> list[int
 
         for _, batch, local in store.batches.holding(rows):
             waiting.append(batch.take(pa.array(local)))
-            if sum(map(len, waiting)) >= _BATCH_RECORDS or sum(own.nbytes for own in waiting) >= _BATCH_BYTES:
+            if sum(map(len, waiting)) >= _BATCH_RECORDS or sum(part.nbytes for part in waiting) >= _BATCH_BYTES:
                 write_waiting()
         write_waiting()
     return lengths

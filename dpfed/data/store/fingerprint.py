@@ -3,7 +3,7 @@
 A plain hash of private records would be an exact function of them: an attacker who knows all records but one could try
 candidates for the last one until the hash matches. The hash of private records is therefore keyed with a secret, which is drawn
 when the store is written and never leaves it. Only a holder of the store can compute the fingerprint; to everybody else it is a
-random number. Public records need no key, so that two people can see that they have the same ones.
+random number. Public records need no key, so that two people can see that they have the same records.
 
 The fingerprint depends neither on the order of the records nor on the layout of the store.
 """
@@ -65,8 +65,8 @@ def fingerprint_of(key: bytes, digests: np.ndarray, splits: np.ndarray) -> str:
         order = np.lexsort((np.asarray(splits, np.uint8), second, first))
     whole = hashlib.blake2b(key=key, digest_size=_FINGERPRINT_BYTES, person=b"dpfed contents")
     for at, end in blocks(len(order)):
-        own = order[at:end]
-        whole.update(np.concatenate([digests[own], np.asarray(splits[own], np.uint8)[:, None]], axis=1).tobytes())
+        rows = order[at:end]
+        whole.update(np.concatenate([digests[rows], np.asarray(splits[rows], np.uint8)[:, None]], axis=1).tobytes())
     return whole.hexdigest()
 
 

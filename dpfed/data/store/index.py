@@ -31,13 +31,13 @@ def groups_of(places: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.
         return
     piece = np.searchsorted(starts, places, side="right") - 1
     order = np.argsort(piece, kind="stable")
-    for own in np.split(order, np.flatnonzero(np.diff(piece[order])) + 1):
-        which = int(piece[own[0]])
-        yield which, own, places[own] - starts[which]
+    for members in np.split(order, np.flatnonzero(np.diff(piece[order])) + 1):
+        number = int(piece[members[0]])
+        yield number, members, places[members] - starts[number]
 
 
 def blocks(count: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
-    """Cuts 0 .. `count` - 1 into runs; yields the start and end of each."""
+    """Cuts 0 .. `count` - 1 into blocks of at most `size` numbers; yields the start and end of each block."""
     return ((first, min(first + size, count)) for first in range(0, count, size))
 
 
@@ -71,15 +71,15 @@ class Index:
 
     def rows(self, split: int) -> np.ndarray:
         """Returns the rows of a split, ``(n,)`` int64, ascending."""
-        found = [first + np.flatnonzero(self.splits[first:end] == split) for first, end in blocks(len(self))]
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        parts = [first + np.flatnonzero(self.splits[first:end] == split) for first, end in blocks(len(self))]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def _check(self) -> None:
         """Checks the header's counts, since accounting follows from the number of training records (or units)."""
         counts = [0] * len(SPLITS)
         for first, end in blocks(len(self)):
-            own = self._within(self.splits[first:end], 0, len(SPLITS))
-            counts = [count + int(np.count_nonzero(own == split)) for split, count in enumerate(counts)]
+            splits = self._within(self.splits[first:end], 0, len(SPLITS))
+            counts = [count + int(np.count_nonzero(splits == split)) for split, count in enumerate(counts)]
             for name, names in self._layout.header["label_names"].items():
                 self._within(self.labels[name][first:end], -1, len(names))
         wrong = counts != [self._layout.splits[split] for split in SPLITS]

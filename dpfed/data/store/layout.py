@@ -39,7 +39,7 @@ class _Images(_Strict):
     @model_validator(mode="after")
     def _raw_has_a_size(self) -> _Images:
         if (self.encoding == "raw") != (self.size is not None):
-            raise ValueError("raw images have a size, and no others")
+            raise ValueError("raw images must have a size, and encoded images must not")
         return self
 
 
@@ -73,11 +73,11 @@ class _Header(_Strict):
     @model_validator(mode="after")
     def _counts_fit(self) -> _Header:
         if set(self.splits) != set(SPLITS) or sum(self.splits.values()) != self.records:
-            raise ValueError("other records in the splits than in the store")
+            raise ValueError("the splits do not fit the number of records")
         if (self.training_units is None) != (self.unit_name is None) or (self.training_units or 0) > self.records:
-            raise ValueError("units of the training records that cannot be")
+            raise ValueError("the number of training units is impossible")
         if not {INDEX, RECORDS} <= self.files.keys():
-            raise ValueError("files are missing")
+            raise ValueError("the size of a file is missing")
         return self
 
 

@@ -39,7 +39,7 @@ Opened = tuple[Callable[..., Any], tuple[Any, ...]]  # function that opens a sto
 _LEAST_CORES = 4  # with fewer cores, threads are as fast and take less memory
 _MOST = 16  # processes
 _PART = 16  # images that a process takes at a time
-_WORTH = 4 * _PART
+_WORTH = 4 * _PART  # images; fewer are decoded in threads
 _FREE = 4  # blocks of memory that are kept for reuse
 
 
@@ -249,8 +249,8 @@ class Pictures:
                 result[place] = square(image, *wanted)
         except BrokenImage as error:
             id = batch.column("id")[row].as_py()
-            found = damaged(self._path, f"the image of {id!r} cannot be decoded ({error})").sentence
-            raise UserError(f"{found} [store-image]", damaged(self._path, "an image cannot be decoded").sentence) from error
+            sentence = damaged(self._path, f"the image of {id!r} cannot be decoded ({error})").sentence
+            raise UserError(f"{sentence} [store-image]", damaged(self._path, "an image cannot be decoded").sentence) from error
 
 
 def _resize(images: Tensor, size: int, interpolation: str) -> Tensor:

@@ -43,10 +43,11 @@ class _Stored:
 
 
 class StoreWriter:
-    """Writes a record store; a context manager.
+    """Writes a record store, as a context manager.
 
-    Everything goes to a hidden directory beside `path` that is renamed at the end of the ``with`` block. When the block fails,
-    it is removed, so a store is either complete or absent. Every image is decoded once, so an unreadable one is never stored.
+    Everything goes to a hidden directory beside `path`, which is renamed at the end of the ``with`` block. If the block fails,
+    the directory is removed, so a store is either complete or absent. Every image is decoded once, so no unreadable image is
+    stored.
 
     Args:
         path: Directory to create; it must not exist.
@@ -62,7 +63,7 @@ class StoreWriter:
         broken: (id, reason) of the unreadable records found so far.
         converted: Number of images by conversion, for images that stock open_clip cannot read sensibly (`dpfed.data.modes`).
         several: Number of files with several pictures, of which the first is stored.
-        repeated: Number of training records with the same picture as another one; known after the block.
+        repeated: Number of training records whose picture an earlier training record has, too; known after the block.
         shared: Number of held-out records with the same picture as a training record; known after the block.
 
     Raises:
@@ -166,8 +167,8 @@ class StoreWriter:
     def counted(self, id: str) -> str:
         """Returns an unused id: the given one, or the given one with a number if a record already has it.
 
-        This serves ids that are hashes of the whole record. Records with the same id are then equal, and the order of their
-        numbers has no meaning: if one of them is removed, the highest number is missing.
+        Use this for ids that are hashes of the whole record. Records with the same id are then equal, and the order of their
+        numbers has no meaning: if one of these records is removed, the highest number is missing.
         """
         if record_key(id) not in self._seen:
             return id
@@ -177,9 +178,9 @@ class StoreWriter:
     def hold_out(self, count: int, split: str) -> None:
         """Moves training records to another split: whole units, those with the smallest keyed hashes, at least `count` records.
 
-        Without units that is exactly `count`; with units it may be a few more, so that no unit is torn apart. The choice
-        depends on the units (ids) alone, not on their order, and is made at the end of the ``with`` block, before any private
-        mechanism runs: the guarantee is about the training split that results.
+        Without units, exactly `count` records are moved; with units it may be a few more, so that no unit is torn apart. The
+        choice depends on the units (ids) alone, not on their order. It is made at the end of the ``with`` block, before any
+        private mechanism runs: the guarantee is about the training split that results.
 
         Args:
             count: Number of records, at least.
@@ -200,7 +201,10 @@ class StoreWriter:
                 raise ValueError(f"record {record.id!r}: label {label!r} is not among {sorted(self._label_names)}")
             classes = len(self._label_names[label])
             if not -1 <= number < classes:
-                raise UserError(f"record {record.called!r}: {label} = {number} of {classes} classes; correct it. [class-range]")
+                raise UserError(
+                    f"record {record.called!r}: the class {label} = {number} must be below {classes}, the number of classes; "
+                    "correct it. [class-range]"
+                )
         if record.unit and self._unit_name is None:
             raise ValueError(f"record {record.id!r} has a unit, in a store without a unit name")
         if record.unit and not is_text(record.unit):
@@ -271,7 +275,7 @@ class StoreWriter:
         """Writes index and header.
 
         Raises:
-            UserError: If records are unreadable, there are none, or more are to be held out than exist.
+            UserError: If records are unreadable, there are no records, or no training record would be left.
             OSError: If a file cannot be written.
         """
         broken, met = self.broken, len(self.broken) + len(self._keys)
@@ -287,7 +291,7 @@ class StoreWriter:
         columns = {"key": np.frombuffer(self._keys, np.uint64), "split": splits}
         if self._unit_name:
             columns["unit"] = units
-        columns |= {f"label:{label}": np.frombuffer(own, np.int64) for label, own in self._labels.items()}
+        columns |= {f"label:{label}": np.frombuffer(numbers, np.int64) for label, numbers in self._labels.items()}
         write_index(self._partial / INDEX, pa.table(columns), self._batches)
         images: dict[str, object] = {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size}
         # Optional entries are written only where they apply.
@@ -311,11 +315,11 @@ class StoreWriter:
         (self._partial / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
     def _compare(self, training: np.ndarray) -> None:
-        """Counts pictures that occur twice."""
+        """Counts pictures that occur twice: `repeated` and `shared`. `training` marks the training records, ``(N,)`` bool."""
         pictures = np.frombuffer(self._pictures, np.uint64)
-        own = np.unique(pictures[training])
-        self.repeated = int(training.sum()) - len(own)
-        self.shared = int(np.isin(pictures[~training], own).sum())
+        distinct = np.unique(pictures[training])
+        self.repeated = int(training.sum()) - len(distinct)
+        self.shared = int(np.isin(pictures[~training], distinct).sum())
 
     def _move(self, splits: np.ndarray, count: int, split: str) -> None:
         """Moves training records to another split, see `hold_out`."""

@@ -111,7 +111,7 @@ def test_a_data_set_whose_items_change_is_refused(culprit):
         ([torch.zeros(4, 4)], r"expected a shape \(C, H, W\)"),
         ([torch.zeros(3, 4, 4, dtype=torch.int64)], "expected uint8, uint16 or floats"),
         ([torch.full((3, 4, 4), torch.nan)], "not finite"),
-        ([{"picture": picture(0)}], "say which is, by image="),
+        ([{"picture": picture(0)}], "give the name of the image.s column as image="),
         ([()], "empty tuple"),
     ],
 )
