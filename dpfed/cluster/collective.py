@@ -37,7 +37,7 @@ class Collective:
         self._link, self._vector, self._worker = link, TrainableVector(model), worker
 
     def set_clip_threshold(self, threshold: float) -> None:
-        """Sets the clipping threshold on rank 0; each step sends it to the other ranks. See `Transport`."""
+        """Sets the clipping threshold on rank 0; each step sends the threshold to the other ranks. See `Transport`."""
         self._worker.threshold = threshold
 
     def aggregate(self, step: int) -> BoundedSum:
@@ -56,6 +56,11 @@ class Collective:
                 self._take_part(step)
 
     def _take_part(self, step: int) -> BoundedSum:
+        """Computes and sends this rank's sum; returns the sum of all workers on rank 0, and an unused sum on other ranks.
+
+        Raises:
+            UserError: If a worker could not compute its sum. Every rank raises the error.
+        """
         parameters = self._vector.gather()  # trained ones only; frozen ones are not sent
         dist.broadcast(parameters, 0)
         if self._link.rank:
@@ -63,12 +68,12 @@ class Collective:
         if self._worker.asks_about_norms:
             self._worker.threshold = self._link.broadcast_number(self._worker.threshold)
         try:
-            own = self._worker.bounded_sum(step)
+            bounded = self._worker.bounded_sum(step)
         except UserError:  # the other ranks must not wait for this sum; the reason may name a record, so it is not sent
-            own = None
-        reports = self._link.gather([0, 0] if own is None else [1, own.groups])
+            bounded = None
+        reports = self._link.gather([0, 0] if bounded is None else [1, bounded.groups])
         failed = [self._link.worker(rank) for rank, (there, _) in enumerate(reports) if not there]
-        if own is None or failed:
+        if bounded is None or failed:
             raise UserError(f"step {step}: {', '.join(failed)} cannot read the records: check the store there. [worker-store]")
-        dist.reduce(own.values, 0)
-        return BoundedSum(own.values, own.sensitivity, sum(groups for _, groups in reports), unit=own.unit)
+        dist.reduce(bounded.values, 0)
+        return BoundedSum(bounded.values, bounded.sensitivity, sum(groups for _, groups in reports), unit=bounded.unit)

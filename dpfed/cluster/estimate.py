@@ -2,8 +2,9 @@
 
 A step has three parts, one after the other. First, every worker draws its records, reads them, makes their views and computes
 the clipped gradients of its groups; all wait for the worker that drew most records. Second, the sums go to the coordinator, and
-the new parameters come back. Third, in between, the coordinator adds the noise and takes the optimizer's step. It writes ledger
-and releases while the next sum is computed. Checkpoints, failures of workers and evaluation are not counted.
+the new parameters come back. Third, in between, the coordinator adds the noise and takes the optimizer's step. The coordinator
+writes the ledger and the release while the next sum is computed. Checkpoints, failures of workers and evaluation are not
+counted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Machines:
         bookkeeping: Seconds of the coordinator per million parameters for digest, kept release and ledger, during the next sum.
         price: Dollars per GPU and hour.
         gpus_per_node: Number of GPUs that are rented together.
-        keys: Seconds in which a worker draws among a million records, for a block of steps in which each is drawn once.
+        keys: Seconds in which a worker draws among a million records, for a block of steps in which each record is drawn once.
         drawn: Seconds in which a worker puts a million drawn records into groups.
         decoding: Seconds in which a worker reads and decodes a record's image.
         ahead: Whether images are read and decoded while gradients are computed.
@@ -128,7 +129,8 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
         workers: W, the number of workers.
 
     Raises:
-        UserError: If there are no parameters, more workers than groups, or the time or the cost is not finite.
+        UserError: If there are no parameters, there is no worker or there are more workers than groups, or the time or the cost
+            is not finite.
     """
     _check(parameters >= 1, f"parameters must be at least 1, got {parameters}")
     _check(
@@ -138,7 +140,7 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
     step, alone = (_seconds(plan, machines, parameters, count) for count in (workers, 1))
     gpus = math.ceil(workers / machines.gpus_per_node) * machines.gpus_per_node
     hours = plan.steps * sum(step.values()) / 3600
-    _check(math.isfinite(hours * gpus * machines.price), "no finite number can say its time or cost; give smaller figures")
+    _check(math.isfinite(hours * gpus * machines.price), "the run's time or cost is not a finite number; give smaller figures")
     return Estimate(
         workers=workers,
         gpus=gpus,

@@ -47,8 +47,8 @@ class Resources:
 
     Attributes:
         workers: Number of workers.
-        least: Number of workers with which the run continues when machines are lost; it grows again when they come back.
-            ``None``: always `workers`.
+        least: Number of workers with which the run continues when machines are lost; workers are added when machines come back.
+            ``None``: the run needs `workers`.
         gpus: GPUs per worker, 0 or 1; ``None``: one if the cluster has any.
         cpus: CPUs per worker; ``None``: an equal share of all.
         restarts: Number of times that workers are started again after one died.
@@ -106,8 +106,8 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
     progress.note("connecting to Ray")
     hosts = Hosts()
     with contextlib.ExitStack() as stack:
-        own = stack.enter_context(_connected(progress))
-        sized = _sized(resources, _machines(), own, progress)
+        is_local = stack.enter_context(_connected(progress))
+        sized = _sized(resources, _machines(), is_local, progress)
         starting = f"starting {_counted(sized)}"
         progress.note(f"{starting}, each of which loads PyTorch")
         storage = stack.enter_context(_storage(task))
@@ -139,7 +139,7 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
 
 
 def _counted(sized: Resources) -> str:
-    """Returns the number of workers that start now, in words: for a range, as many as there is room for."""
+    """Returns the number of workers that start now, in words. For a range, as many start as there is room for."""
     now = sized.workers
     if sized.least:
         now = min(now, max(sized.least, sized.room()))
@@ -148,6 +148,7 @@ def _counted(sized: Resources) -> str:
 
 
 def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> TorchTrainer:
+    """Returns the object of Ray Train that starts the workers and runs the task in them."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -158,7 +159,7 @@ def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> Tor
         train_loop_config={"task": task, "queue": queue},
         torch_config=on_the_nodes_network(BACKEND_OF[bool(resources.gpus)], TIMEOUT),
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=bool(resources.gpus), resources_per_worker=each),
-        run_config=RunConfig(  # type: ignore[call-arg]  # the same
+        run_config=RunConfig(  # type: ignore[call-arg]  # Ray types Train v1
             name=task.folder.name,
             callbacks=[telling_of_deaths(queue, resources.restarts)],
             storage_path=str(storage),
@@ -170,6 +171,7 @@ def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> Tor
 
 
 def _stopped(task: Task) -> str:
+    """Returns the message after Ctrl-C, which says how the run is continued."""
     if RunDirectory.unused(task.folder):
         return "stopped before the run began; the same command begins it"
     return stopped(RunDirectory(task.folder), " --cluster ray")
@@ -201,20 +203,20 @@ def _connected(progress: Progress) -> Iterator[bool]:
     try:
         with signs_of_life(progress.note, "connecting to Ray"), taken_back():
             try:
-                own = _connection()
+                is_local = _connection()
             except (RuntimeError, TimeoutError):  # a head that starts on a busy machine can take longer than Ray waits
-                own = _connection()
+                is_local = _connection()
     except Exception as error:
         reason = " ".join(str(error).split()) if "ersion mismatch" in str(error) else _last_line(error)
         raise UserError(f"connecting to Ray failed: {reason}. {remedy} [ray-connection]") from error
     try:
-        yield own
+        yield is_local
     finally:
         ray.shutdown()
 
 
 def _connection() -> bool:
-    """Connects this process to Ray; returns whether it started the cluster for that."""
+    """Connects this process to Ray; returns whether the cluster was started here, for this run only."""
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -270,13 +272,13 @@ def _storage(task: Task) -> Iterator[Path]:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _sized(resources: Resources, there: list[dict[str, float]], own: bool, progress: Progress) -> Resources:
+def _sized(resources: Resources, there: list[dict[str, float]], is_local: bool, progress: Progress) -> Resources:
     """Returns the resources with GPUs and CPUs per worker chosen.
 
     Args:
         resources: Resources that the user asked for.
         there: Resources of each machine now.
-        own: Whether the cluster is this machine only, and will not grow.
+        is_local: Whether the cluster is this machine only, and will not grow.
         progress: Progress, which shows a note if the run waits for machines.
 
     Raises:
@@ -291,8 +293,8 @@ def _sized(resources: Resources, there: list[dict[str, float]], own: bool, progr
     cpus = resources.cpus or next((count for count in range(most, 1, -1) if room(count) >= resources.workers), 1)
     if room(cpus) < (resources.least or resources.workers):
         wanted = f"{resources.workers} workers with {cpus} CPU{'s' if cpus > 1 else ''}{' and a GPU' if gpus else ''} each"
-        if own:
-            raise UserError(f"there is no room for {wanted} on this machine, but for {room(cpus)}: use fewer. [ray-too-small]")
+        if is_local:
+            raise UserError(f"this machine has room for {room(cpus)}, not for {wanted}: use fewer. [ray-too-small]")
         progress.note(f"waiting for machines: the cluster has room for {room(cpus)}, not for {wanted}")
     return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
 
@@ -311,7 +313,7 @@ def _in_job_copy(path: str | Path) -> bool:
 
 
 def _refuse_job_copy(task: Task) -> None:
-    """Refuses paths in a submitted job's temporary copy, which is deleted, and which other machines do not see."""
+    """Refuses paths in a submitted job's temporary copy, which Ray deletes, and which other machines do not see."""
     paths: dict[str, str | Path | None] = {"--run": task.folder}
     if task.config is not None:
         data, model = task.config.data, task.config.model

@@ -18,7 +18,7 @@ _HOST_BYTES, _TEXT_BYTES = 64, 1024  # bytes of a report for the host's name and
 
 
 class Link:
-    """One process's side of the messages. It needs an initialised default process group that can send CPU tensors.
+    """One process's side of the messages. The default process group must be initialised, and able to send CPU tensors.
 
     Attributes:
         rank: Rank of this process; rank 0 is the coordinator.
@@ -30,7 +30,7 @@ class Link:
         self._hosts: list[str] = []
 
     def worker(self, rank: int) -> str:
-        """Returns a process's name for messages, with its host once that is known."""
+        """Returns a process's name for messages, with its host once the host is known."""
         return f"worker {rank} on {self._hosts[rank]}" if self._hosts else f"worker {rank}"
 
     def broadcast(self, content: bytes = b"") -> bytes:
@@ -43,7 +43,10 @@ class Link:
         return message.numpy().tobytes()
 
     def announce(self, step: int | None) -> int | None:
-        """Sends rank 0's next step to all ranks, and returns it; ``None``: no step is left. Others' argument is ignored."""
+        """Sends rank 0's next step to all ranks, and returns it; ``None``: no step is left.
+
+        The argument of other ranks is ignored.
+        """
         number = torch.tensor(-1 if step is None else step)
         dist.broadcast(number, 0)
         return int(number) if number >= 0 else None
@@ -55,7 +58,7 @@ class Link:
         return shared.item()
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
-        """Returns the numbers of every rank, in the order of ranks. Each rank must give equally many."""
+        """Returns the numbers of every rank, in the order of ranks. All ranks must give lists of the same length."""
         return [row.tolist() for row in self._all(torch.tensor(numbers))]
 
     def agree(self, mark: bytes, trouble: str = "") -> None:
@@ -68,24 +71,25 @@ class Link:
         Raises:
             UserError: If a rank cannot continue, or the digests differ. Every rank raises the same first error.
         """
-        own = torch.zeros(MARK_BYTES + _HOST_BYTES + _TEXT_BYTES, dtype=torch.uint8)
+        message = torch.zeros(MARK_BYTES + _HOST_BYTES + _TEXT_BYTES, dtype=torch.uint8)
         host = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
         content = _bytes(mark.ljust(MARK_BYTES, b"\0") + host + trouble.encode()[:_TEXT_BYTES])
-        own[: len(content)] = content
-        reports = [report.numpy().tobytes() for report in self._all(own)]
+        message[: len(content)] = content
+        reports = [report.numpy().tobytes() for report in self._all(message)]
         self._hosts = [_text(report[MARK_BYTES:][:_HOST_BYTES]) for report in reports]
         for rank, report in enumerate(reports):
             if text := _text(report[MARK_BYTES + _HOST_BYTES :]):
                 raise UserError(f"{self.worker(rank)}: {text}")
             if report[:MARK_BYTES] != reports[0][:MARK_BYTES]:
                 raise UserError(
-                    f"{self.worker(rank)} does not find the records, or the code of your own, that worker 0 finds: data.path "
-                    "and data.stores must be the same store on all machines, and packages the same. [worker-other-records]"
+                    f"{self.worker(rank)} has other records, or other code of yours, than worker 0: data.path or data.stores "
+                    "must lead to the same store on all machines, and the packages must be the same. [worker-other-records]"
                 )
 
-    def _all(self, own: Tensor) -> list[Tensor]:
-        everyone = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(everyone, own)
+    def _all(self, tensor: Tensor) -> list[Tensor]:
+        """Returns the tensors of all ranks, in the order of ranks."""
+        everyone = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(everyone, tensor)
         return everyone
 
 

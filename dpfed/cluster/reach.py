@@ -1,4 +1,4 @@
-"""Checks whether a Ray cluster answers, before Ray connects: Ray itself waits for minutes, and ends with a traceback.
+"""Checks whether a Ray cluster answers, before Ray connects: Ray itself would wait for minutes, and end with a traceback.
 
 The module also computes how many workers the machines of a Ray cluster have room for, now and during a run.
 """
@@ -20,7 +20,7 @@ from dpfed.progress import Progress
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
 
-REMEDY = "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
+REMEDY = "Start it (`ray start --head`), or set RAY_ADDRESS=local for a cluster on this machine."
 _ANSWER = 5.0  # seconds
 _QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # every member's first request; only its authentication matters here
 
@@ -31,7 +31,7 @@ def ray_folder() -> Path:
 
 
 def require_cluster(progress: Progress, wait: float = 60.0, remedy: str = REMEDY) -> None:
-    """Refuses a cluster that does not answer, or expects another token.
+    """Refuses a cluster that does not answer, or that expects another token.
 
     The cluster is the one that RAY_ADDRESS names, or else the one that the last `ray start` noted on this machine.
 
@@ -76,6 +76,11 @@ def require_cluster(progress: Progress, wait: float = 60.0, remedy: str = REMEDY
 
 
 def _reach(address: tuple[str, int], wait: float, progress: Progress) -> None:
+    """Waits until a program listens at an address.
+
+    Raises:
+        OSError: If none listens after `wait` seconds.
+    """
     until, told = time.monotonic() + wait, False
     while True:
         try:

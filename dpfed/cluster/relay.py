@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dpfed.evaluation.measured import Evaluation
 
 _Result = TypeVar("_Result")
-RUN = "dpfed run "  # prefix, before the run's folder, of the name of its queue, by which `dpfed cluster status` finds the run
+RUN = "dpfed run "  # a run's queue is named by this prefix and the run's folder: `dpfed cluster status` finds the run by it
 _INTERVAL = 0.25  # seconds between two reports of the same stage
 
 
@@ -59,7 +59,7 @@ class Relay(Progress):
         self._put("on_evaluation", figures)
 
     def at(self, rank: int, host: str) -> None:
-        """Sends the host of a worker."""
+        """Sends the host on which a worker runs."""
         self._put("at", rank, host)
 
     def _put(self, *event: Any) -> None:
@@ -111,7 +111,7 @@ class Hosts(dict[int, str]):
     """The host of each worker by rank, as far as workers have reported it."""
 
     def worker(self, rank: int) -> str:
-        """Returns a worker's name for messages: its rank, with its host if that is known."""
+        """Returns a worker's name for messages: its rank, with its host if the host is known."""
         return f"{rank} on {self[rank]}" if rank in self else str(rank)
 
 
@@ -123,7 +123,7 @@ def relayed(run: Path, progress: Progress, hosts: Hosts, what: str, beside: Call
         run: Folder of the run.
         progress: Progress of this process.
         hosts: Hosts of the workers, filled as workers report them.
-        what: Description of the work until the first event of a worker, for notes while it takes long.
+        what: Description of the work before the first event of a worker, for notes while this work takes long.
         beside: Function that returns a text to add to these notes.
     """
     import ray

@@ -58,14 +58,14 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON only
     if as_json:
         print(json.dumps({"machines": [*map(asdict, machines)], "free": free, "runs": [*map(asdict, runs)]}, indent=1))
         return
-    totals = {kind: sum(getattr(one, kind) for one in machines) for kind in free}
+    totals = {kind: sum(getattr(machine, kind) for machine in machines) for kind in free}
     left = ", ".join(f"{free[kind]:g} of {total:g} {kind.upper()[:3]}s" for kind, total in totals.items() if total)
     _line("cluster", f"{len(machines)} machine{'s' if len(machines) > 1 else ''}; free: {left}")
     for machine in machines:
         _line("machine", f"{machine.host}: {machine.cpus:g} CPUs" + (f", {machine.gpus:g} GPUs" if machine.gpus else ""))
-    for one in runs:
-        where = ", ".join(f"{count} on {host}" for host, count in one.workers.items())
-        _line("run", f"{one.run}: {one.state}; workers: {where or 'none yet, the run waits for machines or starts workers'}")
+    for run in runs:
+        where = ", ".join(f"{count} on {host}" for host, count in run.workers.items())
+        _line("run", f"{run.run}: {run.state}; workers: {where or 'none yet, the run waits for machines or starts workers'}")
     if not runs:
         _line("run", "none")
 
@@ -89,7 +89,7 @@ def _looked() -> tuple[list[Machine], dict[str, float], list[Running]]:
     require_cluster(Silent(), 0.0, _REMEDY)
     try:
         import ray
-        from ray._private import state  # it asks the head only: no dashboard is needed
+        from ray._private import state  # this module asks the head only: no dashboard is needed
     except ImportError as error:
         raise UserError("`dpfed cluster status` needs Ray: pip install 'dpfed[ray]'. [cluster-ray-missing]") from error
     try:
@@ -109,14 +109,14 @@ def _runs(nodes: list[dict[str, Any]], actors: list[dict[str, Any]]) -> list[Run
     """Returns the runs whose drivers are alive, each with the workers of the same Ray job."""
     hosts = {node["NodeID"]: _host(node) for node in nodes}
     alive = [actor for actor in actors if actor["State"] == "ALIVE"]
-    found = []
+    runs = []
     for actor in alive:
         if actor["Name"].startswith(RUN):
             folder = actor["Name"].removeprefix(RUN)
-            own = [one for one in alive if one["JobID"] == actor["JobID"] and one["ActorClassName"] == _WORKER]
-            workers = Counter(hosts.get(one["Address"]["NodeID"], "an unknown host") for one in own)
-            found.append(Running(folder, dict(sorted(workers.items())), _state(Path(folder))))
-    return sorted(found, key=lambda one: one.run)
+            of_job = [other for other in alive if other["JobID"] == actor["JobID"] and other["ActorClassName"] == _WORKER]
+            workers = Counter(hosts.get(worker["Address"]["NodeID"], "an unknown host") for worker in of_job)
+            runs.append(Running(folder, dict(sorted(workers.items())), _state(Path(folder))))
+    return sorted(runs, key=lambda running: running.run)
 
 
 def _host(node: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The default process group, and runs as one of torchrun's processes. It works without Ray.
+"""The default process group, and runs as one of torchrun's processes. This module works without Ray.
 
 The module also chooses the network interface of gloo. By default, gloo uses the address to which the host's own name resolves.
 In Debian's and Ubuntu's `/etc/hosts` that is 127.0.1.1, which other machines cannot reach: processes on several machines would
@@ -31,7 +31,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 def take_network_of(address: str) -> None:
-    """Makes gloo use, in this process, the interface that has an address. A setting of the user stays.
+    """Makes gloo use, in this process, the interface that has an address, unless the user has chosen an interface.
 
     Args:
         address: IPv4 address of this machine. If no interface has it, nothing changes.
@@ -59,10 +59,10 @@ def interface_of(address: str) -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             for _, name in socket.if_nameindex():
                 try:
-                    found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                    reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
                 except OSError:  # the interface has no IPv4 address
                     continue
-                if found[20:24] == wanted:
+                if reply[20:24] == wanted:
                     return name
     except (ImportError, OSError):
         return ""

@@ -37,7 +37,8 @@ class Task:
         folder: Directory of the run, an absolute path that is the same on every machine where rank 0 may start.
         config: Configuration of the run, with absolute paths; ``None``: the run exists.
         resume: Whether to resume a run that exists.
-        beside: Folder that the launcher made beside the run's. A process that does not see it is on other storage.
+        beside: Folder that the launcher made beside the run's directory. A process that does not see this folder is on other
+            storage.
         callbacks: Callbacks in the process of rank 0, which may be on another machine.
         comments: Lines that explain the configuration.
     """
@@ -81,6 +82,7 @@ def work(task: Task, progress: Progress) -> None:
 
 
 def _lead(link: Link, task: Task, progress: Progress) -> None:
+    """Carries out a task on rank 0."""
     configured = False
 
     def end() -> None:
@@ -106,13 +108,14 @@ def _lead(link: Link, task: Task, progress: Progress) -> None:
 
 
 def _follow(link: Link, folder: Path) -> None:
+    """Takes part in the run of rank 0, on another rank; returns when the run ends, or cannot be joined."""
     text = link.broadcast()
     if not text:
         return
     identity, randomness = link.broadcast().decode(), Randomness(link.broadcast())
     parts, trouble = None, ""
     try:
-        if RunDirectory(folder).identity != identity:  # on other storage, it would begin the run anew if it became rank 0
+        if RunDirectory(folder).identity != identity:  # on other storage, this process as rank 0 would begin the run anew
             raise UserError(f"the run at {folder} is not worker 0's: use storage that all machines share. [worker-other-run]")
         parts = build(read_back(tomllib.loads(text.decode()), "worker 0"), rank=link.rank, world_size=link.size)
     except UserError as error:
@@ -128,11 +131,11 @@ def _follow(link: Link, folder: Path) -> None:
 def _mark(parts: Parts) -> bytes:
     """Returns a digest of the plan, the records and the user's own parts, which must be the same on all ranks.
 
-    Otherwise a record could have two owners, or be drawn at another rate. Each machine has its own installation of the user's
-    parts.
+    If the digests differed, a record could have two owners, or be drawn at another rate. Each machine has its own installation
+    of the user's parts.
     """
-    own = "".join(f"/{key} {said}" for key, said in sorted(parts.own.items()))
-    marked = f"{parts.plan.fingerprint}/{parts.store.fingerprint}{own}"
+    user_parts = "".join(f"/{key} {said}" for key, said in sorted(parts.own.items()))
+    marked = f"{parts.plan.fingerprint}/{parts.store.fingerprint}{user_parts}"
     return hashlib.blake2b(marked.encode(), digest_size=MARK_BYTES).digest()
 
 

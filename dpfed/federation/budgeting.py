@@ -42,7 +42,7 @@ class Folder(Protocol):
 
 
 def reserve_site(folder: Folder, terms: Terms, store: RecordStore | None = None) -> list[BudgetLedger]:
-    """Reserves the whole plan of a federation in the budgets of a site's records; repeated, it changes nothing.
+    """Reserves the whole plan of a federation in the budgets of a site's records; a repeated call changes nothing.
 
     Args:
         folder: Folder of the site.
@@ -53,7 +53,8 @@ def reserve_site(folder: Folder, terms: Terms, store: RecordStore | None = None)
         The ledgers of the budgets; empty if the records have none.
 
     Raises:
-        UserError: If the plan does not fit (the message has the numbers), or the folder is a copy of one that still exists.
+        UserError: If the plan does not fit (the message has the numbers), if the folder is a copy of a folder that still
+            exists, or for another reason, see `dpfed.budgets.spending.reserve`.
     """
     path = Path(folder.settings().store)
     if not possible(path):
@@ -62,13 +63,14 @@ def reserve_site(folder: Folder, terms: Terms, store: RecordStore | None = None)
 
 
 def settle_site(folder: Folder) -> list[BudgetLedger]:
-    """Returns to the budgets what a site has reserved and will not be asked for.
+    """Returns to the budgets the part of a site's reservation that the coordinator will not ask for.
 
     Returns:
         The ledgers of the budgets.
 
     Raises:
-        UserError: If the site is served and may still be asked, or its ledger has lost lines.
+        UserError: If another process serves the site and the coordinator may still ask for steps, or if the site's ledger has
+            lost lines.
     """
     with contextlib.ExitStack() as stack:
         if not is_over(folder):
@@ -85,7 +87,7 @@ def settle_site(folder: Folder) -> list[BudgetLedger]:
 
 
 def is_over(folder: Folder) -> bool:
-    """Returns whether the last step was asked for: the site's ledger no longer changes."""
+    """Returns whether the coordinator has asked for the last step: the site's ledger no longer changes."""
     if not folder.ledger.exists():
         return False
     ledger = Ledger.open(folder.ledger)
@@ -98,6 +100,7 @@ def settle_locked(folder: Folder) -> list[BudgetLedger]:
 
 
 def _reservation(folder: Folder, terms: Terms) -> Reservation:
+    """Returns what a site reserves: the whole plan of the terms, with the steps that the site's ledger has charged."""
     key = folder.identity().signing_key
     id = hashlib.sha256(f"{terms.fingerprint}/{key}".encode()).hexdigest()[:_LETTERS]
     name = f"{terms.sites[terms.number_of(key)].name}, terms {terms.fingerprint[:_LETTERS]}"

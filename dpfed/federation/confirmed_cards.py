@@ -1,4 +1,4 @@
-"""The cards that a site's operator has compared with the other sites themselves: a coordinator could invent members."""
+"""The other sites' cards that a site's operator has confirmed with these sites: a coordinator could invent members."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FINGERPRINT = re.compile("[0-9a-f]{4}( [0-9a-f]{4}){7}")
 
 
 def confirmed_in(path: Path) -> list[str]:
-    """Returns the fingerprints in a file of confirmed cards; empty if the file does not exist.
+    """Returns the fingerprints in a file of confirmed cards; an empty list if the file does not exist.
 
     Raises:
         UserError: If the file is damaged.
@@ -24,12 +24,12 @@ def confirmed_in(path: Path) -> list[str]:
     if not path.is_file():
         return []
     try:
-        found = json.loads(read_text(path))
+        cards = json.loads(read_text(path))
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or not all(isinstance(each, str) and _FINGERPRINT.fullmatch(each) for each in found):
+        cards = None
+    if not isinstance(cards, list) or not all(isinstance(each, str) and _FINGERPRINT.fullmatch(each) for each in cards):
         raise UserError(f"{path} is damaged: remove it, and confirm the other sites' cards again. [card-list-damaged]")
-    return found
+    return cards
 
 
 def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) -> None:
@@ -42,7 +42,8 @@ def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) ->
         terms: Terms that the site has joined; ``None``: it has joined none.
 
     Raises:
-        UserError: If a text is not a fingerprint, is this site's own, or belongs to no member of the terms.
+        UserError: If a text is not a fingerprint, is the fingerprint of this site, or belongs to no member of the terms; or if
+            the file is damaged.
     """
     given = [_fingerprint(card) for card in cards]
     if own.fingerprint in given:

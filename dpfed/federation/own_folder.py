@@ -13,10 +13,13 @@ from dpfed.files.atomic import new_folder
 
 @contextlib.contextmanager
 def own_folder(folder: Path) -> Iterator[Path]:
-    """Makes a new folder that only its owner can read, all at once or not at all.
+    """Makes a new folder that only its owner can read. The folder exists only once the block has ended without an error.
+
+    Args:
+        folder: Path of the new folder.
 
     Yields:
-        The draft of the folder.
+        The path of a draft, which then gets the folder's name.
 
     Raises:
         UserError: If the path exists, or the folder cannot be made.

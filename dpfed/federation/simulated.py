@@ -1,4 +1,4 @@
-"""Settings of simulated sites. This module loads without torch, so a mistake in them is reported at once."""
+"""Settings of simulated sites. This module loads without torch, so a mistake in these settings is reported at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Simulation(Section):
         """Refuses a federation that cannot be simulated, before any record is read.
 
         Raises:
-            UserError: If it cannot be simulated; the message says what to change.
+            UserError: If the federation cannot be simulated; the message says what to change.
         """
         self.trust_model  # noqa: B018 refuses impossible numbers
         refuse_own_records(config)

@@ -73,9 +73,9 @@ def simulate(
 
     Args:
         config: Configuration of the run.
-        folder: Directory of the run; it must not be in use, except by this very run if `resume`.
+        folder: Directory of the run. It must not be in use; with `resume`, it may hold this very run.
         simulation: Sites to simulate.
-        progress: Receives the stages of the run; default: nothing is shown.
+        progress: Progress, which shows the stages of the run; default: nothing is shown.
         resume: Whether to continue a run that exists already; default: no.
 
     Returns:
@@ -91,12 +91,12 @@ def simulate(
 def run_simulation(
     preflight: Preflight, simulation: Simulation, progress: Progress, callbacks: Iterable[Callback] = ()
 ) -> RunDirectory:
-    """Begins the run of a preflight with simulated sites, or resumes an existing run.
+    """Begins a run with simulated sites after its preflight, or resumes an existing run.
 
     Args:
         preflight: Preflight of the run.
         simulation: Sites to simulate.
-        progress: Receives the stages of the run.
+        progress: Progress, which shows the stages of the run.
         callbacks: Callbacks that look on while the model trains.
 
     Returns:
@@ -127,13 +127,13 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], pro
     cards = [
         SiteCard(
             name=f"site-{number}",
-            records=len(own),
-            units=None if units is None else len(np.unique(units[own])),
+            records=len(rows),
+            units=None if units is None else len(np.unique(units[rows])),
             unit_name=store.unit_name,
             signing_key=identity.signing_key,
             exchange_key=identity.exchange_key,
         )
-        for number, (identity, own) in enumerate(zip(parties[1:], indices, strict=True))
+        for number, (identity, rows) in enumerate(zip(parties[1:], indices, strict=True))
     ]
     options, basis = simulation.model_dump(include={"trust", "drops", "colluders"}), proposed_basis(config, store, progress)
     text = None if basis is None else basis.text
@@ -145,9 +145,12 @@ def resume(folder: str | Path, progress: Progress | bool | None = None, callback
 
     Args:
         folder: Directory of the run.
-        progress: Receives the stages of the run; ``False``: nothing is shown; ``None`` (default): bars in terminals and
-            notebooks (`shown`).
+        progress: Progress, which shows the stages of the run; ``False``: nothing is shown; ``None`` (default): bars in
+            terminals and notebooks (`shown`).
         callbacks: Callbacks that look on while the model trains.
+
+    Returns:
+        The finished run.
 
     Raises:
         UserError: If the run, its ledger or its checkpoint is damaged, or another process holds it.
@@ -166,7 +169,7 @@ def resume_simulation(
 
     Args:
         run: Directory of the run, not locked.
-        progress: Receives the stages of the run.
+        progress: Progress, which shows the stages of the run.
         expected: Simulation that the run must have; ``None``: any.
         callbacks: Callbacks that look on while the model trains.
 
@@ -174,7 +177,7 @@ def resume_simulation(
         The finished run.
 
     Raises:
-        UserError: If the run is not a simulated federation, simulates another one, or is damaged.
+        UserError: If the run is not a simulated federation, simulates another federation, or is damaged.
     """
     if not run.simulation.is_file():
         raise UserError(
@@ -199,6 +202,7 @@ def resume_simulation(
 
 
 def _connect(job: Job, simulation: Simulation, progress: Progress) -> Federation:
+    """Makes the sites of a simulated federation, and returns the coordinator that adds up their sums."""
     parts, terms, run = job.parts, job.parts.terms, job.run
     assert terms is not None  # `create_job` and `resume_job` were given terms
     coordinator, *parties = _identities(job.randomness, simulation.sites)
@@ -218,6 +222,11 @@ def _connect(job: Job, simulation: Simulation, progress: Progress) -> Federation
 
 
 def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:
+    """Returns the indices of each site's training records, by site number.
+
+    Raises:
+        UserError: If a site would have no records.
+    """
     indices = store.split("train")
     sites = site_of_records(store, simulation.sites, simulation.skew)[indices]
     divided = [indices[sites == number] for number in range(simulation.sites)]

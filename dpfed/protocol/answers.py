@@ -42,6 +42,7 @@ class Answer(BaseModel):
 
 
 def _decoded(text: Any) -> bytes:
+    """Returns the bytes of a text in base64."""
     if not isinstance(text, str):
         raise ValueError("no text")
     try:
@@ -125,7 +126,7 @@ def read(packet: Packet | None, kind: type[_Kind], site: int, signing_key: str, 
         The validated answer.
 
     Raises:
-        Rejected: If the packet is anything but a signed answer of that kind. Nothing else is raised, whatever a site sends.
+        Rejected: If the packet is anything but a signed answer of that kind. Whatever a site sends, no other error is raised.
     """
     if packet is None:
         raise Rejected("its answer failed to come")

@@ -35,7 +35,7 @@ class SiteCard(Section):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the card in groups that can be read out; the sites compare it with each other."""
+        """Hash of the card, in groups of digits that can be read out. Operators of two sites compare it aloud."""
         card = {name: value for name in SiteCard.model_fields if (value := getattr(self, name)) is not None}
         digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()[:32]
         return " ".join(digest[at : at + 4] for at in range(0, 32, 4))
@@ -49,8 +49,8 @@ class SiteCard(Section):
         """
         try:
             tree = json.loads(read_text(path))
-            if found := hidden_text(tree):
-                raise UserError(f"{path} holds characters that terminals do not show ({found}): do not use it. [card-hidden]")
+            if hidden := hidden_text(tree):
+                raise UserError(f"{path} holds characters that terminals do not show ({hidden}): do not use it. [card-hidden]")
             return cls.model_validate(tree)
         except OSError as error:
             raise UserError(f"cannot read the card {path}: {error.strerror or error}. [card-unread]") from error
@@ -62,7 +62,7 @@ def hidden_text(tree: Any) -> str:
     """Finds the first text in a JSON tree with characters that a terminal interprets instead of showing.
 
     Returns:
-        The first 40 characters of the text, escaped to ASCII; empty if there is none.
+        The first 40 characters of the text, escaped to ASCII; an empty text if the tree has no such characters.
 
     Raises:
         RecursionError: If the tree is nested too deeply.

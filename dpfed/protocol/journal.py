@@ -1,4 +1,4 @@
-"""The journal of a federation: what happened in each step, public and append-only, and which step was opened last.
+"""The journal of a federation: a public, append-only file of what happened in each step.
 
 The coordinator records a step as opened, on disk, before it asks any site. Later it records the step as collected or discarded.
 A step that was opened and never finished (the server died) is discarded and charged when the run resumes: sites may have
@@ -56,10 +56,10 @@ class Journal:
         return any(line["event"] == "opened" and line["step"] >= step for line in self.lines)
 
     def write(self, event: str, step: int, **facts: Any) -> None:
-        """Appends a line; when this returns, the line is on disk.
+        """Appends a line. When this method returns, the line is on disk.
 
         Args:
-            event: What happened: ``opened``, ``collected`` or ``discarded``.
+            event: Event: ``opened``, ``collected`` or ``discarded``.
             step: Training step.
             facts: Further fields of the line, serialisable as JSON.
 
@@ -78,6 +78,7 @@ class Journal:
         self._chain = chain
 
     def _read(self, number: int, line: dict[str, Any]) -> None:
+        """Takes in a line of the file, after checking its hash and its fields."""
         claimed = line.pop("chain", None)
         chain = link(self._chain, line)
         if claimed != chain or not _is_whole(line):
@@ -92,7 +93,7 @@ class Journal:
         )
 
     def rounds_of(self, site: str) -> int:
-        """Returns the number of steps that were collected with a site's answer among them."""
+        """Returns the number of collected steps whose sum includes a site's sum."""
         last = {line["step"]: line for line in self.lines}
         return sum(line["event"] == "collected" and site in line["arrived"] for line in last.values())
 
@@ -135,7 +136,7 @@ class ArrivalLog:
 
     Args:
         path: File of the log; ``None``: nothing is written.
-        clock: Returns the time in seconds; default: `time.monotonic`.
+        clock: Function that returns the time in seconds; default: `time.monotonic`.
     """
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -144,7 +145,7 @@ class ArrivalLog:
         self._began = self._written = clock()
 
     def ask(self, step: int, sites: Iterable[str], seconds: float | None = None) -> None:
-        """Records that the sites are asked now, and awaited for `seconds` at most (``None``: without limit)."""
+        """Records that sites are asked now. The coordinator waits `seconds` at most for them; ``None``: without limit."""
         self._began = self._clock()
         self._steps[step] = Step(list(sites), until=None if seconds is None else time.time() + seconds)
         kept = max(1, min(_STEPS, _NUMBERS // max(1, len(self._steps[step].asked))))
@@ -173,12 +174,12 @@ class ArrivalLog:
 
 
 def read_arrival_log(path: Path) -> dict[int, Step]:
-    """Returns the arrival times in the file, by step; empty if the file is missing or cannot be parsed."""
+    """Returns the arrival times in the file, by step; an empty dict if the file is missing or cannot be parsed."""
     try:
-        found = json.loads(read_bytes(path))
+        content = json.loads(read_bytes(path))
         steps = {
             int(step): Step([str(name) for name in times["asked"]], dict(times["seconds"]), times.get("until"))
-            for step, times in found.items()
+            for step, times in content.items()
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}

@@ -78,7 +78,7 @@ class OtherVersion(Untrusted):
     """Raised for a message in another version of this protocol. A message that names no version counts as version 1.
 
     Args:
-        speaks: Version of the message; 0: what it names is not a version.
+        speaks: Version of the message; 0 if the message names something that is not a version.
     """
 
     def __init__(self, speaks: int) -> None:
@@ -148,7 +148,7 @@ def verify(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
 
 
 def alleged(packet: Packet) -> dict[str, Any]:
-    """Parses a header without verifying its signature; returns an empty dict if it is not a JSON object."""
+    """Parses a header without verifying the signature; returns an empty dict if the header is not a JSON object."""
     try:
         header = json.loads(packet.header) if len(packet.header) <= LONGEST_HEADER else None
     except (ValueError, RecursionError):  # text that is not JSON, or nested too deeply

@@ -1,7 +1,7 @@
 """Code that the terms of a federation name: an encoder, a transform and a loss, which every party calls on its own machine.
 
-The terms hold no code. They hold the version and the hash of the coordinator's code, and each party compares them with its own
-code. The comparison imports nothing. A site calls only code that its operator has allowed by name
+The terms hold no code. They hold the version and the hash of the coordinator's code, and each party compares the hash with that
+of the code installed there. The comparison imports nothing. A site calls only code that its operator has allowed by name
 (`dpfed.federation.site.allowed`).
 
 Terms refuse records by name: each party has its own record store. Only the coordinator imports an optimizer by name, which
@@ -56,7 +56,12 @@ def names_of(config: Config) -> dict[Key, str]:
 
 
 def arguments_of(config: Config, key: Key) -> str:
-    """Returns the arguments of a named part, as JSON; empty if it has none."""
+    """Returns the arguments of a named part, as JSON; an empty text if the part has none.
+
+    Args:
+        config: Configuration of the run.
+        key: Configuration key that names the part.
+    """
     options: Mapping[str, Any] = {
         "model.image": config.model.options,
         "views.transform": config.views.options,
@@ -83,7 +88,7 @@ def refuse_own_records(config: Config) -> None:
     """Refuses records that the configuration names as Python code.
 
     Raises:
-        UserError: If it does; the message says what to do instead.
+        UserError: If the configuration names such records; the message says what to do instead.
     """
     if config.data.is_own:
         raise UserError(
@@ -98,13 +103,13 @@ def refuse_parts_of_python(config: Config) -> None:
     Python's own modules hold no encoder, no transform and no loss.
 
     Raises:
-        UserError: If there is such a name; the message names its key.
+        UserError: If the configuration has such a name; the message has its key.
     """
     for key, name in names_of(config).items():
         if in_python(name):
             raise UserError(
                 f"{key} = {name!r} was given as a Python object, and the terms of a federation need a name that each site can "
-                "import: write it into a module. [terms-in-python]"
+                "import: move the object into a module, and give MODULE:OBJECT. [terms-in-python]"
             )
         if _top(name) in sys.stdlib_module_names:
             raise UserError(
@@ -133,12 +138,17 @@ def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
 
 
 def file_of(name: str) -> Path | None:
-    """Returns the file of a named part's module; ``None``: there is none here. Nothing is imported."""
+    """Returns the file of a named part's module; ``None`` if the module is not here. Imports nothing."""
     source = find_source(name.partition(":")[0])
     return None if source is None else source.file
 
 
 def _installed(key: Key, name: str) -> NamedCode:
+    """Returns a named part with the version and hash that are installed here.
+
+    Raises:
+        UserError: If the part's source is not here, or cannot be read.
+    """
     module = name.partition(":")[0]
     source = find_source(module)
     if source is None:
@@ -154,4 +164,5 @@ def _installed(key: Key, name: str) -> NamedCode:
 
 
 def _top(name: str) -> str:
+    """Returns the top-level package of a named part."""
     return name.partition(":")[0].partition(".")[0]

@@ -99,7 +99,7 @@ def epsilon_if_known(terms: Terms, own: int, confirmed: Collection[str]) -> floa
 
 
 def confirmation(terms: Terms, own: int, confirmed: Collection[str], brief: bool = False) -> str:
-    """Describes which members a site has confirmed, and which epsilon holds if only these are honest.
+    """Returns a text that says which members a site has confirmed, and which epsilon holds if only these are honest.
 
     Args:
         terms: Terms of the federation.
@@ -132,7 +132,7 @@ def confirmation(terms: Terms, own: int, confirmed: Collection[str], brief: bool
 
 
 def message_epsilon(terms: Terms, brief: bool = False) -> str:
-    """Describes what the server learns from the messages of one site over the whole run.
+    """Returns a text that says what the server learns from the messages of one site over the whole run.
 
     Args:
         terms: Terms of the federation.
@@ -160,7 +160,7 @@ def facts_of_federation(facts: CardFacts, journal: Path, simulated: bool, terms:
 
     Args:
         facts: Facts of the run.
-        journal: File of the federation's journal, which says which sites took part in which step.
+        journal: File of the federation's journal, which lists the sites that took part in each step.
         simulated: Whether all parties were in one process.
         terms: Terms of the federation.
 
@@ -185,6 +185,7 @@ def facts_of_federation(facts: CardFacts, journal: Path, simulated: bool, terms:
 
 
 def _site(terms: Terms, number: int, journal: Journal) -> str:
+    """Returns a line about a site: records, groups, steps with its sums, and what these steps cost its records."""
     member, plan = terms.sites[number], terms.privacy_plan
     counted = journal.rounds_of(member.name)
     groups = "" if plan.bounding.method.singleton_groups else f", {member.groups} of the K groups"

@@ -1,8 +1,8 @@
-"""The terms of a federation: everything that its sites agree to. Every message names their hash.
+"""The terms of a federation: everything that its sites agree to. Every message names the hash of the terms.
 
 The terms hold the configuration, the privacy plan, the trust mode, and the sites with their public keys and numbers of records.
-They hold no data, no path and no code; of code that they name, they hold a hash. A site that joined them answers no other
-request.
+They hold no data, no path and no code; of code that they name, they hold a hash. A site that has joined a federation answers
+only requests that name these terms.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Terms(Section):
 
     @classmethod
     def agree(cls, config: Config, cards: list[SiteCard], coordinator: str, **options: Any) -> Terms:
-        """Makes the terms for some sites.
+        """Makes the terms for the given sites.
 
         Args:
             config: Configuration of the run, its defaults resolved (`dpfed.runs.resolution.resolve_defaults`); ``[data]`` and
@@ -104,8 +104,8 @@ class Terms(Section):
         public = config.public.model_copy(update={"path": _without_folder(config.public.path)})
         shared = config.model_copy(update={"data": DataConfig(**kept), "model": model, "public": public})
         agreed = shared.model_dump(mode="json", exclude_defaults=True)
-        found = {"config": agreed, "plan": plan.as_dict(), "sites": sites, "code": code_of(config)}
-        return cls._checked({**found, "coordinator": coordinator, **options})
+        fields = {"config": agreed, "plan": plan.as_dict(), "sites": sites, "code": code_of(config)}
+        return cls._checked({**fields, "coordinator": coordinator, **options})
 
     @classmethod
     def load(cls, path: str | Path) -> Terms:
@@ -116,8 +116,8 @@ class Terms(Section):
         """
         try:
             tree = json.loads(read_text(Path(path)))
-            if found := hidden_text(tree):
-                raise UserError(f"{path} holds characters that terminals do not show ({found}): do not join it. [terms-hidden]")
+            if hidden := hidden_text(tree):
+                raise UserError(f"{path} holds characters that terminals do not show ({hidden}): do not join. [terms-hidden]")
             return cls._checked(tree)
         except OSError as error:
             raise UserError(f"cannot read the terms {path}: {error.strerror or error}. [terms-unread]") from error
@@ -144,6 +144,11 @@ class Terms(Section):
 
     @classmethod
     def _checked(cls, tree: Any) -> Terms:
+        """Returns the terms in a JSON tree, after checking that their fields agree with each other.
+
+        Raises:
+            UserError: If a field is invalid, or fields contradict each other.
+        """
         try:
             terms = cls.model_validate(tree)
             plan = terms.privacy_plan
@@ -179,7 +184,7 @@ class Terms(Section):
         for site in tree["sites"]:  # without this field, the hash is that of earlier releases
             if site["contents"] is None:
                 del site["contents"]
-        if tree["basis"] is None:  # the same
+        if tree["basis"] is None:  # left out like `contents`
             del tree["basis"]
         if not tree["code"]:
             del tree["code"]
@@ -202,7 +207,7 @@ class Terms(Section):
         return next((site.unit_name for site in self.sites if site.unit_name), None)
 
     def run_config(self) -> Config:
-        """Returns the agreed configuration, without records and evaluation: each party fills in its own."""
+        """Returns the agreed configuration without records and evaluation, which each party fills in for itself."""
         return read_back(self.config, "the terms' config")
 
     def number_of(self, signing_key: str) -> int:
@@ -235,7 +240,7 @@ def _basis_digest(basis: str | None) -> str | None:
 
 
 def _refuse_foreign_loss(config: Config) -> None:
-    """Refuses a loss of another package whenever terms are read: each party would run its own copy of that code."""
+    """Refuses a loss of another package whenever terms are made or read: each party would run its own copy of that code."""
     if config.objective.name not in FOREIGN:
         return
     loss, known = FOREIGN[config.objective.name].said, ", ".join(map(repr, sorted(OBJECTIVES.keys() - FOREIGN.keys())))

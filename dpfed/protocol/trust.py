@@ -99,7 +99,7 @@ class Trust:
     def links(self) -> int:
         """Number of other sites with which a site shares masks.
 
-        So many sites must be taken away before the masks no longer connect the others.
+        The masks connect all remaining sites until at least so many sites are taken away.
         """
         enough = 2 * -(-max(self.colluders + self.drops + 1, _PARTNERS) // 2)
         return min(enough, self.sites - 1)
@@ -133,7 +133,7 @@ class Trust:
     def noise_if_honest(self, confirmed: int) -> float:
         """Returns the part of the plan's noise variance that remains if only some sites are honest.
 
-        The server lies, together with all other sites.
+        The server and all other sites are assumed to lie together.
 
         Args:
             confirmed: Number of honest sites, including the one that asks.

@@ -37,7 +37,7 @@ def decoded(content: Content, form: str = "fp32") -> Tensor:
         form: Format: ``fp32``, ``bf16`` or ``int64``; default ``fp32``.
 
     Returns:
-        The flat vector, float32; int64 of the format ``int64``.
+        The flat vector: int64 if the format is ``int64``, otherwise float32.
 
     Raises:
         ValueError: If the length is not a multiple of the size of a number.
@@ -108,4 +108,5 @@ def sum_of(contents: Sequence[Content], grid: Grid | None, form: str) -> Tensor:
 
 
 def _ring(content: Content) -> np.ndarray:
+    """Returns the ring elements, uint32, of a serialised sum."""
     return np.frombuffer(content, "<u4").astype(np.uint32)

@@ -42,7 +42,7 @@ class CoordinatorFolder:
             write_atomically(self._left, json.dumps(sites) + "\n")
 
     def left(self) -> list[str]:
-        """Returns the names of the sites that have left; empty if the record cannot be read."""
+        """Returns the names of the sites that have left; an empty list if their file is missing or cannot be read."""
         try:
             return list(map(str, json.loads(read_text(self._left))))
         except (OSError, ValueError, TypeError):  # the list only explains absences
@@ -58,15 +58,18 @@ class CoordinatorFolder:
         identity: Identity | None = None,
         **options: Any,
     ) -> CoordinatorFolder:
-        """Makes the terms for some sites, and the coordinator's folder.
+        """Makes the terms for the given sites, and the coordinator's folder.
 
         Args:
             path: Path of the new folder, which must not exist.
             config: Configuration of the run; ``[data]`` names the records on which the coordinator evaluates.
             cards: Cards of the sites, or files of these cards.
             identity: Coordinator's keys; default: new ones.
-            progress: Receives the progress of importing or generating the coordinator's records; default: nothing is shown.
+            progress: Progress, which shows the import or generation of the coordinator's records; default: nothing is shown.
             options: Further fields of the terms, see `Terms.agree`.
+
+        Returns:
+            The new folder.
 
         Raises:
             UserError: If the terms are impossible, see `refuse_proposal` and `Terms.agree`; if the folder exists.
@@ -78,18 +81,18 @@ class CoordinatorFolder:
         from dpfed.runs.records import public_records_of, records_of  # with torch, which takes seconds
         from dpfed.runs.resolution import resolve_defaults
 
-        own, config = identity or Identity.fresh(), resolve_defaults(config)
+        keys, config = identity or Identity.fresh(), resolve_defaults(config)
         starting_weights(config)
         # The store on which the run is evaluated; none of its records may be among the public records.
-        Terms.agree(config, read, own.signing_key, **options)  # refuses impossible terms before the slow steps
+        Terms.agree(config, read, keys.signing_key, **options)  # refuses impossible terms before the slow steps
         store = records_of(config, import_progress(progress), say=progress.note)
         basis = proposed_basis(config, store, progress)
         config = with_basis(config, basis)
-        terms = Terms.agree(config, read, own.signing_key, **options, basis=None if basis is None else basis.text)
+        terms = Terms.agree(config, read, keys.signing_key, **options, basis=None if basis is None else basis.text)
         public_records_of(config, store, import_progress(progress, "public records"))
         with own_folder(folder.path) as draft:
             new = cls(draft)
-            own.save(new._identity)
+            keys.save(new._identity)
             create_file(new._config, config.dump())
             terms.save(new.terms)
         return folder
@@ -116,7 +119,7 @@ class CoordinatorFolder:
 
 
 def refuse_proposal(config: Config, sites: int) -> None:
-    """Refuses a configuration that cannot become terms, as far as that is known before there is a card.
+    """Refuses a configuration that cannot become terms, as far as this is known before the sites have sent their cards.
 
     Args:
         config: Configuration of the run; ``[data]`` names the records on which the coordinator evaluates.
@@ -128,9 +131,11 @@ def refuse_proposal(config: Config, sites: int) -> None:
             plan that is impossible for any number of records.
     """
     if config.privacy.not_covered is not None:
-        raise UserError("privacy.not_covered is for own records, not for a federation's: leave it out. [terms-not-covered]")
+        raise UserError(
+            "privacy.not_covered is not for a federation, but for records of your own: leave it out. [terms-not-covered]"
+        )
     if config.privacy.seed is not None:
-        raise UserError("privacy.seed gives the noise away to anyone, and no site joins such terms: leave it out. [terms-seed]")
+        raise UserError("privacy.seed lets anyone compute the noise, and no site joins such terms: leave it out. [terms-seed]")
     refuse_own_records(config)
     code_of(config)
     checked_start(config)

@@ -19,10 +19,10 @@ _LONGEST = 600.0  # seconds of the longest pause
 
 
 class Backoff:
-    """Pauses for sites that hang. The pause doubles each time in a row that a site hangs, up to ten minutes.
+    """Pauses after which sites that hung are asked again. A pause doubles each time in a row, up to ten minutes.
 
     Args:
-        clock: Returns the time in seconds; default: `time.monotonic`.
+        clock: Function that returns the time in seconds; default: `time.monotonic`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +31,7 @@ class Backoff:
         self._until: dict[int, float] = {}
 
     def hung(self, number: int, seconds: float) -> None:
-        """Records that all others waited `seconds` for a site in vain, and begins its pause."""
+        """Records that a step waited `seconds` for a site in vain, and begins the site's pause."""
         self._strikes[number] = self._strikes.get(number, 0) + 1
         self._until[number] = self._clock() + min(seconds * 2.0 ** min(self._strikes[number] - 1, 32), _LONGEST)
 
@@ -74,10 +74,10 @@ class Members:
         terms: Terms of the federation.
         identity: Coordinator's keys.
         frozen: Digest of the weights that are not trained.
-        note: Receives messages for the operator.
+        note: Function that receives messages for the operator.
         backoff: Pauses for sites that hang; default: a new `Backoff`.
-        left: Returns the names of the sites that have left the federation permanently, as far as the operator knows; default:
-            none have left.
+        left: Function that returns the names of the sites that have left the federation permanently, as far as the operator
+            knows; default: none have left.
 
     Attributes:
         ahead: Latest step of each site that has already taken part in the next step or a later one, by site number.
@@ -114,11 +114,11 @@ class Members:
         return {number: site.name for number, site in enumerate(self._terms.sites) if number not in there}
 
     def absence(self, step: int) -> str:
-        """Describes the sites that cannot take part in a step, with the reasons."""
+        """Returns a text that names the sites that cannot take part in a step, with the reasons."""
         return "; ".join(f"{name}: {self._reason(number)}" for number, name in self.absent(step).items())
 
     def offers(self, step: int) -> dict[int, Offer]:
-        """Returns the offers for a step of the sites that can take part in it, by site number; empty if nothing is masked."""
+        """Returns the offers of the sites that can take part in a step, by site number; empty if sums are not masked."""
         return {number: self._offers[number] for number in self.present(step) if number in self._offers}
 
     def connected(self, addresses: Iterable[str]) -> None:
@@ -143,7 +143,7 @@ class Members:
         self._backoff.answered(number)
 
     def lose(self, number: int, address: str, why: str) -> None:
-        """Removes a site that did not answer correctly: it must be greeted again, unless it has another address by now."""
+        """Removes a site that did not answer correctly, unless it has another address by now; it must be greeted again."""
         if self._addresses.get(number) == address:
             del self._addresses[number]
             self._offers.pop(number, None)
@@ -157,7 +157,7 @@ class Members:
         self._note(f"{self._name(number)} did not answer step {step} within {seconds:g} s: it is asked again in {left:.0f} s")
 
     def greetings(self, addresses: Iterable[str], step: int) -> dict[str, Packet]:
-        """Returns a greeting for each of the addresses whose site cannot take part in a step yet, by address."""
+        """Returns a greeting for each of the given addresses whose site cannot take part in a step yet, by address."""
         known = set(self.present(step).values())
         return {address: self._greeting(step) for address in addresses if address not in known}
 
@@ -206,7 +206,7 @@ class Members:
         return f"{why}, and is asked again in {left:.0f} s" if left else why
 
     def _say(self, number: int, why: str, text: str) -> None:
-        """Tells the operator once, and not at each of many greetings."""
+        """Tells the operator why a site is absent: once for each new reason, not at each greeting."""
         if self._why.get(number) != why:
             self._note(text)
         self._why[number] = why

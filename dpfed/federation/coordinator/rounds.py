@@ -39,7 +39,7 @@ _DEVIATIONS = 8  # the norm of P standard Gaussians exceeds sqrt(P) by more than
 
 
 class Federation:
-    """Adds up the sites' sums of a step; a `Transport`.
+    """The coordinator's `Transport`: asks the sites for their sums of a step, and adds them up.
 
     Args:
         terms: Terms of the federation.
@@ -48,10 +48,10 @@ class Federation:
         model: Model whose parameters the sites get.
         journal: Journal of the run.
         paid: Run's ledger as it was when this server created or resumed the run.
-        note: Receives messages for the operator.
+        note: Function that receives messages for the operator.
         backoff: Pauses for sites that hang, see `Members`.
-        arrival_log: Records when answers come, for live views; default: nothing is written.
-        left: Returns the names of the sites that have left, see `Members`.
+        arrival_log: Log of the times at which answers come, for live views; default: nothing is written.
+        left: Function that returns the names of the sites that have left, see `Members`.
 
     Raises:
         UserError: If the terms name the key of another coordinator.
@@ -95,7 +95,7 @@ class Federation:
         """
         if self._paid.release_of(step) is not None:
             raise UserError(
-                f"step {step} was released, and its release is not kept any more; the sites do not answer it again. Resume "
+                f"step {step} was released, and its release is not kept any more; the sites do not answer a step again. Resume "
                 "from the newest checkpoint. [round-released]"
             )
         if self._journal.opened(step):  # by a server that died during the step
@@ -127,7 +127,7 @@ class Federation:
         self._threshold = {"threshold": threshold}
 
     def wait_for_sites(self, step: int) -> None:
-        """Greets sites until enough are there; before the server's first step, until all are, or the deadline is over.
+        """Greets sites until enough are there. Before this server's first step, waits for all sites until the deadline is over.
 
         Raises:
             UserError: If so many sites are ahead of this run that no step can succeed.
@@ -155,7 +155,7 @@ class Federation:
             if self._trust.sites - len(ahead) < self._trust.least:
                 raise UserError(
                     f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: it is not "
-                    "their run. Resume their run, or make new terms. [round-other-run]"
+                    "the run in which they took part. Resume that run, or make new terms. [round-other-run]"
                 )
             if absent != (absent := list(self._members.absent(step).values())):
                 self._arrival_log.ask(step, absent, left or None)
@@ -235,7 +235,7 @@ class Federation:
         return SecureSum(self._terms, step, self._members.offers(step), self._numbers)
 
     def _unmasked(self, step: int, arrived: dict[int, Content], missing: dict[str, str]) -> tuple[Tensor | None, str]:
-        """Unmasks the total with the help of the sites that sent masked sums; returns ``None`` and why if there is none."""
+        """Unmasks the total with the help of the sites that sent masked sums; or returns ``None`` and the reason."""
 
         def ask(kind: str, expected: type[Answer], fields: dict[str, Any]) -> Iterator[tuple[int, Any]]:
             packet, numbers = self._signed(kind, step=step, **fields), {self._addresses[number]: number for number in arrived}
@@ -281,7 +281,7 @@ class Federation:
         return (8 if self._form == "int64" else 4) * self._numbers
 
     def _most(self, sites: Any) -> float:
-        """Returns the largest norm that an honest sum over some sites has."""
+        """Returns the largest norm that an honest sum over the given sites has."""
         groups = sum(self._terms.sites[number].groups for number in sites)
         noise = self._trust.carried_std(self._plan, len(sites)) * (self._numbers**0.5 + _DEVIATIONS)
         return groups * self._plan.longest_part * (1 + _ROOM) + noise

@@ -1,4 +1,4 @@
-"""The coordinator's run: a run like any other with the sites as its transport, whatever carries the messages."""
+"""The coordinator's run: like any other run, but with the sites as its transport. Any `Channel` may carry the messages."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ def coordinate(folder: Path, path: Path, channel: Channel, progress: Progress) -
         folder: Folder of the coordinator.
         path: Directory of the run.
         channel: Connection to the sites.
-        progress: Receives the stages of the run.
+        progress: Progress, which shows the stages of the run.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: If something is wrong that the operator can fix.
+        UserError: If the folder is not a coordinator's, if the run's directory cannot be used or belongs to other terms, or if
+            the run cannot be trained; the message says what to change.
     """
     party = CoordinatorFolder.open(folder)
     terms, identity = Terms.load(party.terms), party.identity()

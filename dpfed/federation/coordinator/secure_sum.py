@@ -1,4 +1,4 @@
-"""The total of masked sums, at the coordinator: the sites that sent them agree on who arrived, and help to unmask it."""
+"""The total of masked sums, at the coordinator. The sites that sent the sums agree on who arrived, and help to unmask it."""
 
 from __future__ import annotations
 
@@ -61,11 +61,14 @@ class SecureSum:
         """Unmasks the total.
 
         Args:
-            ask: Sends a request of a kind, with its fields, to the sites that arrived, and yields the valid answers by site
-                number.
+            ask: Function that sends a request to the sites that arrived, and yields each valid answer with its site number. The
+                function receives the kind of the request, the expected class of the answers, and the fields of the request.
 
         Returns:
-            The total, shape ``(P,)``, uint32; ``None`` and the reason if there is none.
+            The total, shape ``(P,)``, uint32, and an empty text; or ``None`` and the reason why there is no total.
+
+        Raises:
+            UserError: If fewer sites than are needed have arrived.
         """
         arrived = sorted(self._unmasking.close())
         if not self._trust.drops:
@@ -84,13 +87,14 @@ class SecureSum:
         return self._revealed(ask("reveal", Shares, fields))
 
     def _revealed(self, answers: Iterator[tuple[int, Shares]]) -> tuple[np.ndarray | None, str]:
+        """Unmasks the total with as few answers as possible; returns ``None`` and the reason if the shares do not suffice."""
         reveals: dict[int, bytes] = {}
         for number, answer in answers:
             reveals[number] = answer.shares
             if len(reveals) == self._trust.least:
                 try:
                     return self._unmasking.total(reveals, tries=1), ""
-                except UserError:  # a share is wrong: those of further sites may help
+                except UserError:  # a share is wrong: the shares of further sites may help
                     continue
         try:
             return self._unmasking.total(reveals, TRIES), ""

@@ -36,7 +36,7 @@ class Loopback:
         folder: Folder for keys, Flower's own files and configuration.
         sockets: Socket of each site's worker, by the site's name.
         members: Processes of the federation; `loopback` ends them.
-        told: Receives messages about what is started; default: ignores them.
+        told: Function that receives messages about what is started; default: ignores them.
 
     Attributes:
         certificates: Folder with ``ca.crt``, ``server.pem``, ``server.key``, and each site's key pair.
@@ -116,7 +116,7 @@ class Loopback:
     def wait_for_node(self, name: str) -> None:
         """Waits until a SuperNode is connected, and starts it again while the SuperLink refuses it.
 
-        After a SuperNode was killed, the SuperLink takes it for connected for another minute, and refuses a second one.
+        For a minute after a SuperNode was killed, the SuperLink takes it for connected and refuses a second SuperNode.
 
         Raises:
             RuntimeError: If the SuperNode does not connect; the message has the end of its log.
@@ -161,12 +161,12 @@ def loopback(
     told: Callable[[str], None] = lambda text: None,
     meanwhile: Callable[[Loopback], None] | None = None,
 ) -> Iterator[Loopback]:
-    """Runs a federation until the block ends, also by Ctrl-C or SIGTERM.
+    """Runs a federation until the block ends; Ctrl-C and SIGTERM end the federation, too.
 
     Args:
         folder: New folder for keys, Flower's own files, and logs (``logs/NAME.log``).
         sockets: Socket of each site's worker, by the site's name. The workers may start later, and restart.
-        told: Receives messages about what is started; default: ignores them.
+        told: Function that receives messages about what is started; default: ignores them.
         meanwhile: Function that is called while the SuperNodes load, see `Loopback.start`.
 
     Yields:
@@ -179,7 +179,7 @@ def loopback(
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of this machine's loopback interface on which no program listens now."""
+    """Returns `count` ports of this machine's loopback interface on which no program listens now."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -30,12 +30,12 @@ from dpfed.runs.records import records_of, with_absolute_paths
 from dpfed.runs.resolution import resolve_defaults
 
 _READY = "ready"  # this file exists once all parties have joined
-_FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # Flower's own lines, in the processes' logs, too
+_FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # Flower's own lines; they are in the logs, too
 _START = 300.0  # seconds that a site may take to load, on a busy machine
 
 
 def federate(config: Config, path: Path, sites: int, skew: float, options: dict[str, Any]) -> RunDirectory:
-    """Trains with several institutions on this machine. The same call after an interruption continues.
+    """Trains with several institutions on this machine. After an interruption, the same call continues the run.
 
     Args:
         config: Configuration of the run; its records are divided among the sites.
@@ -93,17 +93,17 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
             progress.note(f"dividing the records among {sites} institutions")
             divide_store(store.path, stores, sites, skew, progress=import_progress(progress, "records divided"))
     say(f"making {sites} institutions, and the coordinator's terms: noise for the sum of their records")
-    own = [
+    folders = [
         SiteFolder.create(parties / site_folder(number), site_folder(number), stores / site_folder(number), **_copies(config))
         for number in range(sites)
     ]
     data = config.data.model_copy(update={"source": "store", "path": str(stores / EVALUATION)})
     config = config.model_copy(update={"data": data})
     with watching() as progress:
-        cards = [site.card for site in own]
+        cards = [site.card for site in folders]
         coordinator = CoordinatorFolder.create(parties / "coordinator", config, cards, progress, **options)
     terms = Terms.load(coordinator.terms)
-    for site in own:  # the author of the configuration runs all parties
+    for site in folders:  # the author of the configuration runs all parties
         site.join(terms, allowed=[part.name for part in terms.code])
     say(f"every institution has joined the terms {parties / 'coordinator' / 'terms.json'}")
 

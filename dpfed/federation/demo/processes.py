@@ -1,4 +1,4 @@
-"""A group of processes, each with its own log: they can be killed one by one, for tests, and are all ended at the end."""
+"""A group of processes, each with its own log. Tests can kill them one by one; all of them end with the group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Processes:
     """Named processes, each with its log. Use `processes()`, which ends them.
 
     Args:
-        logs: Folder for their outputs; made if it does not exist.
+        logs: Folder for the outputs of the processes; made if it does not exist.
     """
 
     def __init__(self, logs: Path) -> None:
@@ -62,9 +62,9 @@ class Processes:
 
     def environment(self) -> dict[str, str]:
         """Returns the environment of a new process: programs of this Python environment first, without Flower's variables."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', os.defpath)}"
-        return {**own, **without_proxy(own), "PATH": path, "PYTHONUNBUFFERED": "1"}
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
+        return {**variables, **without_proxy(variables), "PATH": path, "PYTHONUNBUFFERED": "1"}
 
     def log(self, name: str) -> Path:
         """Returns the file of a process's log."""
@@ -114,7 +114,7 @@ class Processes:
             time.sleep(0.05)
 
     def stop(self, name: str) -> None:
-        """Asks a process to end (SIGTERM), and kills what is left of it."""
+        """Asks a process to end (SIGTERM), then kills it and everything that it started."""
         if self.running(name):
             self._members[name].terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,13 +146,13 @@ class Processes:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Makes sure that all processes are killed if this process is killed within the block, and cannot end them (Linux)."""
+        """Makes sure that all processes are killed if this process is killed within the block and cannot end them (Linux)."""
         command = [sys.executable, __file__, self._mark]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # it reads until this process is gone
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # reads until this process is gone
             yield
 
     def close(self) -> None:
-        """Ends all processes: those that were started last first. Together they have the time that one may take."""
+        """Ends all processes, those that were started last first. Together they have the time that `stop` gives to one."""
         names = [name for name in reversed(self._members) if self.running(name)]
         for name in names:
             self._members[name].terminate()
@@ -198,13 +198,13 @@ def _answering() -> Iterator[None]:
 
 def _running(wanted: Callable[[bytes], bool], program: str = "") -> list[int]:
     """Returns process ids, selected by an entry of the environment and by a part of the command line."""
-    found = []
+    ids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             is_wanted = any(map(wanted, (folder / "environ").read_bytes().split(b"\0")))
             if is_wanted and program.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
+                ids.append(int(folder.name))
+    return ids
 
 
 def _guard(mark: str) -> None:

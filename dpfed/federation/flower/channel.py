@@ -59,7 +59,7 @@ def packet_in(content: RecordDict) -> Packet:
     return Packet(header, signature, vector)
 
 
-_AROUND = 1 << 16, 1 << 7  # bytes that Flower adds to a packet: a fixed number, and one for every 128 bytes of the packet
+_AROUND = 1 << 16, 1 << 7  # bytes that Flower adds to a packet: a fixed number, and one byte for every 128 bytes of the packet
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds between looks for a reply; Flower's own loop takes 3
 
 _log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class FlowerChannel:
             answers.put((address, self._heard(address, f"its answer cannot be read ({type(error).__name__})")))
 
     def _heard(self, address: str, answer: Packet | str) -> Packet | None:
-        """Returns the packet; logs why there is none once, and not for each of many greetings."""
+        """Returns the packet, or ``None`` in place of a reason, which is logged once and not after each greeting."""
         if not isinstance(answer, str):
             self._silent.pop(address, None)
             return answer
@@ -163,7 +163,12 @@ class FlowerChannel:
 
 
 def _answer(address: str, message: str, reply: Message, most: int) -> Packet | str:
-    """Returns the packet in a reply, or why there is none."""
+    """Returns the packet in a reply, or the reason why there is none.
+
+    Raises:
+        PacketError: If the reply holds no packet.
+        ValueError: If the reply is to another message.
+    """
     if reply.has_error():
         return f"no answer (Flower's error {reply.error.code})"
     if reply.metadata.reply_to_message_id != message or reply.metadata.src_node_id != int(address):

@@ -1,4 +1,4 @@
-"""The Flower ClientApp of a site: passes each packet through the local socket to the site worker, and its answer back.
+"""The Flower ClientApp of a site: passes packets to the site worker through the local socket, and returns its answers.
 
 By default, Flower starts a process for every message. So this module imports neither torch nor anything else that loads slowly.
 """
@@ -41,7 +41,7 @@ def _reply(message: Message, context: Context) -> Packet:
 
 
 def _ask(socket: Path, packet: Packet, seconds: float) -> Packet:
-    """Returns the worker's answer.
+    """Returns the worker's answer to a packet.
 
     A step waits for a worker that is being restarted, because the coordinator already counts on this site.
     """

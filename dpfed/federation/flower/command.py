@@ -22,7 +22,7 @@ START = 120.0  # seconds that one of Flower's programs may take, on a busy machi
 
 
 class Unavailable(UserError):
-    """Raised if the SuperLink is not there, or not yet: the caller may try again."""
+    """Raised if the SuperLink is not there, or not there yet: the caller may try again."""
 
 
 class FlowerCommand:
@@ -42,14 +42,17 @@ class FlowerCommand:
         connection = {"address": f"{HOST}:{port}", "root-certificates": str(authority)}
         (home / "config.toml").write_text(tomli_w.dumps({"superlink": {CONNECTION: connection}}))
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        own = {"FLWR_HOME": str(home), "PATH": path, "PYTHONUNBUFFERED": "1"}
-        self.environment = {**os.environ, **without_proxy(os.environ), **FLOWER, **own}
+        variables = {"FLWR_HOME": str(home), "PATH": path, "PYTHONUNBUFFERED": "1"}
+        self.environment = {**os.environ, **without_proxy(os.environ), **FLOWER, **variables}
 
     def facts(self, *words: str) -> dict[str, Any]:
         """Runs a command and returns its JSON output.
 
+        Args:
+            words: Words of the command line after ``flwr``.
+
         Raises:
-            Unavailable: If the command fails.
+            Unavailable: If the command fails, does not end in time, or prints no JSON object.
         """
         output = self.text(*words, "--format", "json")
         try:
@@ -62,6 +65,9 @@ class FlowerCommand:
 
     def text(self, *words: str) -> str:
         """Runs a command and returns its output.
+
+        Args:
+            words: Words of the command line after ``flwr``.
 
         Raises:
             Unavailable: If the command fails, or does not end in time.

@@ -14,7 +14,7 @@ Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's comm
   number and size.
 - the thread of a SuperNode's HTTP server, which `run_supernode` ends where Flower does not yet do so:
   ``flwr/supernode/cli/flower_supernode.py``.
-- `RunNotRunningException`, with which ``Grid`` says that the operator stopped the run.
+- `RunNotRunningException`, which ``Grid`` raises when the operator has stopped the run.
 
 On an upgrade: change ``FLOWER_VERSION`` in ``app_folder.py`` and the range of ``flwr`` in ``pyproject.toml``, and run the tests
 of this room. They show what no longer fits. Then read the files above: their behaviour may have changed, too.
@@ -42,9 +42,9 @@ VERSION = FLOWER_VERSION
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _FIRST, _LONGEST = 0.05, 0.4  # seconds between tries to fetch an object that is not there yet: shortest, longest
-_OBJECTS, _CHUNK = 16, 1 << 20  # of a reply: most objects beside the chunks of its vector; least bytes of a chunk
+_OBJECTS, _CHUNK = (16, 1 << 20)  # most objects of a reply beside the chunks of its vector; least bytes of such a chunk
 _TRIES, _BETWEEN = 6, 1.0  # tries of a request to a SuperNode on this machine that breaks off; seconds between them
-_LONGEST_IDLE = 0.2  # seconds; an idle SuperNode then asks five times a second, a signed request of a few hundred bytes
+_LONGEST_IDLE = 0.2  # seconds; an idle SuperNode then sends five signed requests a second, of a few hundred bytes each
 
 
 if not version("flwr").startswith(f"{VERSION}."):
@@ -95,7 +95,7 @@ _most: ContextVar[int | None] = ContextVar("most bytes of a reply", default=None
 
 @contextmanager
 def replies_of_at_most(size: int) -> Iterator[None]:
-    """Makes this thread give up longer replies within the block, before they are in memory; see `limit_replies`.
+    """Makes this thread give up longer replies within the block, before they fill the memory; see `limit_replies`.
 
     Args:
         size: Largest size of a reply, in bytes.
@@ -108,7 +108,7 @@ def replies_of_at_most(size: int) -> Iterator[None]:
 
 
 def limit_replies() -> None:
-    """Makes `replies_of_at_most` work in this process. A reply that is given up raises the same Flower error as a lost one."""
+    """Makes `replies_of_at_most` work in this process. A reply that is too long raises the same Flower error as a lost one."""
     plain, error = http_grid.pull_objects, inflatable_utils.ObjectPullError
     if getattr(plain, "limited", False):
         return
@@ -144,8 +144,8 @@ def shorten_idling() -> None:
 def outlast_cut_handshakes(on_refusal: Callable[[], None] = lambda: None) -> None:
     """Makes the SuperNode in this process retry if the network fails while a TLS connection is made.
 
-    Flower takes such a failure for a wrong certificate: its SuperNode gives up permanently, and its process stays without a
-    purpose. A certificate that is wrong still ends the SuperNode.
+    Flower takes such a failure for a wrong certificate: its SuperNode gives up permanently, and its process stays but does
+    nothing. A certificate that is wrong still ends the SuperNode.
 
     Args:
         on_refusal: Function that is called when the SuperLink refuses this SuperNode (401): Flower then ends the SuperNode as
@@ -210,11 +210,11 @@ def tasks_of(address: str, secret: bytes) -> Iterator[Callable[[], str]]:
 
 
 def handle(address: str, token: str, app: Callable[[Message, Context], Message]) -> None:
-    """Fetches a message and sends an app's answer. Meanwhile it tells the SuperNode that the task is running.
+    """Fetches a message and sends an app's answer. Meanwhile, tells the SuperNode that the task is running.
 
-    A request that breaks off is made again. A process that cannot answer leaves the task: a SuperNode that hears nothing of a
-    task for a minute answers in its place. The SuperNode must not be told that the task has failed. It would then wait for an
-    answer forever, and take no other message.
+    A request that breaks off is made again. A process that cannot answer drops the task: a SuperNode that hears nothing of a
+    task for a minute answers in the app's place. The SuperNode must not be told that the task has failed: it would then wait
+    for an answer forever, and take no other message.
 
     Args:
         address: Address of the SuperNode's Runtime API.
@@ -247,5 +247,5 @@ def _client(
     address: str, interceptor: RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor, again: RetryInvoker | None = None
 ) -> RuntimeHttpClient:
     called = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-    # Without Flower's own retries, which end the process when a task is no longer known.
+    # `again` takes the place of Flower's own retries, which end the process when a task is no longer known.
     return RuntimeHttpClient.from_server_address(address, True, None, [called, interceptor], retry_invoker=again)

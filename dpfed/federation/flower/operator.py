@@ -67,13 +67,13 @@ class Operator:
             time.sleep(0.5)
 
     def register(self) -> None:
-        """Brings the SuperLink's list of SuperNodes up to date with the folder of keys: new keys come, old ones go.
+        """Registers SuperNodes whose keys are new in the folder of keys, and unregisters those whose keys are gone.
 
         Each change is recorded on disk at once: Flower takes no key twice, and does not tell to which key a SuperNode belongs.
 
         Raises:
             UserError: If the folder of keys is missing.
-            Unavailable: If a command of Flower's fails.
+            Unavailable: If one of Flower's commands fails.
         """
         if not (self._folder / "nodes").is_dir():  # a missing folder must not unregister every SuperNode
             raise UserError(f"{self._folder / 'nodes'} is missing: `dpfed federation provision` makes it. [flower-no-nodes]")
@@ -81,7 +81,7 @@ class Operator:
         listed = self._flwr.facts("supernode", "list", CONNECTION)["nodes"]
         there = {str(node["node-id"]) for node in listed if node["status"] not in _GONE}
         registered: dict[str, Any] = json.loads(read_text(self._registered)) if self._registered.exists() else {}
-        known = {key: tuple(one) for key, one in registered.items() if one[0] in there}  # a new SuperLink knows none of them
+        known = {key: tuple(entry) for key, entry in registered.items() if entry[0] in there}  # a new SuperLink knows none
         for key in known.keys() - wanted.keys():
             node, name = known.pop(key)
             self._flwr.text("supernode", "unregister", node, CONNECTION)
@@ -106,6 +106,9 @@ class Operator:
 
         Returns:
             The number; ``None``: Flower has registered this key before, and its SuperNode cannot be identified.
+
+        Raises:
+            Unavailable: If Flower's command fails for another reason.
         """
         try:
             return str(self._flwr.facts("supernode", "register", str(key), CONNECTION, "--name", key.stem)["node-id"])
@@ -129,7 +132,7 @@ class Operator:
         """
         if going := self._going():
             self._flwr.show("log", str(going), CONNECTION, "--stream")
-            return _told(next((str(one["status"]) for one in self._runs() if int(one["run-id"]) == going), ""))
+            return _told(next((str(run["status"]) for run in self._runs() if int(run["run-id"]) == going), ""))
         with tempfile.TemporaryDirectory(prefix="dpfed-") as drafts:
             config = Path(drafts) / "run.toml"
             config.write_text(tomli_w.dumps({"federation": str(self._folder / "federation"), "run": str(self.run_folder)}))
@@ -140,12 +143,12 @@ class Operator:
 
     @property
     def run_folder(self) -> Path:
-        """Directory of the run, with the federation's name; a run that an earlier dpfed began stays where it is."""
+        """Directory of the run, with the federation's name; a run that an earlier version of dpfed began stays where it is."""
         earlier = self._folder / "run"
         return earlier if earlier.is_dir() else self._folder / "runs" / self._name
 
     def watch(self, stop: threading.Event) -> None:
-        """Registers keys as they come and unregisters them as they go, until `stop` is set."""
+        """Registers keys that are added to the folder and unregisters keys that are removed, until `stop` is set."""
         before: set[tuple[str, str]] | None = None
         said = ""
         while not stop.wait(_LOOK):
@@ -167,7 +170,7 @@ class Operator:
 
 
 def _provisioned(folder: Path) -> tuple[str, int]:
-    """Returns the name and the SuperLink's port of a provisioned federation."""
+    """Returns the name of a provisioned federation, and the port of its SuperLink."""
     state = folder / "provision.json"
     known = json.loads(read_text(state)) if state.exists() else {}
     return str(known.get("name", "run")), int(known.get("link_port", LINK_PORT))

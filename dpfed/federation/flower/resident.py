@@ -2,7 +2,7 @@
 
 By default, a SuperNode starts a process for every message, and this process runs the code that came with the run. A message
 then takes seconds longer, and whoever may start a run may run any code at every site. With ``--isolation process``, a SuperNode
-leaves messages to another program, which is this one:
+leaves messages to another program. This module is that program:
 
     dpfed site app --runtime-api-address 127.0.0.1:9200 --superexec-auth-secret-file FILE
 
@@ -17,8 +17,8 @@ Also here: Flower's SuperNode with shorter pauses and more retries. `dpfed site 
 
 A SuperNode looks for messages every 3 seconds while it has none, and for its app's reply every half a second. With shorter
 pauses, an exchange takes about 3 seconds less; a step with secure sums needs two exchanges, and takes about 6 seconds less.
-Flower's SuperNode also gives up permanently if the network fails while it connects over TLS; this one retries. A federation
-with `flower-supernode` itself works as well, and is slower; make sure that it is restarted when it ends.
+Flower's SuperNode also gives up permanently if the network fails while it connects over TLS; this SuperNode retries. A
+federation with `flower-supernode` itself works as well, and is slower; make sure that it is restarted when it ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 def serve(address: str, secret: bytes) -> None:
-    """Handles the messages of a SuperNode. The SuperNode may start later, and restart.
+    """Handles the messages of a SuperNode, without end. The SuperNode may start later, and restart.
 
     Args:
         address: Address of the SuperNode's Runtime API, on this machine.
@@ -70,11 +70,13 @@ def serve(address: str, secret: bytes) -> None:
                 token = next_task()
             except httpx.HTTPError as error:
                 if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _REFUSED:
-                    raise UserError(f"the SuperNode {address} refuses: give both the same secret. [flower-secret]") from error
+                    raise UserError(
+                        f"the SuperNode {address} refuses the secret: give both programs the same secret file. [flower-secret]"
+                    ) from error
                 time.sleep(_ABSENCE)
                 continue
             if token:
-                # A thread for each message: one whose server died while sending it would hold up all others for hours.
+                # Each message has a thread: a message whose server died while sending it would hold up all others for hours.
                 room.acquire()
                 threading.Thread(target=_handle, args=(address, token, room), daemon=True).start()
             else:
@@ -93,7 +95,7 @@ def _handle(address: str, token: str, room: threading.Semaphore) -> None:
 
 
 def stay(address: str, secret: Path) -> None:
-    """Serves a SuperNode.
+    """Handles the messages of a SuperNode with the secret in a file, see `serve`.
 
     Args:
         address: Address of the SuperNode's Runtime API, as HOST:PORT.
@@ -113,7 +115,7 @@ _UNKNOWN = (
 
 
 def main() -> None:
-    """Runs the command line of `flower-supernode`."""
+    """Runs Flower's SuperNode with the options of this command line. If the SuperNode is refused, says why."""
     refused = threading.Event()
     shorten_fetching()
     shorten_idling()
@@ -134,7 +136,7 @@ def _reason(words: list[str]) -> str:
         parser.add_argument(option)
     given, _ = parser.parse_known_args(words)
     if given.superlink and given.root_certificates:
-        for found in of_connection(given.superlink, Path(given.root_certificates), os.environ):
-            if found.state is State.BAD:
-                return f"{found.about}: {found.said}; {found.advice}"
+        for finding in of_connection(given.superlink, Path(given.root_certificates), os.environ):
+            if finding.state is State.BAD:
+                return f"{finding.about}: {finding.said}; {finding.advice}"
     return _UNKNOWN

@@ -1,1 +1,1 @@
-"""Puts a federation onto its machines: one signed kit for each participant, and the checks of a site."""
+"""Sets up a federation on its machines: one signed kit for each site, and the checks of a site."""

@@ -45,7 +45,8 @@ def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) 
         days: Number of days for which the server's certificate is valid; default: 365.
 
     Raises:
-        UserError: If the server's certificate exists, or the authority's has no key.
+        UserError: If the server's certificate exists, if the key of the authority's certificate is missing, or if a host is
+            neither a name nor an IP address.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _refuse_existing(folder / SERVER)
@@ -69,10 +70,10 @@ def make_node_key(folder: Path, name: str) -> None:
 
     Args:
         folder: Folder that gets the files.
-        name: Name of the private key's file; that of the public key ends in ``.pub``.
+        name: Name of the private key's file; the file of the public key has the suffix ``.pub``.
 
     Raises:
-        UserError: If a file of that name exists.
+        UserError: If one of the two files exists.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     private, public = folder / name, folder / f"{name}.pub"
@@ -84,14 +85,14 @@ def make_node_key(folder: Path, name: str) -> None:
 
 
 def make_site_keys(folder: Path) -> None:
-    """Makes the key of a site's SuperNode, and the secret that SuperNode and app share, unless they exist.
+    """Makes the key of a site's SuperNode, and the secret that the SuperNode shares with its app, unless they exist.
 
     Args:
         folder: Folder that gets ``node``, ``node.pub`` and ``runtime.secret``.
     """
     make_folder(folder, 0o700)
     if not (folder / NODE_PUBLIC).is_file():
-        (folder / NODE).unlink(missing_ok=True)  # the public half is written last: without it, the key is not whole
+        (folder / NODE).unlink(missing_ok=True)  # the public half is written last: without this file, the key is incomplete
         make_node_key(folder, NODE)
         if os.geteuid() == 0:  # the folder may belong to the SuperNode's user
             for name in (NODE, NODE_PUBLIC):
@@ -131,7 +132,7 @@ def certificates_in(path: Path) -> list[x509.Certificate]:
     """Returns the certificates in a file.
 
     Raises:
-        UserError: If the file cannot be read, or holds none.
+        UserError: If the file cannot be read, or holds no certificate.
     """
     try:
         return x509.load_pem_x509_certificates(read_bytes(path))
@@ -142,6 +143,7 @@ def certificates_in(path: Path) -> list[x509.Certificate]:
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Returns the authority's certificate and key; makes them if there is no certificate."""
     certificate_file, key_file = folder / AUTHORITY, folder / AUTHORITY_KEY
     if certificate_file.exists() and key_file.exists():
         return x509.load_pem_x509_certificate(read_bytes(certificate_file)), _private_key(key_file)
@@ -169,10 +171,10 @@ def _private_key(file: Path) -> ec.EllipticCurvePrivateKey:
         key = ec.generate_private_key(_CURVE)
         write_atomically(file, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
         return key
-    found = serialization.load_pem_private_key(read_bytes(file), None)
-    if not isinstance(found, ec.EllipticCurvePrivateKey):
+    loaded = serialization.load_pem_private_key(read_bytes(file), None)
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
         raise UserError(f"{file} holds no key that dpfed made: restore the original file. [certificate-key]")
-    return found
+    return loaded
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:

@@ -1,4 +1,4 @@
-"""Checks of a site for its operator, when something does not work or before: each finding says what to do.
+"""Checks of a site for its operator, before or after something fails. Each finding says what to do.
 
 A doctor opens the same files as the programs, and reports their refusals as findings.
 """
@@ -32,7 +32,7 @@ from dpfed.protocol.named_code import refuse_other_code
 from dpfed.protocol.terms import Terms
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_RESTORE = "restore it, if it was moved away; otherwise the site is out: docs/a-site-in-15-minutes.md, Backups"
+_RESTORE = "restore it, if it was moved away; otherwise this site cannot continue: docs/a-site-in-15-minutes.md, Backups"
 
 
 def examine_site(folder: Path) -> list[Finding]:
@@ -45,7 +45,7 @@ def examine_site(folder: Path) -> list[Finding]:
         The findings.
 
     Raises:
-        UserError: If the folder is not that of a site with a kit.
+        UserError: If the folder holds no site with a kit, or the kit is damaged or belongs to another site.
     """
     paths = SitePaths.open(folder)
     kit, site = paths.kit, paths.site
@@ -106,21 +106,21 @@ def _programs(paths: SitePaths) -> Iterator[Finding]:
 
 def _keys(paths: SitePaths) -> Iterator[Finding]:
     """Checks that the keys are there, whole, and closed to other users."""
-    site, own = paths.site, [paths.site.path / "identity.key", paths.site.path / "secret.key"]
-    secret = [site.path, paths.keys, *own, *(path for path in paths.keys.iterdir() if path.suffix != ".pub")]
-    if found := [str(path) for path in secret if path.exists() and path.stat().st_mode & _OTHERS]:
-        yield Finding("keys", State.BAD, f"other users may reach {', '.join(found)}", f"chmod go= {' '.join(found)}")
+    site, key_files = paths.site, [paths.site.path / "identity.key", paths.site.path / "secret.key"]
+    secret = [site.path, paths.keys, *key_files, *(path for path in paths.keys.iterdir() if path.suffix != ".pub")]
+    if exposed := [str(path) for path in secret if path.exists() and path.stat().st_mode & _OTHERS]:
+        yield Finding("keys", State.BAD, f"other users may reach {', '.join(exposed)}", f"chmod go= {' '.join(exposed)}")
     else:
         yield Finding("keys", State.GOOD, "closed to other users")
     if not is_whole(paths.keys):
         advice = f"restore it, or remove {paths.reply} and the SuperNode's keys, and run `dpfed site setup` again"
-        yield Finding("keys", State.BAD, f"a key in {paths.keys} is damaged, or not that of node.pub", advice)
-    for path in own[: 1 if site.left else 2]:
+        yield Finding("keys", State.BAD, f"the key in {paths.keys} is damaged, or does not match node.pub", advice)
+    for path in key_files[: 1 if site.left else 2]:
         read_bytes(path)  # raises PermissionError if this user may not
     if not site.left:
         site.randomness()
     if site.identity().signing_key != site.own_card().signing_key:
-        yield Finding("keys", State.BAD, f"{own[0]} is not the key of the site's card", _RESTORE)
+        yield Finding("keys", State.BAD, f"{key_files[0]} is not the key of the site's card", _RESTORE)
 
 
 def _node_port(paths: SitePaths) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ def _node_port(paths: SitePaths) -> Iterator[Finding]:
 
 
 def _socket(paths: SitePaths) -> Iterator[Finding]:
-    """Checks that the worker can put its socket where the units name it."""
+    """Checks that only the worker's user can put a socket where the units look for it."""
     folder = paths.path / "door"
     refuse_open_folder(folder, paths.site.path.stat().st_uid)
     yield Finding("door", State.GOOD, f"{folder}, for the worker's user to open")
@@ -171,7 +171,7 @@ def _terms(paths: SitePaths) -> Iterator[Finding]:
 
 
 def _code(paths: SitePaths) -> Iterator[Finding]:
-    """Checks that the code that the terms name is installed here and was allowed; none of it is imported."""
+    """Checks that the code that the terms name is installed here and was allowed; imports none of that code."""
     site, text = paths.site, paths.kit.terms
     if site.left or not site.joined and text is None:
         return
@@ -190,12 +190,12 @@ def _code(paths: SitePaths) -> Iterator[Finding]:
 
 
 def _copies(site: SiteFolder) -> Iterator[Finding]:
-    """Checks the site's copies of what was agreed on and is not sent, such as public records."""
+    """Checks the site's copies of files that the terms name and that are not sent, such as public records."""
     if site.joined:
         from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
-        if found := require_copies(site.terms(), site.settings()):
-            yield Finding("copies", State.GOOD, f"as agreed on: {', '.join(found)}")
+        if keys := require_copies(site.terms(), site.settings()):
+            yield Finding("copies", State.GOOD, f"as agreed on: {', '.join(keys)}")
 
 
 def _budget(site: SiteFolder) -> Iterator[Finding]:
@@ -204,9 +204,9 @@ def _budget(site: SiteFolder) -> Iterator[Finding]:
     if settings.budget is None:
         advice = f"write `budget = 8.0` into {site.path / 'site.toml'}"
         yield Finding("budget", State.CARE, "the site has set no largest epsilon", advice)
-    for found in budgets_of(RecordStore.open(settings.store)):
-        taken = percent(found.budget.filter.part(found.budget.spent))
-        yield Finding("budget", State.GOOD, f"lifetime budget {shown(found.budget)}: {taken} is taken")
+    for entry in budgets_of(RecordStore.open(settings.store)):
+        taken = percent(entry.budget.filter.part(entry.budget.spent))
+        yield Finding("budget", State.GOOD, f"lifetime budget {shown(entry.budget)}: {taken} is taken")
     if not site.joined:
         return
     if not os.path.lexists(site.ledger):

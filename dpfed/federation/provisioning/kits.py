@@ -1,6 +1,6 @@
 """A starter kit: one file that the coordinator signs and gives to one participant.
 
-A kit says who made it, for which site, under which address the coordinator is reached, and which authority signs the
+A kit says who made it, for which site, at which address the site reaches the coordinator, and which authority signs the
 coordinator's certificate. It is signed with the key that later signs the coordinator's requests, and holds no private key. The
 first kit of a site is an invitation; a later one holds the terms, too.
 
@@ -93,7 +93,7 @@ class Kit(Origin):
         except OSError as error:
             raise UserError(f"cannot read the kit {path}: {error.strerror or error}. [kit-unread]") from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise UserError(f"{path} is not this release's kit: `dpfed federation provision` makes it. [kit-file]") from error
+            raise UserError(f"{path} is no kit for this release: `dpfed federation provision` makes one. [kit-file]") from error
         if not is_signed(signed, signature, kit.coordinator):
             raise UserError(f"{path} is not as it was signed: ask the coordinator for the kit again. [kit-altered]")
         return kit
@@ -158,7 +158,8 @@ class Reply(Section):
         name = self.card.name
         if kit is None:
             raise UserError(
-                f"{path} names the site {name!r}, which this project does not have: remove it, or add it. [kit-reply-stranger]"
+                f"{path} names the site {name!r}, which is not in the project: remove the file, or add the site. "
+                "[kit-reply-stranger]"
             )
         if self.federation != kit.federation or self.invitation != kit.invitation:
             raise UserError(
@@ -175,12 +176,17 @@ class Reply(Section):
 
 
 def _sealed(domain: bytes, content: Section, identity: Identity) -> str:
+    """Returns the text of a signed file, which `_opened` reads."""
     text = content.model_dump_json(indent=1, exclude_none=True)
     return json.dumps({"signature": identity.sign(domain + text.encode()).hex(), "content": text}, indent=1) + "\n"
 
 
 def _opened(path: Path, domain: bytes) -> tuple[bytes, bytes, Any]:
-    """Returns the signed bytes of a file, the signature, and the content. None of it is verified yet."""
+    """Returns the signed bytes of a file, the signature, and the content. The signature is not verified here.
+
+    Raises:
+        ValueError: If the content is not JSON, repeats a name, or holds hidden characters.
+    """
     outer = json.loads(read_text(path), object_pairs_hook=_distinct)
     tree = json.loads(outer["content"], object_pairs_hook=_distinct)
     if hidden_text(tree):
@@ -189,14 +195,14 @@ def _opened(path: Path, domain: bytes) -> tuple[bytes, bytes, Any]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object; refuses a repeated name, because readers differ in which of its values counts."""
+    """Returns a JSON object; refuses a repeated name, because readers differ in which of the values they take."""
     if len(pairs) != len(dict(pairs)):
         raise ValueError
     return dict(pairs)
 
 
 def _is_node_key(line: str) -> bool:
-    """Returns whether a text is the public key of a SuperNode."""
+    """Returns whether a text is the public key of a SuperNode, as OpenSSH writes it."""
     try:
         key = load_ssh_public_key(line.encode())
     except ValueError:

@@ -66,7 +66,7 @@ _WRONG = {  # OpenSSL's words about a certificate: their meaning, and what to do
 
 
 def of_certificate(path: Path, advice: str) -> Iterator[Finding]:
-    """Checks whether the newest certificate in a file is valid now, and for another 60 days.
+    """Checks whether the newest certificate in a file is valid now and for another 60 days.
 
     Args:
         path: File of the certificates.
@@ -95,7 +95,16 @@ def of_certificate(path: Path, advice: str) -> Iterator[Finding]:
 
 
 def of_port(port: int, who: str, advice: str) -> Iterator[Finding]:
-    """Checks whether a program listens on a port of this machine."""
+    """Checks whether a program listens on a port of this machine.
+
+    Args:
+        port: Port on loopback.
+        who: Name of the program that should listen.
+        advice: Advice on what to do if no program listens.
+
+    Yields:
+        The finding.
+    """
     with socket.socket() as probe:
         probe.settimeout(1)
         taken = probe.connect_ex(("127.0.0.1", port)) == 0
@@ -104,7 +113,7 @@ def of_port(port: int, who: str, advice: str) -> Iterator[Finding]:
 
 
 def of_connection(address: str, authority: Path, settings: Mapping[str, str]) -> Iterator[Finding]:
-    """Checks whether the coordinator can be reached with TLS, how long its certificate is valid, and its clock.
+    """Checks whether the coordinator answers with TLS, how long its certificate is valid, and how far the clocks differ.
 
     Args:
         address: Address of the coordinator, HOST:PORT.
@@ -137,7 +146,7 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
             client.stream("GET", f"https://{address}/") as response,
         ):
             channel = response.extensions["network_stream"].get_extra_info("ssl_object")
-            found = x509.load_der_x509_certificate(channel.getpeercert(True))
+            certificate = x509.load_der_x509_certificate(channel.getpeercert(True))
             date = response.headers.get("date")
     except (httpx.HTTPError, OSError, ValueError) as error:
         text = str(error) or type(error).__name__
@@ -148,7 +157,7 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
         advice = "let this machine open connections to it (NETWORK.md), or set HTTPS_PROXY in .env"
         yield Finding("coordinator", State.BAD, f"{way} cannot be reached ({text})", advice)
         return
-    until = found.not_valid_after_utc
+    until = certificate.not_valid_after_utc
     soon = datetime.datetime.now(datetime.UTC) + _SOON > until
     said = f"{way} answers with TLS; its certificate is valid until {until:%Y-%m-%d}"
     yield Finding("coordinator", State.CARE if soon else State.GOOD, said, "tell the coordinator to renew it" if soon else "")
@@ -180,5 +189,6 @@ def of_clock(date: str | None) -> Iterator[Finding]:
 
 
 def _without_password(proxy: str) -> str:
+    """Returns a proxy's address without the user's name and password."""
     scheme, _, rest = proxy.rpartition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}" if scheme else rest.rpartition("@")[2]

@@ -1,4 +1,4 @@
-"""`project.toml`: the decisions of the coordinator's operator before there is a site.
+"""`project.toml`: the decisions that the coordinator's operator makes before any site exists.
 
 Also here: checks of a host: a DNS name (RFC 1123) or an IP address.
 """
@@ -40,8 +40,8 @@ def is_host(text: str) -> bool:
 
 def is_address(text: str) -> bool:
     """Returns whether a text is HOST:PORT, as `Project.address` writes it."""
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:]+)):([0-9]{1,5})", text)
-    return found is not None and is_host(found[1] or found[2]) and 1 <= int(found[3]) <= 65535
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:]+)):([0-9]{1,5})", text)
+    return match is not None and is_host(match[1] or match[2]) and 1 <= int(match[3]) <= 65535
 
 
 _NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
@@ -70,7 +70,8 @@ class Project(Section):
         """Reads a project.
 
         Raises:
-            UserError: If the file cannot be read, has an unknown key, or names sites that cannot be distinguished.
+            UserError: If the file cannot be read, has an unknown key or an impossible value, or names sites that cannot be
+                distinguished.
         """
         try:
             return cls.model_validate(read_toml(path, "project"))
@@ -113,6 +114,9 @@ class Project(Section):
 
         Args:
             beside: File of the project.
+
+        Raises:
+            UserError: If the configuration cannot be read, or is impossible.
         """
-        own = beside.parent / self.config
-        return load_config(own if own.is_file() else Path(self.config))
+        file = beside.parent / self.config
+        return load_config(file if file.is_file() else Path(self.config))

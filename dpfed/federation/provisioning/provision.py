@@ -1,8 +1,8 @@
-"""The coordinator's side: from `project.toml` to one signed kit for each site, and its own folder ready to start.
+"""The coordinator's side: makes one signed kit for each site and the coordinator's folder from `project.toml`.
 
-Every party makes its keys where they stay, so provisioning takes two rounds. First every site gets an invitation. When all have
-replied, the terms are made, and every site gets a new kit that holds them. One command does whatever can be done now, and says
-what it waits for.
+Every party makes its keys on its own machine, so provisioning takes two rounds. First every site gets an invitation. When all
+sites have replied, the terms are made, and every site gets a new kit that holds them. One command does whatever can be done
+now, and says what it waits for.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def provision(project: Project, beside: Path, folder: Path | None = None, progre
         project: Decisions of the operator.
         beside: File of the project.
         folder: Folder of the coordinator; default: beside the project's file, with the project's name.
-        progress: Receives progress, see `CoordinatorFolder.create`.
+        progress: Progress, see `CoordinatorFolder.create`; default: nothing is shown.
 
     Returns:
         The result, for the operator.
@@ -108,7 +108,11 @@ class _Office:
         self.news: list[str] = []
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Locks the folder for this process, and makes it if need be."""
+        """Makes the folder if need be, and locks it for this process.
+
+        Raises:
+            UserError: If the folder is used for something else, or another process provisions it.
+        """
         others = self.path.exists() and any(path.name != _LOCK for path in self.path.iterdir())
         if others and not os.path.lexists(self._state):
             raise UserError(f"{self.path} is in use by something else: choose another --folder. [project-folder-in-use]")
@@ -116,13 +120,13 @@ class _Office:
         return file_lock(self.path / _LOCK, f"another process provisions {self.path}: try again when it has ended.")
 
     def refuse_other(self) -> None:
-        """Refuses a folder of another project, and sites and options that differ from those of the terms."""
+        """Refuses a folder of another project, and sites or options that differ from those of the terms."""
         if not self._state.exists():
             return
         name = json.loads(self._state.read_text())["name"]
         if name != self._project.name:
             raise UserError(
-                f"{self.path} is for {name!r}, and this project is {self._project.name!r}: give --folder. [project-other-name]"
+                f"{self.path} is for {name!r}, not for {self._project.name!r}: give another --folder. [project-other-name]"
             )
         if self.agreed.path.exists():
             terms = Terms.load(self.agreed.terms)
@@ -136,7 +140,7 @@ class _Office:
                 if getattr(terms, key) != value:
                     raise UserError(
                         f"{key} = {value!r}, and the terms of {name!r} are made with {getattr(terms, key)!r}, and never "
-                        "change: restore it in the project, or start another project with its own name. [project-other-options]"
+                        "change: restore that value, or start a project with another name. [project-other-options]"
                     )
 
     def found(self) -> None:
@@ -156,12 +160,13 @@ class _Office:
         elif not is_for(self.certificates / SERVER, self._project.host):
             raise UserError(
                 f"{self.certificates / SERVER} is not for the host {self._project.host!r}, so the sites would refuse it: "
-                f"restore the project's host, or move {SERVER} and {SERVER_KEY} away and bring {AUTHORITY_KEY}. [project-host]"
+                f"restore the project's host, or move {SERVER} and {SERVER_KEY} away and put {AUTHORITY_KEY} beside "
+                f"{AUTHORITY}. [project-host]"
             )
-        renew = f"move {SERVER} and {SERVER_KEY} away, bring {AUTHORITY_KEY}, and run this command again"
-        for found in of_certificate(self.certificates / SERVER, renew):
-            if found.state is not State.GOOD:
-                self.news.append(f"{found.said}: {found.advice}")
+        renew = f"move {SERVER} and {SERVER_KEY} away, put {AUTHORITY_KEY} beside {AUTHORITY}, and run this command again"
+        for finding in of_certificate(self.certificates / SERVER, renew):
+            if finding.state is not State.GOOD:
+                self.news.append(f"{finding.said}: {finding.advice}")
         if not (self.certificates / "inner" / SERVER).exists():
             make_certificates(self.certificates / "inner", ["localhost", "127.0.0.1"], INNER_DAYS)
         project = self._project
@@ -179,24 +184,32 @@ class _Office:
         return self.agreed.identity() if self.agreed.path.exists() else Identity.load(self._key)
 
     def replies(self) -> dict[str, Reply]:
-        """Returns the newest reply of each site, by site in the project's order."""
-        found: dict[str, tuple[Path, Reply]] = {}
+        """Returns the newest reply of each site, by site in the project's order.
+
+        Raises:
+            UserError: If a reply does not answer its site's kit, or contradicts another reply.
+        """
+        newest: dict[str, tuple[Path, Reply]] = {}
         for path in sorted(self._replies.glob("*.json")):
             reply = Reply.load(path)
             name = reply.card.name
             reply.refuse(path, self._expected(name))
-            if name in found and found[name][1].card != reply.card:
+            if name in newest and newest[name][1].card != reply.card:
                 raise UserError(
-                    f"{found[name][0]} and {path} both name {name}, with different cards: call the site, and remove the "
-                    "one whose fingerprint it does not read out. [project-two-replies]"
+                    f"{newest[name][0]} and {path} both name {name}, with different cards: call the site, and remove the "
+                    "reply whose fingerprint the site does not read out. [project-two-replies]"
                 )
-            if name not in found or reply.written >= found[name][1].written:
-                found[name] = path, reply
-        self._refuse_same_keys(found)
-        return {site: found[site][1] for site in self._project.sites if site in found}
+            if name not in newest or reply.written >= newest[name][1].written:
+                newest[name] = path, reply
+        self._refuse_same_keys(newest)
+        return {site: newest[site][1] for site in self._project.sites if site in newest}
 
     def agree(self, beside: Path, replies: dict[str, Reply], progress: Progress | None) -> None:
-        """Makes the terms from the sites' replies."""
+        """Makes the terms from the sites' replies.
+
+        Raises:
+            UserError: If a site has left, or the terms are impossible.
+        """
         if gone := [site for site, reply in replies.items() if reply.left]:
             raise UserError(f"{gone[0]} left before the terms were made: take it out of the project's sites. [project-left]")
         config = with_absolute_paths(self._project.run_config(beside))
@@ -205,7 +218,7 @@ class _Office:
         self._key.unlink(missing_ok=True)
 
     def keep_node_keys(self, replies: dict[str, Reply]) -> None:
-        """Writes the SuperNodes' public keys to where `dpfed federation run` reads them; removes those of sites that left."""
+        """Writes the SuperNodes' public keys where `dpfed federation run` reads them; removes the keys of sites that left."""
         wanted = {f"{site}.pub": reply.node_key.strip().encode() + b"\n" for site, reply in replies.items() if not reply.left}
         for name, content in wanted.items():
             new = not (self._nodes / name).exists()
@@ -244,6 +257,7 @@ class _Office:
         return self._kits / f"{self._project.name}-{site}.kit.json"
 
     def _expected(self, name: str) -> Kit | None:
+        """Returns the kit of a site that has replied; ``None``: the project has no such site."""
         if name not in self._project.sites:
             return None
         if not self._kit_of(name).exists():
@@ -252,16 +266,18 @@ class _Office:
             )
         return Kit.load(self._kit_of(name))
 
-    def _refuse_same_keys(self, found: dict[str, tuple[Path, Reply]]) -> None:
+    def _refuse_same_keys(self, replies: dict[str, tuple[Path, Reply]]) -> None:
+        """Refuses replies of two sites that name the same key."""
         owners: dict[str, str] = {}
-        for name, (path, reply) in found.items():
+        for name, (path, reply) in replies.items():
             for key in (reply.card.signing_key, reply.card.exchange_key, " ".join(reply.node_key.split()[:2])):
                 if owners.setdefault(key, name) != name:
                     raise UserError(
-                        f"{path}: {name} and {owners[key]} share a key: `dpfed site setup` makes each its own. [project-keys]"
+                        f"{path}: {name} and {owners[key]} share a key: run `dpfed site setup` for each. [project-keys]"
                     )
 
     def _invitation(self, site: str) -> str:
+        """Returns the secret text in a site's kit that its reply must repeat; makes a new text for a new site."""
         state = json.loads(self._state.read_text())
         if site not in state["invitations"]:
             state["invitations"][site] = secrets.token_hex(16)

@@ -1,7 +1,7 @@
 """The command lines of a site's and a coordinator's programs, and the files that start them: systemd, scripts, nginx.
 
-Every command is stated once, here. Whoever starts a command fills in the folder's path: systemd replaces ``%f``, and a script
-in the folder itself knows it.
+Every command is stated once, here. Whatever starts a command fills in the folder's path: systemd replaces ``%f``, and a script
+in the folder looks up where it is.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def coordinator_files(federation: str, folder: str, host: str, port: int, link_p
 
 
 def _shown(template: str, **known: Any) -> str:
+    """Returns the text of a template in which names are replaced by the given values."""
     text = resources.files(__package__).joinpath("templates", template).read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True, trim_blocks=True)  # noqa: S701
     return environment.from_string(text).render(flower=FLOWER, **known)
@@ -101,7 +102,7 @@ def _exec(words: list[str]) -> str:
 
 
 def _script(words: list[str], **settings: str) -> str:
-    """Returns a command as a script in the folder, for any supervisor; ``.env`` sets the group, if any."""
+    """Returns a script that runs a command in the folder, for any supervisor; ``.env`` may name the socket's group."""
     program, *rest = words
     if "--group" in rest:
         at = rest.index("--group")
@@ -115,8 +116,8 @@ def require_plain(folder: Path) -> Path:
     """Returns a folder whose path can go into units and commands.
 
     Raises:
-        UserError: If the path has characters with another meaning there.
+        UserError: If the path has characters with a special meaning in units and commands.
     """
     if not _PLAIN.fullmatch(str(folder)):
-        raise UserError(f"{str(folder)!r}: units can only name paths of letters, digits and / . _ -. [site-unit-path]")
+        raise UserError(f"{str(folder)!r}: choose a path of letters, digits and / . _ - only. [site-unit-path]")
     return folder

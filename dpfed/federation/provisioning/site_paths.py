@@ -52,14 +52,18 @@ class SitePaths:
             settings: Settings of the site, see `SiteFolder.create`; ``proxy``: HTTP proxy of the site's network, such as
                 ``http://proxy:3128``.
 
+        Returns:
+            The paths of the new site.
+
         Raises:
-            UserError: If the kit was altered or made by somebody else, or the folder is in use. Nothing is made then.
+            UserError: If the kit was altered or made by somebody else, if a setting is impossible, or if the folder is in use.
+                Nothing is made then.
         """
         read = Kit.load(kit)
         if not is_spoken(coordinator, read.coordinator):
             raise UserError(
-                f"{kit} was not made by the coordinator with the fingerprint {coordinator!r}: call them again, and have "
-                "them read it out. If it is right, the kit comes from somebody else. [kit-coordinator]"
+                f"{kit} was not made by the coordinator with the fingerprint {coordinator!r}: call the "
+                "operator again to compare it. If it is right, the kit comes from somebody else. [kit-coordinator]"
             )
         proxy, declared = settings.pop("proxy", None), settings.pop("declared", None)
         records_of_site(store, declared, settings)  # before anything is made
@@ -89,7 +93,7 @@ class SitePaths:
         return paths._finished(read)
 
     def _finished(self, kit: Kit) -> SitePaths:
-        """Records whose kits are taken from now on, and writes the first reply."""
+        """Records from which coordinator this site takes kits, and writes the first reply."""
         write_atomically(self._origin, kit.origin.model_dump_json(indent=1) + "\n", 0o600)
         self.write_reply()
         return self
@@ -99,7 +103,7 @@ class SitePaths:
         """Opens a site that was set up from a kit.
 
         Raises:
-            UserError: If the folder is not that of a site with a kit.
+            UserError: If the folder holds no site with a kit.
         """
         if not (path / KIT).is_file():
             raise UserError(f"{path} holds no starter kit: give the folder that `dpfed site setup` made. [kit-missing]")
@@ -112,28 +116,28 @@ class SitePaths:
         """The present kit, see `Kit.load`.
 
         Raises:
-            UserError: If the file is not a kit, or comes from another coordinator than the one whose fingerprint was compared,
-                for example because it was copied by hand.
+            UserError: If the file is not a kit, or belongs to another coordinator, federation or site than those for which
+                this site was set up, for example because somebody copied the file by hand.
         """
         kit = Kit.load(self.path / KIT)
         if kit.origin != self.origin():
             raise UserError(
                 f"the kit in {self.path} is not from the coordinator, federation and site for which this site was set up: "
-                "`dpfed site join FOLDER KIT` puts their newest kit in its place. [kit-other-origin]"
+                "`dpfed site join FOLDER KIT` puts the right kit in its place. [kit-other-origin]"
             )
         return kit
 
     def origin(self) -> Origin:
-        """Returns coordinator, federation, site and invitation of the kit with which the site was set up.
+        """Returns the coordinator, federation, site and invitation of the kit with which the site was set up.
 
         Raises:
-            UserError: If their file is missing or damaged.
+            UserError: If the file that names them is missing or damaged.
         """
         try:
             return Origin.model_validate_json(read_text(self._origin))
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self._origin} is missing or damaged: it says whose kits this site takes. Restore it, or remove {self.reply} "
+                f"{self._origin} is missing or damaged: it names the coordinator. Restore the file, or remove {self.reply} "
                 "and run `dpfed site setup` again with the kit that is here. [kit-origin-damaged]"
             ) from error
 
@@ -147,8 +151,8 @@ class SitePaths:
             ``True`` if anything changed.
 
         Raises:
-            UserError: If the kit is of another federation or site, is older, or holds other terms than the site has joined.
-                Nothing is changed then.
+            UserError: If the kit is from another coordinator or federation, or for another site; if the kit is older; or if its
+                terms are not those that the site has joined. Nothing is changed then.
         """
         with file_lock(self.path / ".lock", f"another process takes a kit into {self.path}: try again when it has ended."):
             new, origin = Kit.load(kit), self.origin()
@@ -164,7 +168,7 @@ class SitePaths:
                 old = None
             if old is not None and new.serial < old.serial:
                 raise UserError(
-                    f"{kit} is older (number {new.serial}) than the one here ({old.serial}): nothing was changed. [kit-older]"
+                    f"{kit} is older (number {new.serial}) than the kit here ({old.serial}): nothing was changed. [kit-older]"
                 )
             if self.site.joined and new.terms is not None and json.loads(self.site.terms().text) != new.terms:
                 raise UserError(f"{kit} holds other terms than {self.site.path} has joined: nothing was changed. [kit-terms]")
@@ -175,13 +179,13 @@ class SitePaths:
     def join(
         self, agreed: Callable[[Terms], bool] | None = None, unconfirmed: bool = False, allowed: Collection[str] = ()
     ) -> Terms | None:
-        """Joins under the kit's terms, see `SiteFolder.join`.
+        """Joins the federation under the kit's terms; see `SiteFolder.join` for the arguments.
 
         Returns:
-            The terms; ``None``: they were not agreed to.
+            The terms; ``None`` if `agreed` rejected them.
 
         Raises:
-            UserError: If the kit has no terms yet, or terms of another coordinator.
+            UserError: If the kit holds no terms yet or those of another coordinator, or if the site cannot join under them.
         """
         kit = self.kit
         if kit.terms is None:
@@ -199,7 +203,7 @@ class SitePaths:
         """Leaves the federation permanently. What was spent stays spent, and what was reserved stays reserved.
 
         Raises:
-            UserError: If the site is being served.
+            UserError: If another process serves the site.
         """
         self.site.leave()
         self.write_reply()
@@ -218,6 +222,7 @@ class SitePaths:
         write_atomically(self.reply, reply.signed(self.site.identity()), 0o600)
 
     def _last_reply(self) -> int:
+        """Returns the time in the last reply; 0 if there is no reply that can be read."""
         try:
             return Reply.load(self.reply).written
         except UserError:  # there is none yet, or it is damaged
@@ -237,7 +242,7 @@ class SitePaths:
         return {name.strip(): value.strip() for name, _, value in lines}
 
     def _write(self, kit: Kit, file: Path) -> None:
-        """Writes a kit and the files that follow from it, the kit last: a call that was cut short can be repeated."""
+        """Writes a kit and the files that follow from it. The kit comes last, so a call that was cut short can be repeated."""
         for folder in ("systemd", PROGRAMS):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         for name, text in site_files(kit.federation, kit.site, kit.superlink).items():

@@ -52,8 +52,14 @@ class Envelopes:
     def seal(self, keys: StepKeys, receiver: int, public: bytes, text: bytes) -> bytes:
         """Returns an envelope: the round public key, protected against changes, and the encrypted text.
 
-        The encryption key is fresh for each step and direction; the random nonce keeps it safe when a restarted site offers
-        again.
+        The encryption key is fresh for each step and direction. The random nonce keeps the key safe when a restarted site makes
+        an offer again.
+
+        Args:
+            keys: Keys of the step.
+            receiver: Number of the receiving site.
+            public: This site's round public key, 32 bytes.
+            text: Bytes to encrypt.
         """
         nonce = os.urandom(_NONCE)
         cipher = self._cipher(keys, self._me, receiver, receiver)

@@ -51,7 +51,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class _Shares:
-    """One site's shares of the two secrets of another site, or of its own. It never hands out both."""
+    """The shares that a site holds of the two secrets of one site, another or itself. The site never hands out both shares."""
 
     of_seed: bytes = field(repr=False)
     of_key: bytes = field(repr=False)
@@ -117,7 +117,7 @@ class Masking:
         return f"Masking(site {self._me} of {self._trust.sites})"
 
     def offer(self, step: int) -> Offer:
-        """Draws this site's secrets of a step and shares them out.
+        """Draws this site's secrets of a step, splits them, and returns the offer that carries the shares to the other sites.
 
         Offers for several steps may wait at a time: the offers for step s + 1 travel before step s is revealed, or even masked,
         if this site is greeted meanwhile. A repeated call for a step returns the same offer.
@@ -133,8 +133,8 @@ class Masking:
         keys, public = StepKeys(self._context, step), public_bytes(key)
         shares = self._dealt(seed, key)
         envelopes = {
-            peer: self._envelopes.seal(keys, peer, public, own.of_seed + own.of_key)
-            for peer, own in enumerate(shares)
+            peer: self._envelopes.seal(keys, peer, public, share.of_seed + share.of_key)
+            for peer, share in enumerate(shares)
             if peer != self._me
         }
         check = keys.self_check(seed, self._me) if self._trust.drops else b""
@@ -145,7 +145,7 @@ class Masking:
         return offered.offer
 
     def open(self, step: int, offers: dict[int, bytes]) -> Opened:
-        """Opens the others' offers. No state changes: a step can be opened before anything is charged for it, and again.
+        """Opens the others' offers. No state changes, so this can be done before a step is charged, and repeated.
 
         Args:
             step: Step for which this site has made an offer.
@@ -199,7 +199,12 @@ class Masking:
         return masked
 
     def signed_roster(self, step: int) -> bytes:
-        """Returns this site's signature of the roster for which it masked a step."""
+        """Returns this site's signature of the roster for which it masked a step.
+
+        Raises:
+            NotOffered: If the step is not the one masked last.
+            OtherView: If no site may drop out of this run.
+        """
         return self._identity.sign(self._at(step).view.roster())
 
     def confirm(self, step: int, arrived: Iterable[int]) -> bytes:
@@ -232,7 +237,8 @@ class Masking:
         Raises:
             NotOffered: If the step is not the one masked last.
             OtherView: If this site confirmed or revealed another set before, if too few sites or sites outside the roster
-                arrived, or if too few sites have signed the same. Nothing is revealed then.
+                arrived, if an arrived site has not signed the roster, or if too few sites have signed these arrivals. Nothing
+                is revealed then.
         """
         masked, arrived = self._at(step), frozenset(arrived)
         self._check(masked, arrived)
@@ -249,11 +255,12 @@ class Masking:
         masked.arrived = arrived
         if masked.shares:
             shares = sorted(masked.shares.items())
-            masked.revealed = b"".join(own.of_seed if site in arrived else own.of_key for site, own in shares)
+            masked.revealed = b"".join(share.of_seed if site in arrived else share.of_key for site, share in shares)
             masked.shares = {}
         return masked.revealed
 
     def _at(self, step: int) -> _Masked:
+        """Returns what this site keeps of a step, if the step is the one masked last and masks may have to be removed."""
         if not self._trust.drops:
             raise OtherView("no site may drop out of this run: its sums hold no masks to remove. [mask-no-drops]")
         if self._masked is None or self._masked.step != step:
@@ -261,6 +268,7 @@ class Masking:
         return self._masked
 
     def _check(self, masked: _Masked, arrived: frozenset[int]) -> None:
+        """Refuses a set of arrived sites that no honest server names."""
         step = masked.step
         if masked.arrived not in (None, arrived):
             raise OtherView(f"step {step}: a second set of arrived sites is refused. [mask-second-set]")
@@ -275,6 +283,7 @@ class Masking:
         return site in signatures and is_signed(statement, signatures[site], self._sites[site].signing_key)
 
     def _dealt(self, seed: bytes, key: X25519PrivateKey) -> list[_Shares]:
+        """Returns each site's shares of this site's two secrets, by site number; empty shares if no site may drop out."""
         if not self._trust.drops:  # nothing will have to be recovered
             return [_Shares(b"", b"")] * self._trust.sites
         dealt = split([seed, key.private_bytes_raw()], self._trust.least, self._trust.sites)

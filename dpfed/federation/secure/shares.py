@@ -43,7 +43,7 @@ def _shares(secret: int, needed: int, sites: int) -> Iterator[bytes]:
 
 
 def recovered(givers: tuple[int, ...], shares: list[bytes]) -> list[bytes]:
-    """Recovers the secrets behind some shares; wrong shares give wrong bytes, which the caller must check.
+    """Recovers secrets from their shares; wrong shares give wrong bytes, which the caller must check.
 
     Args:
         givers: Numbers of the sites that gave shares, exactly as many as `split` needed.
@@ -53,17 +53,21 @@ def recovered(givers: tuple[int, ...], shares: list[bytes]) -> list[bytes]:
         The secrets, 32 bytes each.
     """
     weights = _weights(givers)
-    found = []
+    secrets = []
     for at in range(0, len(shares[0]), SECRET_BYTES):
-        own = (int.from_bytes(share[at : at + SECRET_BYTES], "big") for share in shares)
-        total = sum(weight * share for weight, share in zip(weights, own, strict=True))
-        found.append((total % PRIME).to_bytes(SECRET_BYTES, "big"))
-    return found
+        values = (int.from_bytes(share[at : at + SECRET_BYTES], "big") for share in shares)
+        total = sum(weight * value for weight, value in zip(weights, values, strict=True))
+        secrets.append((total % PRIME).to_bytes(SECRET_BYTES, "big"))
+    return secrets
 
 
 @functools.lru_cache(maxsize=8)  # mostly the same sites come in every step
 def _weights(givers: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns Lagrange's weights at 0: the product of the other points over their differences from the giver's own."""
+    """Returns Lagrange's weights at 0, one for each giver.
+
+    A giver's weight is the product of the other givers' points, divided by the product of their differences from the giver's
+    point.
+    """
     weights = []
     for giver in givers:
         above, below = 1, 1

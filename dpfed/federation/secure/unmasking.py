@@ -88,7 +88,7 @@ class Unmasking:
         self._arrived.add(site)
 
     def close(self) -> frozenset[int]:
-        """Ends the step's arrivals.
+        """Ends the arrivals of the step: no further vector is added.
 
         Returns:
             The numbers of the sites in the sum. The request to reveal must name them to every site.
@@ -155,30 +155,35 @@ class Unmasking:
         return values
 
     def _secrets(self, reveals: dict[int, bytes], tries: int) -> dict[int, bytes]:
-        """Recovers the seeds of the sites that arrived and the round keys of the others, by site number."""
+        """Recovers the seeds of the sites that arrived and the round keys of the others, by site number.
+
+        Raises:
+            UserError: If there are too few shares, or too many wrong ones.
+        """
         members, step = list(self._round_key), self._keys.step
         given = {giver: shares for giver, shares in sorted(reveals.items()) if len(shares) == SECRET_BYTES * len(members)}
         if len(given) < self._trust.least:
             raise UserError(
                 f"step {step}: {_named(given)} gave shares, {self._trust.least} are needed: the sum stays masked. [share-few]"
             )
-        found: dict[int, bytes] = {}
+        checked: dict[int, bytes] = {}
         for givers in itertools.islice(_sets(list(given), self._trust.least), tries):
             secrets = recovered(givers, [given[giver] for giver in givers])
-            found |= {
+            checked |= {
                 site: secret
                 for site, secret in zip(members, secrets, strict=True)
-                if site not in found and self._fits(site, secret)
+                if site not in checked and self._fits(site, secret)
             }
-            if len(found) == len(members):
-                return found
-        lost = _named(site for site in members if site not in found)
+            if len(checked) == len(members):
+                return checked
+        lost = _named(site for site in members if site not in checked)
         raise UserError(
             f"step {step}: the shares of {_named(given)} do not give the secrets of {lost}: too many of them are wrong, or "
             f"{lost} gave out wrong ones. [share-wrong]"
         )
 
     def _fits(self, site: int, secret: bytes) -> bool:
+        """Returns whether a recovered secret is the one to which its site committed in its offer."""
         if site in self._arrived:
             return self._keys.self_check(secret, site) == self._check[site]
         return public_bytes(X25519PrivateKey.from_private_bytes(secret)) == self._round_key[site]
@@ -187,8 +192,8 @@ class Unmasking:
 def _sets(givers: list[int], needed: int) -> Iterator[tuple[int, ...]]:
     """Yields sets of givers, in an order that soon leaves out a site that gives wrong shares.
 
-    If there are few sets, these are all of them. Otherwise they are one set for each run of neighbouring sites that is left
-    out, followed by random sets, without end.
+    If there are few possible sets, all of them are yielded. Otherwise one set for each block of neighbouring sites that the set
+    leaves out is yielded, followed by random sets, without end.
     """
     if math.comb(len(givers), needed) <= TRIES:
         yield from itertools.combinations(givers, needed)

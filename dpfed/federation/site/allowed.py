@@ -23,7 +23,7 @@ def described_code(terms: Terms) -> Iterator[tuple[str, str]]:
 
 
 def refuse_unknown(terms: Terms, names: Collection[str]) -> None:
-    """Checks the code that terms name, before a site joins them; it imports none of that code.
+    """Checks the code that terms name, before a site joins them; the function imports none of that code.
 
     Args:
         terms: Terms of the federation.
@@ -49,7 +49,7 @@ def refuse_unknown(terms: Terms, names: Collection[str]) -> None:
 
 
 def keep_allowed(path: Path, terms: Terms) -> None:
-    """Writes the allowed names with the present hashes of their code.
+    """Writes the names of the terms' code with their hashes; writes nothing if the terms name no code.
 
     Args:
         path: File to write.
@@ -60,14 +60,14 @@ def keep_allowed(path: Path, terms: Terms) -> None:
 
 
 def refuse_unallowed(path: Path, terms: Terms) -> None:
-    """Refuses code that the operator has not allowed, or that has changed since; it imports none of that code.
+    """Refuses code that the operator has not allowed, or that has changed since; the function imports none of that code.
 
     Args:
         path: File that `keep_allowed` wrote.
         terms: Terms that the site has joined.
 
     Raises:
-        UserError: If there is such code; the message names it.
+        UserError: If code that the terms name was not allowed or has changed; the message names the code.
     """
     if not terms.code:
         return
@@ -82,13 +82,14 @@ def refuse_unallowed(path: Path, terms: Terms) -> None:
 
 
 def _read(path: Path) -> dict[str, str]:
+    """Returns the hashes of allowed code by name, from a file that `keep_allowed` wrote."""
     try:
-        found = json.loads(read_text(path))
+        digests = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        digests = None
+    if not isinstance(digests, dict):
         raise UserError(
             f"{path} lists the code that may run here, and is missing or damaged: restore it, or leave the federation and join "
             "with a new site. [code-allowed-damaged]"
         )
-    return found
+    return digests

@@ -67,9 +67,9 @@ class SiteFolder:
     """One site: its settings, its keys, the terms that it joined, its ledger, and the socket where requests arrive.
 
     Attributes:
-        path: Folder of the site, for its owner's eyes only.
+        path: Folder of the site, which only its owner can read.
         card: File of the site's public card, for the coordinator.
-        socket: Unix socket, while the site is served.
+        socket: Default path of the Unix socket; the file exists while the site is served.
         ledger: File of the site's ledger.
         features: Folder of features of frozen towers that are not kept beside the store; deleted after the site's last step, or
             when the site leaves.
@@ -94,6 +94,9 @@ class SiteFolder:
             store: Store of the site's records.
             declared: Number of training records to declare; default: the true number. A larger number hides the true one.
             settings: Further `SiteSettings`.
+
+        Returns:
+            The new folder.
 
         Raises:
             UserError: If the folder exists, a setting is impossible, or the records do not fit, see `records_of_site`.
@@ -187,7 +190,7 @@ class SiteFolder:
         """Returns the terms that the site joined.
 
         Raises:
-            UserError: If the site has joined none.
+            UserError: If the site has joined no federation.
         """
         if not self.joined:
             raise UserError(f"{self.path} has joined no federation: `dpfed site join FOLDER KIT` joins one. [site-not-joined]")
@@ -214,9 +217,10 @@ class SiteFolder:
             ``True`` if the site has joined.
 
         Raises:
-            UserError: If the site is not in the terms, has joined others or has left, does not agree to their cost, has
-                confirmed a card that they lack, or does not allow code that they name; if its records are no longer those of
-                its card; or if their lifetime budget has no room for the plan.
+            UserError: If the terms do not have this site's card; if the site has joined before or has left; if the terms
+                promise no privacy, fix a seed, spend more than the site allows, lack a card that the site has confirmed, or
+                name code that the site does not allow; if the records are no longer those of the site's card; or if the
+                lifetime budget of the records has no room for the plan.
         """
         number = terms.number_of(self.identity().signing_key)
         card = self.own_card()
@@ -251,10 +255,10 @@ class SiteFolder:
         return True
 
     def refuse_code(self, terms: Terms) -> None:
-        """Refuses to serve if the terms name code that was not allowed, or that has changed since.
+        """Refuses terms that name code that was not allowed, or that has changed since.
 
         Raises:
-            UserError: If there is such code, see `refuse_unallowed`.
+            UserError: If the terms name such code, see `refuse_unallowed`.
         """
         refuse_unallowed(self._allowed, terms)
 
@@ -286,7 +290,7 @@ class SiteFolder:
         """Refuses terms that spend more than the site allows if members with unconfirmed cards lie.
 
         Raises:
-            UserError: If they do; the message has the numbers, and says what to do.
+            UserError: If the terms would spend too much; the message has the numbers, and says what to do.
         """
         budget = self.settings().budget
         if budget is None or (left := epsilon_if_known(terms, number, self.confirmed())) <= budget:
@@ -321,7 +325,7 @@ class SiteFolder:
         was spent stays spent.
 
         Raises:
-            UserError: If the site is being served.
+            UserError: If another process serves the site, or the cached features cannot be deleted.
         """
         with self.locked():
             if not self.left:
@@ -348,7 +352,7 @@ class SiteFolder:
         """Deletes cached features.
 
         Raises:
-            UserError: If they cannot be deleted.
+            UserError: If the features cannot be deleted.
         """
         shutil.rmtree(self.features, ignore_errors=True)
         if self.features.exists():
@@ -356,8 +360,8 @@ class SiteFolder:
 
     def most_delta(self, plan: PrivacyPlan) -> float:
         """Returns the largest delta that the site agrees to: its own setting, or 1/N of the plan."""
-        own = self.settings().delta
-        return 1 / plan.sampling.records if own is None else own
+        delta = self.settings().delta
+        return 1 / plan.sampling.records if delta is None else delta
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Locks the site for this process.
@@ -369,7 +373,7 @@ class SiteFolder:
 
 
 def records_of_site(store: str | Path, declared: int | None, settings: dict[str, Any]) -> RecordStore:
-    """Opens a site's records, and checks its settings and its copies of files.
+    """Opens a site's records, and checks the site's settings and copies of files.
 
     Args:
         store: Store of the records.
@@ -391,6 +395,11 @@ def records_of_site(store: str | Path, declared: int | None, settings: dict[str,
 
 
 def _chosen(name: str, store: str | Path, settings: dict[str, Any]) -> SiteSettings:
+    """Returns the settings of a new site.
+
+    Raises:
+        UserError: If a setting is unknown or impossible.
+    """
     try:
         return SiteSettings(name=name, store=str(Path(store).absolute()), **settings)
     except ValidationError as error:
@@ -398,21 +407,21 @@ def _chosen(name: str, store: str | Path, settings: dict[str, Any]) -> SiteSetti
 
 
 def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:
-    """Returns a site's copies by absolute paths, which do not depend on the folder from which the site is served."""
+    """Returns the absolute paths of a site's copies, which do not depend on the folder from which the site is served."""
     default = Config()
     model = {key: settings[key] for key in ("architecture", "weights", "start") if settings.get(key) is not None}
     if "architecture" in model:
         model["kind"] = "open_clip"
     public = default.public.model_copy(update={"path": settings.get("public")})
-    found = with_absolute_paths(default.model_copy(update={"model": default.model.model_copy(update=model), "public": public}))
-    return {key: getattr(found.model, key) for key in model if key != "kind"} | {"public": found.public.path}
+    config = with_absolute_paths(default.model_copy(update={"model": default.model.model_copy(update=model), "public": public}))
+    return {key: getattr(config.model, key) for key in model if key != "kind"} | {"public": config.public.path}
 
 
 def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None:
     """Refuses a declared number of records that is smaller than the true one.
 
-    With a smaller number, N, and with it the sampling rate and delta, would not be those of the records that take part. A
-    larger number hides the true one and costs a little noise.
+    With a smaller number, N would not count all records that take part, and the sampling rate and delta, which follow from N,
+    would be wrong. A larger number hides the true one and costs a little noise.
 
     Args:
         declared: Declared number of training records; ``None``: none was declared.
@@ -425,5 +434,5 @@ def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None
     if declared is not None and declared < store.training_records:
         raise UserError(
             f"{where} {declared:,} is less than the {store.training_records:,} training records of {store.path}: declare "
-            "as many, or more, which hides the true number. [site-declared-few]"
+            "at least as many; a larger number hides the true one. [site-declared-few]"
         )

@@ -1,4 +1,4 @@
-"""The local socket of a site: the process of its SuperNode's app sends requests, the site worker answers them.
+"""The local socket of a site: the process of the SuperNode's app sends requests, and the site worker answers them.
 
 By default, a SuperNode starts a new process for every message. That process is thin: it passes the packet through this socket
 to the worker that holds records, model and ledger, and takes the answer back. File permissions determine who may open the
@@ -28,7 +28,7 @@ from dpfed.protocol.messages import LONGEST_HEADER, MOST_VECTOR, Failure, Packet
 
 _LONGEST_PATH = 100  # bytes; operating systems allow 104 to 108
 _LONGEST_READ = 10.0  # seconds that one read or write on a connection may take
-_CONNECTIONS = 32  # at a time; for one more, the oldest that does not wait for an answer is closed
+_CONNECTIONS = 32  # connections at a time; before a further one, the oldest that does not wait for an answer is closed
 _LONGEST_SIGNATURE = 4 << 10  # bytes
 _TICK = 0.2  # seconds between looks at the stop event
 
@@ -43,33 +43,33 @@ def serve(
     most: int = MOST_VECTOR,
     between: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answers packets, one after the other, until told to stop. The packet in hand is answered before this returns.
+    """Answers packets, one after the other, until `stop` is set; then answers the packet in hand, and returns.
 
     Each connection has a thread of its own, so a silent or slow client delays no other. When there are too many connections,
     the oldest one that does not wait for an answer, or takes too long to read it, is closed.
 
     Args:
         path: Path of the socket. Its directory is made if need be, and no other user may write there.
-        handle: Function that answers one packet. When it raises, the other side learns that it failed, and nothing else.
+        handle: Function that answers one packet. If the function raises an error, the client learns nothing else about it.
         stop: Event that ends the service.
         group: Name of the group whose members may connect, too; default: only this user.
         most: Largest size of a request's vector, in bytes; default: 8 GiB.
         between: Function that is called several times a second, beside the answers; default: does nothing.
 
     Raises:
-        UserError: If the socket cannot be there, or another worker serves it.
+        UserError: If the socket cannot be made, or another worker already answers at its path.
     """
     turn = threading.Lock()
-    spared: dict[threading.Thread, float] = {}  # whose packet has come, and until when they may send the answer
+    spared: dict[threading.Thread, float] = {}  # threads whose packet has come: time until which they may answer
 
     def answer(connection: Connection) -> None:
-        own = threading.current_thread()
+        this_thread = threading.current_thread()
         with contextlib.suppress(OSError), connection:
             try:
                 packet = receive_packet(connection, most)
             except PacketError:
                 return send_packet(connection, failed(Failure.GARBLED))
-            spared[own] = math.inf
+            spared[this_thread] = math.inf
             try:
                 if connection.poll(0) and not stop.is_set():  # the connection ended, and its packet could still be read
                     return
@@ -80,10 +80,10 @@ def serve(
                         return
                     else:
                         reply = _handled(handle, packet)
-                spared[own] = time.monotonic() + _LONGEST_READ
+                spared[this_thread] = time.monotonic() + _LONGEST_READ
                 send_packet(connection, reply)
             finally:
-                del spared[own]
+                del spared[this_thread]
 
     visitors: dict[threading.Thread, socket.socket] = {}  # in the order of their arrival
     with _listening(Path(path), group) as listener:
@@ -138,7 +138,7 @@ def ask(path: Path, packet: Packet, timeout: float) -> Packet:
     Raises:
         TimeoutError: If no answer came in time.
         PacketError: If the answer is not a packet.
-        OSError: If no worker is there, or it went away.
+        OSError: If no worker is there, or the worker went away.
     """
     sock = socket.socket(socket.AF_UNIX)
     with _connection(sock, timeout, path) as connection:
@@ -211,7 +211,11 @@ def _handled(handle: Callable[[Packet], Packet], packet: Packet) -> Packet:
 
 @contextlib.contextmanager
 def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
-    """Makes a socket to which only this user, and perhaps a group, can connect."""
+    """Makes a socket to which only this user, and perhaps a group, can connect.
+
+    Raises:
+        UserError: If the path is unsuitable, another worker answers there, or the group cannot be given access.
+    """
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise UserError(
             f"{path} has more than {_LONGEST_PATH} bytes: choose a shorter path, such as /run/dpfed/site. [socket-path-long]"
@@ -245,15 +249,15 @@ def refuse_open_folder(folder: Path, user: int) -> None:
     Raises:
         UserError: If the folder is unsuitable; the message says why.
     """
-    found = folder.stat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.stat()
+    if not stat.S_ISDIR(status.st_mode):
         raise UserError(f"{folder} is not a directory: the socket needs one of its own. [socket-no-folder]")
-    if found.st_uid not in (user, 0):
+    if status.st_uid not in (user, 0):
         raise UserError(
-            f"{folder} belongs to another user (number {found.st_uid}), who could put a socket of theirs there: choose a "
+            f"{folder} belongs to another user (number {status.st_uid}), who could put a socket of theirs there: choose a "
             "directory of your own. [socket-folder-owner]"
         )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UserError(f"others may write to {folder}, and put a socket there: choose another directory. [socket-folder-open]")
 
 
@@ -263,8 +267,8 @@ def _let_in(path: Path, group: str | None, mode: int) -> None:
         try:
             os.chown(path, -1, grp.getgrnam(group).gr_gid)
         except KeyError as error:
-            raise UserError(f"there is no group {group!r} on this machine. [socket-no-group]") from error
+            raise UserError(f"there is no group {group!r} on this machine: make it first. [socket-no-group]") from error
         except PermissionError as error:
-            raise UserError(f"only members of {group!r} can share a socket with it: join it first. [socket-group]") from error
+            raise UserError(f"this user is not in the group {group!r}: add the user to it first. [socket-group]") from error
         mode |= 0o010 if path.is_dir() else 0o060
     path.chmod(mode)

@@ -29,7 +29,7 @@ from dpfed.training.learner import Partition
 
 
 def site_config(terms: Terms, settings: SiteSettings) -> Config:
-    """Returns the agreed configuration with this site's own records, machine and copies of files."""
+    """Returns the agreed configuration with this site's own records, device, engine and copies of files."""
     config = terms.run_config()
     size, resize, keep = config.data.size, config.data.resize, settings.keep_features
     data = DataConfig(source="store", path=settings.store, size=size, resize=resize, keep_features=keep)
@@ -54,7 +54,7 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
 
 
 def _freezes(config: Config) -> bool:
-    """Returns whether weights of the model never change: they are not sent, so a site needs its own copy."""
+    """Returns whether some weights of the model never change: these are not sent, so a site needs its own copy."""
     model, adaptation = config.model, config.adaptation
     if method_named(config.bounding.method).closed_form:
         return True
@@ -64,13 +64,13 @@ def _freezes(config: Config) -> bool:
 
 
 def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
-    """Checks a site's copies of what was agreed on and is not sent; without them it cannot be served.
+    """Checks a site's copies of the files that the terms name and that are not sent; a site needs them before it is served.
 
     Returns:
         The keys of the copies that are as agreed on, such as ``public.path``.
 
     Raises:
-        UserError: If copies are missing (the message names all of them), or one differs from what was agreed on.
+        UserError: If copies are missing (the message names all of them), or a copy differs from what was agreed on.
     """
     config = site_config(terms, settings)
     named = terms.run_config()
@@ -99,11 +99,12 @@ def serve_site(folder: SiteFolder, socket: Path, log: Callable[[str], None], gro
     Args:
         folder: Folder of a site that has joined a federation.
         socket: Path of the Unix socket.
-        log: Receives messages for the site's operator; nothing of it leaves the site.
+        log: Function that receives messages for the site's operator; they stay at the site.
         group: Name of the group whose members may connect, too; default: only this user.
 
     Raises:
-        UserError: If the site cannot be served as it is.
+        UserError: If the site has left or another process serves it, if it cannot be loaded (see `load_site`), or if the socket
+            cannot be made.
     """
     with folder.locked():
         folder.refuse_if_left()
@@ -126,7 +127,7 @@ def serve_site(folder: SiteFolder, socket: Path, log: Callable[[str], None], gro
 
 
 def _settle(folder: SiteFolder, log: Callable[[str], None]) -> None:
-    """Settles with the lifetime budgets. Errors are only logged, because the site continues to answer."""
+    """Settles with the lifetime budgets, see `settle_site`. Errors are only logged: the site continues to answer."""
     try:
         for budget in settle_locked(folder):
             taken = percent(budget.filter.part(budget.spent))
@@ -141,10 +142,15 @@ def _records_of(folder: SiteFolder) -> str:
 
 
 def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
-    """Loads the worker of a site, with its records, its model and its ledger.
+    """Loads the worker of a site, with the site's records, model and ledger.
+
+    Args:
+        folder: Folder of a site that has joined a federation.
+        log: Function that receives messages for the site's operator.
 
     Raises:
-        UserError: If one of them cannot be opened, or does not fit the terms.
+        UserError: If the site's files cannot be opened or do not fit the terms, if the terms name code that was not allowed, or
+            if the plan costs more than the site or the lifetime budget of its records allows.
     """
     terms = folder.terms()
     settings = folder.settings()

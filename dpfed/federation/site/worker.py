@@ -59,7 +59,7 @@ class SiteWorker:
         model: Model that takes over the parameters of each step.
         ledger: Site's own ledger, written before each answer leaves.
         randomness: Secret randomness, from which the site's part of the noise comes.
-        log: Receives each refusal and each failure in full; these messages stay at the site.
+        log: Function that receives each refusal and each failure in full; these messages stay at the site.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class SiteWorker:
 
     @property
     def is_over(self) -> bool:
-        """Returns whether the last step was answered: no further step is."""
+        """Returns whether the last step of the plan was charged: this site answers no further step."""
         return self._last + 1 >= self._terms.privacy_plan.steps
 
     def answer(self, packet: Packet) -> Packet:
-        """Answers one message; with a refusal, if the message may not be answered. Never raises."""
+        """Returns the answer to one message: a refusal if the site may not do what the message asks. Never raises."""
         try:
             header = verify(packet, self._terms.coordinator, self._terms.fingerprint)
             answer = self._answers.get(str(header.get("kind")))
@@ -158,7 +158,11 @@ class SiteWorker:
             raise self._refusal(error) from error
 
     def _asked_about(self, header: dict[str, Any]) -> tuple[Masking, int, list[int]]:
-        """Returns the masking, the step, and the sites that the server names as arrived in it."""
+        """Returns the masking, the step, and the numbers of the sites that the server names as arrived in the step.
+
+        Raises:
+            Refusal: If nothing is masked, the step is not the last one, or the request is malformed.
+        """
         if self._masking is None:
             raise Refusal(Reason.UNKNOWN)
         step = _number(header.get("step"))
@@ -184,7 +188,7 @@ class SiteWorker:
         """Returns the parameters that the coordinator sent, if they fit the model.
 
         Raises:
-            Refusal: If they do not fit, or are not finite.
+            Refusal: If the parameters do not fit, or are not finite.
         """
         try:
             parameters = decoded(vector, self._terms.broadcast)
@@ -195,9 +199,12 @@ class SiteWorker:
         return parameters
 
     def _threshold_in(self, header: dict[str, Any]) -> float | None:
-        """Returns the norm about which a step asks; ``None`` if the terms release no statistics of norms.
+        """Returns the norm above which a step counts gradients; ``None`` if the terms release no statistics of norms.
 
         Whatever the threshold, a group's contribution to the sum is bounded.
+
+        Raises:
+            Refusal: If the threshold is missing or out of range.
         """
         if self._terms.privacy_plan.statistics is None:
             return None
@@ -219,14 +226,14 @@ class SiteWorker:
         length, rest = divmod(len(offers), max(1, len(others)))
         if rest or self._number not in roster:
             raise Refusal(Reason.MALFORMED)
-        own = {number: offers[at * length : (at + 1) * length] for at, number in enumerate(others)}
+        envelopes = {number: offers[at * length : (at + 1) * length] for at, number in enumerate(others)}
         try:
-            return self._masking.open(step, own)
+            return self._masking.open(step, envelopes)
         except UserError as error:
             raise self._refusal(error) from error
 
     def _refusal(self, error: UserError) -> Refusal:
-        """Returns the refusal that the coordinator gets for a step that cannot be masked or revealed."""
+        """Logs an error of the masking, and returns the refusal that the coordinator gets for it."""
         from dpfed.federation.secure.masking import NotOffered
 
         self._log(str(error))  # the text holds numbers of sites and steps only
@@ -240,7 +247,7 @@ class SiteWorker:
         if noise is None:
             return encoded(values)
         if total.unit != noise.unit:  # the noise would be too small, or drown the sum
-            raise ValueError(f"steps of the sum stand for {total.unit:g}, and those of the noise for {noise.unit:g}")
+            raise ValueError(f"a grid step of the sum is {total.unit:g}, and one of the noise {noise.unit:g}: they must match")
         share = KeyedNoise(noise, self._randomness, "share", self._terms.fingerprint, self._number)
         leaving = protected(values.cpu(), step, share, self._grid)
         if self._masking is not None and opened is not None:
@@ -248,13 +255,13 @@ class SiteWorker:
         return leaving.astype(leaving.dtype.newbyteorder("<"), copy=False).tobytes()
 
     def _roster(self, step: int) -> dict[str, str]:
-        """Returns this site's signature of the roster; the others compare it with their own view before they reveal a share."""
+        """Returns this site's signature of the roster, as a header field; the others check it before they reveal a share."""
         if self._masking is None or not self._terms.drops:
             return {}
         return {"roster": _text(self._masking.signed_roster(step))}
 
     def _offer(self, step: int) -> dict[str, Any]:
-        """Returns this site's offer for a step, which the others need to mask it, as a header field; empty if there is none."""
+        """Returns this site's offer for a step, as a header field; empty if no sum of that step is masked."""
         if self._masking is None or not self._last < step < self._terms.privacy_plan.steps:
             return {}
         offer = self._masking.offer(step)
@@ -288,7 +295,7 @@ def _numbers(value: Any) -> list[int]:
 
 
 def _signatures(sites: Any, content: Any) -> dict[int, bytes]:
-    """Splits one text into a signature of each of some sites."""
+    """Splits one text into the signatures of the given sites, by site number."""
     numbers, signatures = _numbers(sites), _decoded(content)
     if len(signatures) != _SIGNATURE_BYTES * len(numbers):
         raise Refusal(Reason.MALFORMED)
