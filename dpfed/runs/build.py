@@ -156,8 +156,8 @@ def build(
     progress = progress or Silent()
     if terms is not None:
         refuse_other_code(terms.code)
-    own = own_parts(config, given)
-    own_views, config = open_own(config, own, progress)
+    user_parts = own_parts(config, given)
+    own_views, config = open_own(config, user_parts, progress)
     config, start = resolve_with_start(config, start)
     if randomness is not None and start is None:
         starting_weights(config)  # reports missing weights, before anything that takes seconds
@@ -165,10 +165,10 @@ def build(
     refuse_engine(config)
     config = _with_pass_records(config, device, progress)
     require_memory(config, device)
-    tokenizer, agreed = tokenizer_of(config, own), terms.privacy_plan if terms else stand_in_plan
+    tokenizer, agreed = tokenizer_of(config, user_parts), terms.privacy_plan if terms else stand_in_plan
     _refuse_cached(config)
     sketch = agreed or known or sketch_of(config)
-    model = _model(config, own, randomness, start, largest_pass(config, sketch), tokenizer, progress)
+    model = _model(config, user_parts, randomness, start, largest_pass(config, sketch), tokenizer, progress)
     if isinstance(model, BYOL) and (world_size > 1 or terms is not None):  # the other workers' targets would never move
         raise UserError(
             "BYOL trains in one process: only there its target follows the encoder. Leave the other workers out, or take "
@@ -179,7 +179,7 @@ def build(
     plan = agreed or _plan(config, store, known)
     refuse_too_many_ranks(plan, world_size)
     views = dataclasses.replace(own_views, tokenizer=tokenizer) if own_views else record_views(config, tokenizer)
-    loss = own_loss(config, own, model, views)
+    loss = own_loss(config, user_parts, model, views)
     cache = FeatureCache(features, progress, config.data.keep_features)
     embedder = TowersOnce(store, views, cache).embedder
     evaluator = Evaluator(store, embedder, config.evaluation, tasks_of(store, config.evaluation, config.model))
@@ -198,7 +198,7 @@ def build(
         views=_training_views(config, plan, views, cache, label_of(config, loss, store)),
         engine=functools.partial(engine_for, config=config, loss=loss),
         optimizer=config.optimizer,
-        own_optimizer=own.optimizer,
+        own_optimizer=user_parts.optimizer,
         microbatch=config.bounding.microbatch,
         public=public,
         rank=rank,
@@ -208,7 +208,7 @@ def build(
     )
     resolved = _with_engine(config, learner, loss, progress)
     engine = functools.partial(engine_for, config=resolved, loss=loss)
-    return Parts(resolved, learner.replace(engine=engine), evaluator, loss, start, terms, said_of_parts(resolved, own))
+    return Parts(resolved, learner.replace(engine=engine), evaluator, loss, start, terms, said_of_parts(resolved, user_parts))
 
 
 def shared_noise(plan: PrivacyPlan, terms: Terms | None) -> SharedNoise:
@@ -225,7 +225,7 @@ def shared_noise(plan: PrivacyPlan, terms: Terms | None) -> SharedNoise:
 
 def _model(
     config: Config,
-    own: OwnParts,
+    user_parts: OwnParts,
     randomness: Randomness | None,
     start: StartingWeights | None,
     tried: int,
@@ -242,7 +242,7 @@ def _model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
         frozen = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else None
-        model = finished_model(config, own.model, tokenizer) if own.model is not None else None
+        model = finished_model(config, user_parts.model, tokenizer) if user_parts.model is not None else None
         model = model or model_of(config, fresh, start if fresh else None, frozen)
     validate(model)
     if not method.picks_engine:

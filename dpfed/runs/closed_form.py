@@ -44,7 +44,7 @@ def add_moment_heads(
     aligned = config.is_aligned
     keep_towers(model, aligned, options_of(config).layers == "several")
     widths = feature_widths(model, image_size(config), tokenizer)
-    if basis is not None and tuple(own.rows.shape[1] for own in basis.values()) != widths:
+    if basis is not None and tuple(tower_basis.rows.shape[1] for tower_basis in basis.values()) != widths:
         raise UserError(
             f"the public basis is for other towers: these have {' and '.join(map(str, widths))} features. [basis-towers]"
         )
@@ -81,7 +81,7 @@ def moment_heads(
         UserError: If the records are fewer, or the features narrower, than the dimensions.
     """
     given = plan.bounding.options["dimensions"]
-    widths = widths if basis is None else tuple(len(own.rows) for own in basis.values())
+    widths = widths if basis is None else tuple(len(tower_basis.rows) for tower_basis in basis.values())
     if given > min(*widths, plan.sampling.records):
         raise UserError(
             f"bounding.options.dimensions = {given} is too large for towers of {' and '.join(map(str, widths))} numbers and "
@@ -93,7 +93,7 @@ def moment_heads(
             widths[0] if fewest and len(widths) == 1 else min(*widths, plan.sampling.records)
         )  # all dimensions, so that no feature of aligned towers is lost
     layout = layout_of(plan, k, len(widths), noise_shares)
-    bases = random_bases(widths, k, aligned) if basis is None else {side: own.first(k) for side, own in basis.items()}
+    bases = random_bases(widths, k, aligned) if basis is None else {side: tower_basis.first(k) for side, tower_basis in basis.items()}
     return MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std, fewest), bases, aligned)
 
 

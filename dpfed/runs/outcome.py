@@ -131,10 +131,10 @@ def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) 
         parts: Parts of the run; their evaluation may differ from the run's own.
         results: Content of results.json, present or future; this function adds the ledger's hash.
     """
-    ledger, own = ledger_of(run), run.config()
-    config = parts.config.model_copy(update={"evaluation": own.evaluation})
-    tasks = tasks_of(parts.store, own.evaluation, own.model)
-    evaluator = dataclasses.replace(parts.evaluator, options=own.evaluation, tasks=tasks)
+    ledger, stored = ledger_of(run), run.config()
+    config = parts.config.model_copy(update={"evaluation": stored.evaluation})
+    tasks = tasks_of(parts.store, stored.evaluation, stored.model)
+    evaluator = dataclasses.replace(parts.evaluator, options=stored.evaluation, tasks=tasks)
     learner = parts.learner.replace(plan=ledger.plan)
     parts = dataclasses.replace(parts, config=config, learner=learner, evaluator=evaluator, terms=terms_at(run.terms))
     results["run"]["ledger"] = ledger.head

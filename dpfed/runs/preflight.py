@@ -145,9 +145,9 @@ def _refuse_few_contrasted(config: Config) -> None:
     if method.closed_form or batch < 1:
         return
     each = config.privacy.per_unit if config.privacy.unit == "user" else 1
-    expected, keys, own = float(contrasted(config)), ["bounding.group_size"], 0
+    expected, keys, private = float(contrasted(config)), ["bounding.group_size"], 0
     if method.public_records:
-        keys, own = ["public.records"], 1
+        keys, private = ["public.records"], 1
     elif method.whole_batch:
         expected, keys = float(batch * each), ["privacy.batch"]
     elif size > batch >= loss.least:
@@ -163,7 +163,7 @@ def _refuse_few_contrasted(config: Config) -> None:
         keys.insert(0, "privacy.batch")
     raise UserError(
         f"objective.name = '{config.objective.name}' learns nothing from {_records(max(0.0, expected))}: set "
-        f"{' and '.join(keys)} to {loss.least - own} or more. [run-contrast-few]"
+        f"{' and '.join(keys)} to {loss.least - private} or more. [run-contrast-few]"
     )
 
 

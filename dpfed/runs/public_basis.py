@@ -112,11 +112,11 @@ def basis_in(terms: Terms) -> PublicBasis | None:
     return None if terms.basis is None else PublicBasis(kind_of(terms.run_config()), base64.b64decode(terms.basis))
 
 
-def with_basis(config: Config, found: PublicBasis | None) -> Config:
+def with_basis(config: Config, basis: PublicBasis | None) -> Config:
     """Writes the fingerprint of the basis into the configuration."""
-    if found is None:
+    if basis is None:
         return config
-    return changed(config, bounding={"options": dict(config.bounding.options) | {"basis_digest": found.fingerprint}})
+    return changed(config, bounding={"options": dict(config.bounding.options) | {"basis_digest": basis.fingerprint}})
 
 
 def proposed_basis(config: Config, private: RecordStore, progress: Progress) -> PublicBasis | None:
@@ -156,8 +156,8 @@ def public_basis(
     kind, agreed, folder = kind_of(config), options_of(config).basis_digest, Path(config.data.stores) / _FOLDER
     if kind == "random":
         return None
-    if agreed is not None and (found := _kept(folder, agreed)) is not None:
-        return PublicBasis(kind, found)
+    if agreed is not None and (kept := _kept(folder, agreed)) is not None:
+        return PublicBasis(kind, kept)
     store = _store(config, kind, progress)
     if kind == "store":
         refuse_shared(store, private, config.data.stores)

@@ -100,17 +100,17 @@ def changed(config: Config, **sections: dict[str, object]) -> Config:
 
 def _digest(model: ModelConfig) -> str | None:
     """Returns the digest of a model's external architectures and pretrained text tower, with which alone a run may continue."""
-    found: list[str] = []
+    digests: list[str] = []
     if model.kind == "open_clip":
-        found, what, where = [blueprint(model).digest], f"the architecture {model.architecture}", "the file (or open_clip)"
+        digests, what, where = [blueprint(model).digest], f"the architecture {model.architecture}", "the file (or open_clip)"
     if model.timm is not None:
-        found, what = [timm_blueprint(model).digest], f"the architecture {model.image}"
+        digests, what = [timm_blueprint(model).digest], f"the architecture {model.image}"
         where = "the version of timm and model.weights"
     if model.pretrained_text is not None:
-        found, what, where = [*found, text_blueprint(model.text).digest], "the model", "its towers"
-    if not found:
+        digests, what, where = [*digests, text_blueprint(model.text).digest], "the model", "its towers"
+    if not digests:
         return model.digest
-    digest = "-".join(found)
+    digest = "-".join(digests)
     if model.digest not in (None, digest):
         raise UserError(f"{what} is no longer the one that the run was started with: restore {where}. [run-model-changed]")
     return digest

@@ -130,13 +130,13 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
         UserError: If a user's own optimizer cannot step, or keeps a state that no checkpoint can hold; if a user's own schedule
             ends before the run does.
     """
-    optimizer, own = parts.config.optimizer, parts.learner.own_optimizer
-    update = Update(optimizer, vector.parameters, parts.plan.steps, own)
+    optimizer, own_optimizer = parts.config.optimizer, parts.learner.own_optimizer
+    update = Update(optimizer, vector.parameters, parts.plan.steps, own_optimizer)
     name = type(update.optimizer).__name__
     try:
-        take_step(update.optimizer, vector.parameters, vector.split(noisy), None if own else optimizer.learning_rate)
+        take_step(update.optimizer, vector.parameters, vector.split(noisy), None if own_optimizer else optimizer.learning_rate)
     except Exception as error:
-        if not own and not optimizer.is_own:
+        if not own_optimizer and not optimizer.is_own:
             raise
         closure = " It needs a closure, and a private gradient is computed once." if "closure" in str(error) else ""
         raise UserError(
@@ -174,10 +174,10 @@ def _all_finite(parts: Parts, batch: GroupBatch) -> bool:
     """Returns whether the embeddings and features of a few images of noise are finite numbers, and not enormous."""
     model = parts.learner.views.trained(parts.model)
     model.eval()
-    found = list(embeddings_of(model, batch.views).values())
+    outputs = list(embeddings_of(model, batch.views).values())
     if not parts.config.cached_views:
-        found.append(parts.model.features(batch.views["image"][:, 0]))  # type: ignore[operator]
-    return all(bool(z.isfinite().all()) and float(z.double().square().sum()) < 1e30 for z in found)
+        outputs.append(parts.model.features(batch.views["image"][:, 0]))  # type: ignore[operator]
+    return all(bool(z.isfinite().all()) and float(z.double().square().sum()) < 1e30 for z in outputs)
 
 
 def refuse_equal_captions(store: RecordSet) -> None:
