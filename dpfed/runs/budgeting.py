@@ -152,7 +152,7 @@ def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Pro
         run: Directory of the run, locked by the caller.
         parts: Parts of the run.
         ledger: Ledger of the run.
-        progress: Progress, which shows why a run of the second kind cannot be recorded.
+        progress: Progress, which shows why a run that began before the budget cannot be recorded.
     """
     if run.budget.is_file():
         settled(run, ledger, parts.store)

@@ -132,7 +132,7 @@ def build(
     Args:
         config: Configuration as the user wrote it, or resolved before, here or elsewhere; resolved choices are kept.
         randomness: Randomness for the initial weights, also on resume, where a checkpoint then replaces them; ``None``: the
-            caller loads the weights of a finished run over them, and starting weights need not be there.
+            caller then loads the weights of a finished run, and starting weights need not be there.
         progress: Progress, which shows the stages.
         rank: Number of this process among those that share the work, from 0.
         world_size: Number of processes that share the work.
@@ -250,7 +250,7 @@ def _model(
     if engine not in ("auto", "loop"):
         refuse_mixing(model, f"bounding.engine = '{engine}'")
     text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
-    trying = signs_of_life(progress.note, "trying the model on noise: does a record change others?")
+    trying = signs_of_life(progress.note, "trying on noise whether a record changes the embeddings of others")
     with torch.random.fork_rng(devices=[]), trying:
         check_independence(model, random_group(image_shape(config), text, records=2), tried)
     return model
@@ -266,7 +266,7 @@ def _training_views(
 
 
 def _records(config: Config, progress: Progress, stand_in: bool) -> RecordStore:
-    """Opens the records. Their number must suffice for the plan, unless they only stand in for other records."""
+    """Opens the records. There must be enough of them for the plan, unless they only stand in for other records."""
     progress.note(f"opening the records: {_source(config)}")
     importing = None if stand_in else guarded(import_progress(progress), config)
     return records_of(config, importing, progress.note)
@@ -287,7 +287,10 @@ def _with_pass_records(config: Config, device: torch.device, progress: Progress)
     if not method_named(config.bounding.method).picks_engine or isinstance(config, ResolvedConfig):
         return config
     if device.type == "cuda" and config.training.precision == "fp32":
-        progress.note("float32 on this GPU: training.precision = 'bf16' is several times as fast, and as sound")
+        progress.note(
+            "this run trains in float32: training.precision = 'bf16' is several times as fast on this GPU, and the guarantee is "
+            "the same"
+        )
     if config.bounding.pass_records is not None:
         return config
     return changed(config, bounding={"pass_records": records_of_a_pass(config, device)})
@@ -334,7 +337,7 @@ def _refuse_cached(config: Config) -> None:
 
 
 def record_store(records: RecordSet) -> RecordStore:
-    """Returns the record store that holds some records.
+    """Returns the record store that holds the given records.
 
     Raises:
         UserError: If the records are a user's own data set.

@@ -135,7 +135,7 @@ class MomentForecast:
         )
         if first.kept >= _GOOD:
             return said
-        return f"{said} With {self.records_needed:,} records, {_GOOD:.0%} would be."
+        return f"{said} With {self.records_needed:,} records, {_GOOD:.0%} would remain."
 
     def facts(self) -> dict[str, Any]:
         """Returns the forecast as a JSON object."""

@@ -44,7 +44,7 @@ def open_own(config: Config, parts: OwnParts, progress: Progress) -> tuple[ItemV
 
     Returns:
         The views, with the records (``None``: records and views are dpfed's), and the configuration with the shape and number
-        of views.
+        of views, and with a split that the records have.
 
     Raises:
         UserError: If reading a record, or making a view, does not give the same result twice; if the method makes its own
@@ -125,8 +125,8 @@ def own_loss(config: Config, parts: OwnParts, model: nn.Module, views: RecordVie
     if isinstance(loss, OwnLoss):
         if method_named(config.bounding.method).public_records:
             raise UserError(
-                "bounding.method = 'public' needs a loss of dpfed's: dpfed must know what a record adds beside public ones. "
-                "[loss-public]"
+                "bounding.method = 'public' needs one of dpfed's losses, because dpfed must know what a record adds beside "
+                "public records: leave your loss out, or choose another method. [loss-public]"
             )
         if isinstance(loss.function, Loss) and loss.function.objective.get("name") not in OBJECTIVES:
             loss.function.prepare(model, config.bounding.group_size)

@@ -64,7 +64,7 @@ class PublicBasis:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of all its numbers."""
+        """The fingerprint of all numbers of the bases."""
         return fingerprint(self.content)
 
     @property
@@ -89,7 +89,7 @@ def kind_of(config: Config) -> Kind:
     """Returns the kind of basis that a run of private moments uses.
 
     Raises:
-        UserError: If the configuration asks for a public basis of aligned towers.
+        UserError: If the configuration asks for a public basis, or for several layers, of aligned towers.
     """
     given: Kind | None = options_of(config).basis
     if not config.is_aligned:
@@ -101,8 +101,8 @@ def kind_of(config: Config) -> Kind:
         )
     if options_of(config).layers == "several":
         raise UserError(
-            "bounding.options.layers = 'several' is for towers that were never aligned; of these towers the last layers are. "
-            "Leave the option out. [layers-aligned]"
+            "bounding.options.layers = 'several' is for towers that were never aligned; the last layers of these towers "
+            "are aligned. Leave the option out. [layers-aligned]"
         )
     return "random"
 
@@ -182,7 +182,7 @@ def public_basis(
 
 
 def is_generated_basis_made(config: Config, model: nn.Module, views: RecordViews) -> bool:
-    """Returns whether this machine made the generated basis of some towers before.
+    """Returns whether this machine has made the generated basis of the model's towers before.
 
     Args:
         config: Configuration with its defaults resolved.

@@ -66,7 +66,7 @@ def resolve_with_start(config: Config, start: StartingWeights | None = None) -> 
 
 
 def _with_basis(config: Config) -> dict[str, object]:
-    """Returns the options of private moments with their kind of basis and their layers; empty if towers are aligned."""
+    """Returns the options of private moments with their basis and layers; empty for other methods and for aligned towers."""
     if not method_named(config.bounding.method).closed_form or config.is_aligned:
         return {}
     given = {"basis": "generated", **config.bounding.options}
@@ -99,7 +99,7 @@ def changed(config: Config, **sections: dict[str, object]) -> Config:
 
 
 def _digest(model: ModelConfig) -> str | None:
-    """Returns the digest of a model's external architectures and pretrained text tower, with which alone a run may continue."""
+    """Returns the digest of a model's external architectures and pretrained text tower; a run may not go on with another."""
     digests: list[str] = []
     if model.kind == "open_clip":
         digests, what, where = [blueprint(model).digest], f"the architecture {model.architecture}", "the file (or open_clip)"

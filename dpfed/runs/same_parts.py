@@ -31,7 +31,7 @@ def settings_of(parts: OwnParts) -> dict[str, str]:
     """Returns the hashes of the settings of the user's parts, by the part's name.
 
     Args:
-        parts: The parts.
+        parts: The user's own parts.
     """
     settings = {
         "the transform": None if parts.views is None else in_words(parts.views.transform),
@@ -61,7 +61,7 @@ def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: o
         (digest, _, python), (other, _, other_python) = before.partition(" "), said.partition(" ")
         if digest != other and python == other_python:  # another Python compiles the same function differently
             raise UserError(
-                f"{where} began with other settings of {name}. Give the first ones to resume that run, or choose another "
+                f"{where} began with other settings of {name}. Give those settings to resume the run, or choose another "
                 "folder. [resume-other-part]"
             )
 

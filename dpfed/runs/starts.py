@@ -165,7 +165,7 @@ def procedural_path(config: Config) -> Path:
 
 
 def origin_of(config: Config, start: StartingWeights | None) -> dict[str, Any] | None:
-    """Returns the record of its starting weights that a run writes when it begins; ``None``: ``model.start`` names none.
+    """Returns what a run writes about its starting weights when it begins; ``None``: ``model.start`` names no weights.
 
     Args:
         config: Configuration with its defaults resolved.

@@ -232,7 +232,7 @@ def _changed(base: Config, changes: Any, name: str, where: str) -> Config:
         raise UserError(f"{where}: {error.sentence} [sweep-set-wrong]") from None
     for key, value in asked.items():
         if key == "name":
-            raise UserError(f"{where}: 'set' cannot change 'name', which is the run's own. [sweep-set-name]")
+            raise UserError(f"{where}: 'set' cannot change 'name': give the run's name beside 'set'. [sweep-set-name]")
         if has_control_characters(key):
             raise UserError(f"{where}: unknown key {key!r}: it has a line break or control character. [sweep-key-unprintable]")
         put(tree, key, value, where)

@@ -66,7 +66,7 @@ def _few(parts: Parts) -> GroupBatch:
 
 
 def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
-    """Returns the clipped gradient of the group; refuses one that is negligible beside the norm that the noise is made for."""
+    """Returns the group's clipped gradient; refuses a gradient that is far shorter than the norm that the noise is made for."""
     config, plan = parts.config, parts.plan
     model = parts.learner.views.trained(parts.model)
     engine = LoopEngine(model, config.training.precision, parts.loss)
@@ -98,7 +98,7 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
 
 
 def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tensor) -> None:
-    """Takes a step with noise, at the highest learning rate, and refuses one that is too short or too long."""
+    """Takes a step with noise, at the highest learning rate, and refuses a step that is too short or too long."""
     plan, optimizer, vector = parts.plan, parts.config.optimizer, TrainableVector(parts.model)
     generator = torch.Generator().manual_seed(0)  # nothing is released: the noise need not be secret
     noise = torch.randn(vector.numel, generator=generator).to(before) * plan.noise_std
@@ -146,8 +146,8 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
         update.skip(parts.plan.steps)
     except Exception as error:
         raise UserError(
-            f"the schedule cannot go on for the run's {parts.plan.steps:,} steps ({type(error).__name__}: {error}): make it "
-            "for as many. [optimizer-schedule-short]"
+            f"the schedule cannot go on for the run's {parts.plan.steps:,} steps ({type(error).__name__}: {error}): give a "
+            "schedule of as many steps. [optimizer-schedule-short]"
         ) from error
     kept = [value for state in update.optimizer.state_dict()["state"].values() for value in state.values()]
     if any(not isinstance(value, Tensor | int | float | None) for value in kept):
