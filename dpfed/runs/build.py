@@ -288,8 +288,8 @@ def _with_pass_records(config: Config, device: torch.device, progress: Progress)
         return config
     if device.type == "cuda" and config.training.precision == "fp32":
         progress.note(
-            "this run trains in float32: training.precision = 'bf16' is several times as fast on this GPU, and the guarantee is "
-            "the same"
+            "this run trains in float32: training.precision = 'bf16' is several times as fast on this GPU, and the "
+            "guarantee is the same"
         )
     if config.bounding.pass_records is not None:
         return config

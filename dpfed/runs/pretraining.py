@@ -67,7 +67,7 @@ def pretrain(
         The finished run.
 
     Raises:
-        UserError: For every mistake that can be found before the run begins, and before it has a directory; later, see `resume`.
+        UserError: For every mistake that can be found before the run has a directory; for later mistakes see `resume`.
     """
     if isinstance(config, str | Path):
         config = load_config(config)
