@@ -35,7 +35,7 @@ class PostProcessor:
         return gradient
 
     def updated(self, step: int) -> None:
-        """Acts after the model got the new parameters of a step."""
+        """Called after the model got the new parameters of a step."""
 
     def averaged(self, weights: Tensor) -> Tensor:
         """Returns the weights ``(P,)`` that are measured and published, in place of the current training weights ``(P,)``."""
