@@ -51,7 +51,7 @@ def part(room: Room, name: str) -> ModuleType:
 
 
 def methods() -> dict[str, str]:
-    """Returns the module of every bounding method by the method's name. It imports none, because most runs need only one."""
+    """Returns the module of every bounding method by the method's name. No module is imported: most runs need only one."""
     return {name: part.module for name, part in shipped("methods").items()}
 
 
@@ -80,15 +80,15 @@ class Announced:
             UserError: If the part cannot be imported.
         """
         try:
-            found = importlib.import_module(self.module)
+            value = importlib.import_module(self.module)
             for name in self.attribute.split("."):
-                found = getattr(found, name)
+                value = getattr(value, name)
         except Exception as error:
             raise UserError(
                 f"the package {self.package} {self.version} announces '{self.name}' ({self.module}:{self.attribute}), which "
                 f"cannot be imported: {error}. Repair the package, or uninstall it. [part-broken]"
             ) from error
-        return found
+        return value
 
     @property
     def place(self) -> str:
@@ -121,18 +121,18 @@ def announced(kind: Kind) -> dict[str, Announced]:
     Raises:
         UserError: If two packages announce the same name.
     """
-    found: dict[str, Announced] = {}
+    parts: dict[str, Announced] = {}
     for point in _entry_points().select(group=f"dpfed.{kind}"):
         if point.module.partition(".")[0] == "dpfed":  # `shipped` returns these
             continue
         package, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
         part = Announced(point.name, package, version, point.module, point.attr)
-        if found.setdefault(point.name, part) != part:
+        if parts.setdefault(point.name, part) != part:
             raise UserError(
-                f"the packages {found[point.name].package} and {package} both announce '{point.name}' as one of dpfed.{kind}: "
+                f"the packages {parts[point.name].package} and {package} both announce '{point.name}' as one of dpfed.{kind}: "
                 "uninstall one of them. [part-twice]"
             )
-    return found
+    return parts
 
 
 def file_digest(module: str) -> str | None:
@@ -169,23 +169,23 @@ def named(name: str, key: str) -> Any:
         )
     try:
         with current_folder_last():
-            found = importlib.import_module(module)
+            value = importlib.import_module(module)
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
         why = "there is no such module here" if missing else f"{type(error).__name__}: {error}"
         raise UserError(
-            f"{key} = {name!r} cannot be imported ({why}): install its package, or start in its folder. [part-import]"
+            f"{key} = {name!r} cannot be imported ({why}): install its package, or run the command in its folder. [part-import]"
         ) from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise UserError(f"{key} = {name!r}: the module {module} has no {part!r}. [part-missing]")
-        found = getattr(found, part)
-        if isinstance(found, ModuleType):  # the name should show which module contains the code
+        value = getattr(value, part)
+        if isinstance(value, ModuleType):  # the name should show which module contains the code
             raise UserError(
                 f"{key} = {name!r} leads through {part!r} to another module: name an object of that module, as in "
-                f"{found.__name__}:object. [part-module]"
+                f"{value.__name__}:object. [part-module]"
             )
-    return found
+    return value
 
 
 def call_named(name: str, key: str, options: dict[str, Any]) -> Any:
@@ -218,8 +218,8 @@ def object_named(name: str, key: str, options: dict[str, Any]) -> Any:
     Raises:
         UserError: If the object does not exist, if the first call fails, or if the result cannot be called.
     """
-    found = named(name, key)
-    made = _call(found, name, key, options) if inspect.isclass(found) or options else found
+    value = named(name, key)
+    made = _call(value, name, key, options) if inspect.isclass(value) or options else value
     if not callable(made):
         raise other_part(key, name, "can be called", made)
     return made
@@ -234,16 +234,16 @@ def _call(function: Callable[..., Any], name: str, key: str, options: dict[str, 
         raise UserError(f"{key} = {name!r} failed: {type(error).__name__}: {error}. [part-fails]") from error
 
 
-def other_part(key: str, name: str, expected: str, found: object) -> UserError:
+def other_part(key: str, name: str, expected: str, value: object) -> UserError:
     """Makes the error for a named object of an unexpected kind.
 
     Args:
         key: Configuration key that holds the name.
         name: Name of the object.
         expected: Verb phrase that describes the expected kind, such as ``"is a function"``.
-        found: Object that the name leads to.
+        value: Object that the name leads to.
     """
-    return UserError(f"{key} = {name!r}: expected something that {expected}, got {type(found).__name__}. [part-other]")
+    return UserError(f"{key} = {name!r}: expected something that {expected}, got {type(value).__name__}. [part-other]")
 
 
 def said_of(value: object, name: str | None = None) -> str:
@@ -274,7 +274,7 @@ def _own_points() -> configparser.ConfigParser:
 
 
 @functools.cache
-def _entry_points() -> Any:  # Python 3.11 and 3.12 have two types for it
+def _entry_points() -> Any:  # the type differs between Python 3.11 and 3.12
     return importlib.metadata.entry_points()  # reads a file of every installed package
 
 

@@ -46,8 +46,8 @@ class UserError(Exception):
     @property
     def code(self) -> str:
         """The code at the end of the message, such as ``store-format``; ``""``: the message has none."""
-        found = _CODE.search(str(self))
-        return found[1] if found else ""
+        match = _CODE.search(str(self))
+        return match[1] if match else ""
 
     @property
     def sentence(self) -> str:

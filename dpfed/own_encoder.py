@@ -85,7 +85,9 @@ class OwnEncoder:
             UserError: If the model has no text tower.
         """
         if self._tokenizer is None:
-            raise UserError("this encoder has no text tower. [encoder-no-text]")
+            raise UserError(
+                "this encoder has no text tower: only a model such as dpfed.TwoTower embeds captions. [encoder-no-text]"
+            )
         texts = [captions] if isinstance(captions, str) else list(captions)
         return method_of(self.model, "embed_text")(self._tokenizer(texts).to(self._device)).float().cpu()
 
@@ -96,16 +98,16 @@ class OwnEncoder:
     @torch.inference_mode()
     def _run(self, method: str, images: Any) -> Tensor:
         many = _each(images)
-        embed, found = method_of(self.model, method), []
+        embed, outputs = method_of(self.model, method), []
         for first in range(0, len(many), _TOGETHER):
             with generators_kept():
                 ready = torch.stack(
-                    [self._ready(one, number) for number, one in enumerate(many[first : first + _TOGETHER], first)]
+                    [self._ready(image, number) for number, image in enumerate(many[first : first + _TOGETHER], first)]
                 )
-            found.append(embed(ready.to(self._device)).float().cpu())
-        if not found:
+            outputs.append(embed(ready.to(self._device)).float().cpu())
+        if not outputs:
             raise UserError("there is no image: give at least one. [encoder-no-image]")
-        return torch.cat(found)
+        return torch.cat(outputs)
 
     def __repr__(self) -> str:
         return f"OwnEncoder({type(self.module).__name__})"

@@ -82,12 +82,12 @@ class Privacy:
     def sections(self) -> dict[str, dict[str, Any]]:
         """Returns these settings as sections of a configuration, without those that have their default."""
         bounding = ("group_size", "clip_norm", "clipping", "method", "options")
-        found: dict[str, dict[str, Any]] = {"privacy": {}, "bounding": {}}
+        sections: dict[str, dict[str, Any]] = {"privacy": {}, "bounding": {}}
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if value != getattr(Privacy(), name):
-                found["bounding" if name in bounding else "privacy"][name] = dict(value) if name == "options" else value
-        return found
+                sections["bounding" if name in bounding else "privacy"][name] = dict(value) if name == "options" else value
+        return sections
 
 
 class Run(RunDirectory):
@@ -118,7 +118,7 @@ class Trainer:
     Args:
         model: Encoder (any module from images to features), a `SimCLR` or a `TwoTower` around encoders, or another model that
             implements the contract of `dpfed.models.contract`. It is trained in place.
-        records: Data set with ``len()`` and ``[]``, `Records` of one, or a `RecordStore`.
+        records: Data set with ``len()`` and ``[]``, `Records` of a data set, or a `RecordStore`.
         privacy: Privacy guarantee and mechanism.
         views: Transform, or `Views`. Default: random crops, flips and colours of square images of `size` pixels.
         loss: Loss of `dpfed.losses`, or any function of the embeddings of one group: ``loss(image (S, V, D))``, or
@@ -223,6 +223,9 @@ class Trainer:
         Args:
             folder: Folder of the run; no other run may use it.
 
+        Returns:
+            The finished run.
+
         Raises:
             UserError: If a setting is wrong; every error that can be found in advance is raised before any epsilon is spent.
         """
@@ -320,11 +323,11 @@ _TRAINED_IN = "_dpfed_trained_in"
 
 def _refuse_trained(model: nn.Module, public: bool) -> None:
     """Refuses a model that a run of this process trained: the new card would not count the epsilon that this run spent."""
-    found = next((at for module in model.modules() if (at := getattr(module, _TRAINED_IN, None))), None)
-    if found is not None and not public:
+    folder = next((at for module in model.modules() if (at := getattr(module, _TRAINED_IN, None))), None)
+    if folder is not None and not public:
         raise UserError(
-            f"the model was trained on private records in {found}: another run would start from weights whose epsilon its card "
-            "does not count. Make the model anew for each run. [own-trained]"
+            f"the model was trained on private records in {folder}: another run would start from weights whose epsilon its "
+            "card does not count. Make the model anew for each run. [own-trained]"
         )
 
 
@@ -334,16 +337,16 @@ def reads_text(model: nn.Module) -> bool:
 
 
 def _callbacks(given: Any) -> list[Callback]:
-    found = [given] if isinstance(given, Callback) else list(given)
-    for one in found:
-        if not isinstance(one, Callback):
-            raise UserError(f"expected dpfed.Callback objects as callbacks, got {described(one)}. [own-callbacks]")
-    return found
+    callbacks = [given] if isinstance(given, Callback) else list(given)
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise UserError(f"expected dpfed.Callback objects as callbacks, got {described(callback)}. [own-callbacks]")
+    return callbacks
 
 
 def _encoder_of(model: nn.Module) -> nn.Module:
-    found = getattr(model, "encoder", None) or getattr(model, "image_encoder", None)
-    return found if isinstance(found, nn.Module) else model
+    encoder = getattr(model, "encoder", None) or getattr(model, "image_encoder", None)
+    return encoder if isinstance(encoder, nn.Module) else model
 
 
 def _refuse_loss(model: nn.Module, loss: Any) -> None:
@@ -391,7 +394,9 @@ def _prepare(model: nn.Module, loss: Loss, group_size: int) -> None:
         if loss.temperature is not None:
             model.set_temperature(loss.temperature)
     elif loss.temperature is not None:
-        raise UserError(f"{type(model).__name__} has a temperature of its own: leave it out of the loss. [own-temperature]")
+        raise UserError(
+            f"{type(model).__name__} has a temperature of its own: leave the temperature out of the loss. [own-temperature]"
+        )
 
 
 __all__ = ["Privacy", "Run", "StepSummary", "Trainer"]

@@ -54,15 +54,15 @@ def contrasted(config: Config) -> int:
     return method.contrasted(config.bounding.group_size, config.privacy.batch, config.public.records)
 
 
-def group_loss(config: Config, own: Callable[..., Tensor] | None = None) -> GroupLoss:
+def group_loss(config: Config, given: Callable[..., Tensor] | None = None) -> GroupLoss:
     """Returns the loss of one group.
 
     Args:
         config: Configuration, which names the loss.
-        own: The user's own loss; it replaces the configuration's.
+        given: The user's own loss; it replaces the configuration's.
     """
-    if own is not None:
-        return OwnLoss(own)
+    if given is not None:
+        return OwnLoss(given)
     if config.objective.is_own:
         return OwnLoss(discovery.object_named(config.objective.name, "objective.name", config.objective.options))
     public = config.public
@@ -84,8 +84,8 @@ def _refuse_trained_towers(config: Config) -> None:
 def _refuse_untrained_weights(config: Config) -> None:
     """Refuses towers with random weights: the run would release moments of meaningless features."""
     model = config.model
-    own = (model.architecture or "").startswith("local-dir:")
-    if model.start is None and model.weights is None and not own:
+    brings_weights = (model.architecture or "").startswith("local-dir:")
+    if model.start is None and model.weights is None and not brings_weights:
         raise UserError(
             "bounding.method = 'moments' needs a pretrained image tower, and this one has random weights: set "
             "model.weights (open_clip, timm) or model.start. [moments-image-tower]"

@@ -79,7 +79,7 @@ def said_of_parts(config: Config, given: OwnParts) -> dict[str, str]:
 
     Args:
         config: Configuration of the run.
-        given: The parts.
+        given: The user's own parts.
 
     Returns:
         The descriptions, by the parts' keys in the configuration.

@@ -129,7 +129,7 @@ def _bounding(config: Config) -> Bounding:
 
 
 def _progress(config: Config) -> PrivateProgress | None:
-    """Returns the private training metrics that a configuration releases, every number filled in; ``None``: it releases none.
+    """Returns the private training metrics that a configuration releases, with the loss's range; ``None``: it releases none.
 
     Raises:
         UserError: If neither the loss nor the configuration gives the range of the loss per record.
@@ -142,7 +142,7 @@ def _progress(config: Config) -> PrivateProgress | None:
         require(
             known is not None,
             f"objective.name = '{objective.name}' does not say how large its loss per record is: give progress.loss_range, "
-            "the largest that diagnostics = 'private' is to tell from larger ones",
+            "to which diagnostics = 'private' clips the loss of each record",
         )
         assert known is not None
         loss_range = round(known(objective.loss_options, max(2, contrasted(config))), 3)

@@ -62,8 +62,12 @@ class StepSummary:
 
     def scalars(self) -> dict[str, float]:
         """Returns all numbers of this step by names for trackers, such as ``training/epsilon``."""
-        found = {"epsilon": self.epsilon, "learning_rate": self.learning_rate, "noisy_gradient_norm": self.noisy_gradient_norm}
-        scalars = {f"training/{name}": value for name, value in found.items() if value is not None}
+        numbers = {
+            "epsilon": self.epsilon,
+            "learning_rate": self.learning_rate,
+            "noisy_gradient_norm": self.noisy_gradient_norm,
+        }
+        scalars = {f"training/{name}": value for name, value in numbers.items() if value is not None}
         for name in ("loss", "clip_rate", "norm"):
             value = None if self.window is None else getattr(self.window, name)
             scalars |= {} if value is None else {f"progress/{name}": value}

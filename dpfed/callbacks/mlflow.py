@@ -86,8 +86,8 @@ class MLflow(Tracker):
         """Returns the id of the MLflow run that belongs to a dpfed run; "" if there is none."""
         if not identity:
             return ""
-        found = self._client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{identity}'", max_results=1)
-        return str(found[0].info.run_id) if found else ""
+        runs = self._client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{identity}'", max_results=1)
+        return str(runs[0].info.run_id) if runs else ""
 
     def _parameters(self, config: Iterable[tuple[str, Any]]) -> list[Any]:
         param = self._import().entities.Param

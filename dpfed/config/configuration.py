@@ -98,8 +98,8 @@ class Config(Section):
         warmup, steps = self.optimizer.warmup, self.privacy.steps
         if warmup and warmup > steps:
             raise UserError(
-                f"{origin}: optimizer.warmup = {warmup} exceeds privacy.steps = {steps}: lower it, or raise them. "
-                "[config-warmup]"
+                f"{origin}: optimizer.warmup = {warmup} exceeds privacy.steps = {steps}: lower the warm-up, or "
+                "raise privacy.steps. [config-warmup]"
             )
 
     def without_effect(self) -> dict[str, When]:
@@ -198,12 +198,12 @@ class ResolvedConfig(Config):
             "adaptation.image": self.model.external and self.adaptation.image == "auto",
         }
         if names := [name for name, is_left in left.items() if is_left]:
-            raise ValueError(f"{', '.join(names)} left to choose: dpfed.runs.build.build does it")
+            raise ValueError(f"{', '.join(names)} left to choose: dpfed.runs.build.build makes these choices")
         return self
 
 
 def deciding(key: str) -> tuple[str, ...]:
-    """Returns the other keys that decide whether a key has an effect; empty: it always has one."""
+    """Returns the other keys that decide whether a key has an effect; empty: the key always has an effect."""
     return _CONDITIONS.deciding(key)
 
 

@@ -45,7 +45,7 @@ class Key:
         section: Section, such as ``privacy``; empty: the key stands above all sections.
         allowed: Allowed values, in words.
         choices: Allowed values, if they can be listed; for a list, those of its members.
-        default: Value if the key is left out; ``None``: no value, or the one that the meaning states.
+        default: Value if the key is left out; ``None``: no value, or the value that the meaning states.
         meaning: Explanation of the key.
         depends_on: Keys that decide whether this key has an effect; giving it where it has none is an error.
     """
@@ -71,15 +71,15 @@ class Key:
 def all_keys() -> list[Key]:
     """Returns every key, in the order of the schema."""
     top = Config.model_json_schema()["properties"]
-    found = []
+    keys = []
     for name, field in Config.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            found += [_key(f"{name}.{key}", name, schema) for key, schema in kind.model_json_schema()["properties"].items()]
+            keys += [_key(f"{name}.{key}", name, schema) for key, schema in kind.model_json_schema()["properties"].items()]
         else:
-            found.append(_key(name, "", top[name]))
-    behind = [key.name for key in found].index("bounding.options") + 1
-    return [*found[:behind], *_method_keys(), *found[behind:]]
+            keys.append(_key(name, "", top[name]))
+    behind = [key.name for key in keys].index("bounding.options") + 1
+    return [*keys[:behind], *_method_keys(), *keys[behind:]]
 
 
 def _method_keys() -> Iterator[Key]:
@@ -117,12 +117,12 @@ def matching(words: Iterable[str]) -> list[Key]:
     names = {key.name for key in keys} | {key.section for key in keys} - {""}
     if wanted and names.issuperset(bare := [word.strip("[]") for word in wanted]):
         return [key for key in keys if key.name in bare or key.section in bare]
-    found = [key for key in keys if all(word in f"{key.name} {key.allowed} {key.meaning}".lower() for word in wanted)]
-    if not found:
+    matches = [key for key in keys if all(word in f"{key.name} {key.allowed} {key.meaning}".lower() for word in wanted)]
+    if not matches:
         raise UserError(
             f"no key has {' and '.join(map(repr, wanted))} in its name or meaning; {nearest(wanted[0], names)} [setting-none]"
         )
-    return found
+    return matches
 
 
 def _key(name: str, section: str, schema: dict[str, Any]) -> Key:

@@ -55,7 +55,7 @@ def assigned(overrides: Sequence[str], tree: dict[str, Any] | None = None) -> di
     for assignment in overrides or ():
         key = _assign(tree, assignment)
         for earlier, other in given.items():
-            if other != assignment and (earlier == key or earlier.startswith(f"{key}.")):  # whose value would be lost
+            if other != assignment and (earlier == key or earlier.startswith(f"{key}.")):  # the earlier value would be lost
                 raise UserError(f"{other!r} and {assignment!r} give one key two values: leave one out. [setting-twice]")
         given[key] = assignment
     return tree
@@ -69,8 +69,8 @@ def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
         origin: Origin of the configuration, such as its file, for messages.
 
     Raises:
-        UserError: If a value is wrong; the message names the first wrong key, its value and what was expected. If keys have
-            no effect; the message names them.
+        UserError: If a value is wrong; the message names the first wrong key, its value and what was expected. Also if keys
+            have no effect; the message then names them.
     """
     config = _checked(tree, origin)
     config.refuse_idle(origin)

@@ -92,9 +92,9 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
         return
     # Written before the reservation: if a budget's ledger does not know the reservation of a run with steps, it has lost lines.
     _write(run.budget, store, budgets)
-    for found in budgets_of(store):
-        if asked := question(found, store):
-            progress.note(f"the budget of {found.budget.head.store} holds here: {related(found, store)}.{asked}")
+    for match in budgets_of(store):
+        if asked := question(match, store):
+            progress.note(f"the budget of {match.budget.head.store} holds here: {related(match, store)}.{asked}")
     for budget in reserve(store, [reservation]):
         taken = f"{percent(budget.filter.part(budget.spent))} of it is taken"
         progress.note(f"reserved with the lifetime budget of {budget.head.store}, {shown(budget)}: {taken}")
@@ -113,7 +113,7 @@ def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
     """
     epsilon, delta = numbers_of(budget)
     known = [known_by(id, run.path) for id in _ids(_noted(run.budget))]
-    if known and all(one is not None and has_numbers(one, epsilon, delta) for one in known):
+    if known and all(counted is not None and has_numbers(counted, epsilon, delta) for counted in known):
         return
     ledger = ledger_of(run)
     set_given(store, budget, ledger.plan.promise.unit)
@@ -126,8 +126,8 @@ def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
 def may_have_budget(config: Config) -> bool:
     """Returns whether the records of a configuration may have a budget, without opening them."""
     path = config.data.path
-    own = Path(path).expanduser() if path else None
-    return possible(own or registry())
+    folder = Path(path).expanduser() if path else None
+    return possible(folder or registry())
 
 
 def hold_sweep(store: RecordSet, plans: dict[Path, tuple[str, PrivacyPlan]]) -> None:
@@ -152,7 +152,7 @@ def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Pro
         run: Directory of the run, locked by the caller.
         parts: Parts of the run.
         ledger: Ledger of the run.
-        progress: Progress, which shows why a run of the second kind cannot be recorded.
+        progress: Progress, which shows why a run that began before the budget cannot be recorded.
     """
     if run.budget.is_file():
         settled(run, ledger, parts.store)
@@ -171,10 +171,10 @@ def reservations(run: RunDirectory) -> list[tuple[str, BudgetLedger | None, list
         For each budget its id, its ledger (``None`` if it is gone), and the ledger's entries about the run.
     """
     noted, id = _noted(run.budget), run.identity[:_ID]
-    budgets = {one: known_by(one, Path(noted["store"])) for one in _ids(noted)}
+    budgets = {budget_id: known_by(budget_id, Path(noted["store"])) for budget_id in _ids(noted)}
     return [
-        (one, budget, [entry for entry in budget.entries if entry.of == id] if budget else [])
-        for one, budget in budgets.items()
+        (budget_id, budget, [entry for entry in budget.entries if entry.of == id] if budget else [])
+        for budget_id, budget in budgets.items()
     ]
 
 
@@ -244,7 +244,7 @@ def stated(run: RunDirectory) -> str:
     noted = _noted(run.budget)
     if not noted:
         return _NONE
-    return "; ".join(one["budget"] for one in noted["budgets"]) + ", over all runs (docs/budget.md says who keeps it)"
+    return "; ".join(entry["budget"] for entry in noted["budgets"]) + ", over all runs (docs/budget.md says who keeps it)"
 
 
 def _uncovered(config: Config, store: RecordSet, plan: PrivacyPlan) -> Iterator[str]:
@@ -281,10 +281,10 @@ def _settle_sweep(folder: Path) -> list[BudgetLedger]:
     changed = []
     for path in sorted(registry().glob("*.jsonl")):
         budget = known_by(path.stem)
-        for one in budget.accounts.values() if budget is not None else ():
-            place = Path(one.place)
-            if one.what == "sweep" and not one.settled and place.parent == folder and RunDirectory.unused(place):
-                changed += settle(None, [path.stem], Reservation(one.id, "sweep", one.name, place, one.plan))
+        for account in budget.accounts.values() if budget is not None else ():
+            place = Path(account.place)
+            if account.what == "sweep" and not account.settled and place.parent == folder and RunDirectory.unused(place):
+                changed += settle(None, [path.stem], Reservation(account.id, "sweep", account.name, place, account.plan))
     return changed
 
 
@@ -292,7 +292,7 @@ def _noted(file: Path) -> dict[str, Any]:
     """Reads ``budget.json``; empty if there is none."""
     try:
         noted = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if noted and not (isinstance(noted["store"], str) and all(isinstance(one["id"], str) for one in noted["budgets"])):
+        if noted and not (isinstance(noted["store"], str) and all(isinstance(entry["id"], str) for entry in noted["budgets"])):
             raise ValueError("other keys than those that were written")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}): restore it. [budget-run-damaged]") from error
@@ -300,12 +300,12 @@ def _noted(file: Path) -> dict[str, Any]:
 
 
 def _ids(noted: dict[str, Any]) -> Sequence[str]:
-    return [one["id"] for one in noted.get("budgets", ())]
+    return [entry["id"] for entry in noted.get("budgets", ())]
 
 
 def _write(file: Path, store: RecordSet, budgets: Sequence[BudgetLedger]) -> None:
     known = _noted(file)
-    listed = {one["id"]: one for one in known.get("budgets", ())} | {
+    listed = {entry["id"]: entry for entry in known.get("budgets", ())} | {
         budget.head.id: {"id": budget.head.id, "budget": shown(budget)} for budget in budgets
     }
     text = json.dumps({"store": str(store.budget_folder or store.path), "budgets": list(listed.values())}, indent=1) + "\n"

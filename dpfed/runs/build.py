@@ -132,7 +132,7 @@ def build(
     Args:
         config: Configuration as the user wrote it, or resolved before, here or elsewhere; resolved choices are kept.
         randomness: Randomness for the initial weights, also on resume, where a checkpoint then replaces them; ``None``: the
-            caller loads the weights of a finished run over them, and starting weights need not be there.
+            caller then loads the weights of a finished run, and starting weights need not be there.
         progress: Progress, which shows the stages.
         rank: Number of this process among those that share the work, from 0.
         world_size: Number of processes that share the work.
@@ -156,8 +156,8 @@ def build(
     progress = progress or Silent()
     if terms is not None:
         refuse_other_code(terms.code)
-    own = own_parts(config, given)
-    own_views, config = open_own(config, own, progress)
+    user_parts = own_parts(config, given)
+    own_views, config = open_own(config, user_parts, progress)
     config, start = resolve_with_start(config, start)
     if randomness is not None and start is None:
         starting_weights(config)  # reports missing weights, before anything that takes seconds
@@ -165,10 +165,10 @@ def build(
     refuse_engine(config)
     config = _with_pass_records(config, device, progress)
     require_memory(config, device)
-    tokenizer, agreed = tokenizer_of(config, own), terms.privacy_plan if terms else stand_in_plan
+    tokenizer, agreed = tokenizer_of(config, user_parts), terms.privacy_plan if terms else stand_in_plan
     _refuse_cached(config)
     sketch = agreed or known or sketch_of(config)
-    model = _model(config, own, randomness, start, largest_pass(config, sketch), tokenizer, progress)
+    model = _model(config, user_parts, randomness, start, largest_pass(config, sketch), tokenizer, progress)
     if isinstance(model, BYOL) and (world_size > 1 or terms is not None):  # the other workers' targets would never move
         raise UserError(
             "BYOL trains in one process: only there its target follows the encoder. Leave the other workers out, or take "
@@ -179,7 +179,7 @@ def build(
     plan = agreed or _plan(config, store, known)
     refuse_too_many_ranks(plan, world_size)
     views = dataclasses.replace(own_views, tokenizer=tokenizer) if own_views else record_views(config, tokenizer)
-    loss = own_loss(config, own, model, views)
+    loss = own_loss(config, user_parts, model, views)
     cache = FeatureCache(features, progress, config.data.keep_features)
     embedder = TowersOnce(store, views, cache).embedder
     evaluator = Evaluator(store, embedder, config.evaluation, tasks_of(store, config.evaluation, config.model))
@@ -198,7 +198,7 @@ def build(
         views=_training_views(config, plan, views, cache, label_of(config, loss, store)),
         engine=functools.partial(engine_for, config=config, loss=loss),
         optimizer=config.optimizer,
-        own_optimizer=own.optimizer,
+        own_optimizer=user_parts.optimizer,
         microbatch=config.bounding.microbatch,
         public=public,
         rank=rank,
@@ -208,7 +208,7 @@ def build(
     )
     resolved = _with_engine(config, learner, loss, progress)
     engine = functools.partial(engine_for, config=resolved, loss=loss)
-    return Parts(resolved, learner.replace(engine=engine), evaluator, loss, start, terms, said_of_parts(resolved, own))
+    return Parts(resolved, learner.replace(engine=engine), evaluator, loss, start, terms, said_of_parts(resolved, user_parts))
 
 
 def shared_noise(plan: PrivacyPlan, terms: Terms | None) -> SharedNoise:
@@ -225,7 +225,7 @@ def shared_noise(plan: PrivacyPlan, terms: Terms | None) -> SharedNoise:
 
 def _model(
     config: Config,
-    own: OwnParts,
+    user_parts: OwnParts,
     randomness: Randomness | None,
     start: StartingWeights | None,
     tried: int,
@@ -242,7 +242,7 @@ def _model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
         frozen = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else None
-        model = finished_model(config, own.model, tokenizer) if own.model is not None else None
+        model = finished_model(config, user_parts.model, tokenizer) if user_parts.model is not None else None
         model = model or model_of(config, fresh, start if fresh else None, frozen)
     validate(model)
     if not method.picks_engine:
@@ -250,7 +250,7 @@ def _model(
     if engine not in ("auto", "loop"):
         refuse_mixing(model, f"bounding.engine = '{engine}'")
     text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
-    trying = signs_of_life(progress.note, "trying the model on noise: does a record change others?")
+    trying = signs_of_life(progress.note, "trying on noise whether a record changes the embeddings of others")
     with torch.random.fork_rng(devices=[]), trying:
         check_independence(model, random_group(image_shape(config), text, records=2), tried)
     return model
@@ -266,7 +266,7 @@ def _training_views(
 
 
 def _records(config: Config, progress: Progress, stand_in: bool) -> RecordStore:
-    """Opens the records. Their number must suffice for the plan, unless they only stand in for other records."""
+    """Opens the records. There must be enough of them for the plan, unless they only stand in for other records."""
     progress.note(f"opening the records: {_source(config)}")
     importing = None if stand_in else guarded(import_progress(progress), config)
     return records_of(config, importing, progress.note)
@@ -287,7 +287,10 @@ def _with_pass_records(config: Config, device: torch.device, progress: Progress)
     if not method_named(config.bounding.method).picks_engine or isinstance(config, ResolvedConfig):
         return config
     if device.type == "cuda" and config.training.precision == "fp32":
-        progress.note("float32 on this GPU: training.precision = 'bf16' is several times as fast, and as sound")
+        progress.note(
+            "this run trains in float32: training.precision = 'bf16' is several times as fast on this GPU, and the "
+            "guarantee is the same"
+        )
     if config.bounding.pass_records is not None:
         return config
     return changed(config, bounding={"pass_records": records_of_a_pass(config, device)})
@@ -334,7 +337,7 @@ def _refuse_cached(config: Config) -> None:
 
 
 def record_store(records: RecordSet) -> RecordStore:
-    """Returns the record store that holds some records.
+    """Returns the record store that holds the given records.
 
     Raises:
         UserError: If the records are a user's own data set.

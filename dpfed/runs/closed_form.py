@@ -1,4 +1,4 @@
-"""Heads of a run in closed form (`Method.closed_form`), which trains no tower."""
+"""Makes the heads of a run in closed form (`Method.closed_form`), which trains no tower."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_moment_heads(
     aligned = config.is_aligned
     keep_towers(model, aligned, options_of(config).layers == "several")
     widths = feature_widths(model, image_size(config), tokenizer)
-    if basis is not None and tuple(own.rows.shape[1] for own in basis.values()) != widths:
+    if basis is not None and tuple(tower_basis.rows.shape[1] for tower_basis in basis.values()) != widths:
         raise UserError(
             f"the public basis is for other towers: these have {' and '.join(map(str, widths))} features. [basis-towers]"
         )
@@ -52,9 +52,11 @@ def add_moment_heads(
 
 
 def said_of_layers(model: nn.Module) -> str:
-    """Returns a sentence about the layers of the towers whose features the heads get."""
+    """Describes how many layers of each tower the heads get features of."""
     counts = layers_of(model).items()
-    return "features of " + " and ".join(f"{count} layer{'s' * (count > 1)} of the {side} tower" for side, count in counts)
+    return "the heads get features of " + " and ".join(
+        f"{count} layer{'s' * (count > 1)} of the {side} tower" for side, count in counts
+    )
 
 
 def moment_heads(
@@ -81,7 +83,7 @@ def moment_heads(
         UserError: If the records are fewer, or the features narrower, than the dimensions.
     """
     given = plan.bounding.options["dimensions"]
-    widths = widths if basis is None else tuple(len(own.rows) for own in basis.values())
+    widths = widths if basis is None else tuple(len(tower_basis.rows) for tower_basis in basis.values())
     if given > min(*widths, plan.sampling.records):
         raise UserError(
             f"bounding.options.dimensions = {given} is too large for towers of {' and '.join(map(str, widths))} numbers and "
@@ -93,7 +95,11 @@ def moment_heads(
             widths[0] if fewest and len(widths) == 1 else min(*widths, plan.sampling.records)
         )  # all dimensions, so that no feature of aligned towers is lost
     layout = layout_of(plan, k, len(widths), noise_shares)
-    bases = random_bases(widths, k, aligned) if basis is None else {side: own.first(k) for side, own in basis.items()}
+    bases = (
+        random_bases(widths, k, aligned)
+        if basis is None
+        else {side: tower_basis.first(k) for side, tower_basis in basis.items()}
+    )
     return MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std, fewest), bases, aligned)
 
 

@@ -15,7 +15,7 @@ from dpfed.models.contract import embeddings_of
 from dpfed.runs.build import Parts
 
 _SECONDS = 10.0  # seconds of work that a crash may lose
-_BESIDE = 2.0  # time of a private step relative to its bare passes: it also makes views, clips, and talks to the coordinator
+_BESIDE = 2.0  # time of a private step relative to its bare passes: a step also makes views, clips, and sends sums
 _RECORDS = 32  # records of the timed pass, if the configuration does not set bounding.pass_records
 
 
@@ -39,7 +39,7 @@ def steps_between_commits(parts: Parts) -> int:
 
 
 def _seconds_of_a_record(parts: Parts) -> float:
-    """Times a forward and backward pass over noise, in seconds a record; a first pass warms up."""
+    """Returns the seconds per record of a forward and backward pass over noise; an earlier pass warms up."""
     batch = parts.dummy_batch()
     records = min(parts.config.bounding.pass_records or _RECORDS, len(next(iter(batch.views.values()))))
     views = {name: view[:records] for name, view in batch.views.items()}

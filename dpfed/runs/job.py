@@ -132,7 +132,7 @@ def create_job(
 
 
 def secret_of(config: Config) -> Randomness:
-    """Returns new secret randomness, or the randomness of a fixed seed."""
+    """Returns new secret randomness, or the randomness of the seed that the configuration fixes."""
     seed = config.privacy.seed
     return Randomness.fresh() if seed is None else Randomness.from_seed(seed)
 
@@ -168,8 +168,8 @@ def resume_job(
     kept = run.provenance.get("data", {}).get("contents")
     if kept is not None and kept != contents_of(parts.store, randomness.key("contents")):
         raise UserError(
-            f"{run.path} began with other records than {parts.store.name} has now: give the same, or choose another folder. "
-            "[resume-other-records]"
+            f"{run.path} began with other records than {parts.store.name} has now: give the same records, or choose another "
+            "folder. [resume-other-records]"
         )
     if budget is not None:
         set_given(parts.store, budget, parts.plan.promise.unit)

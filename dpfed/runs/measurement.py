@@ -57,7 +57,7 @@ class Measurement:
             self._record(self._parts.evaluator(self._parts.model, "trained", done))
 
     def after(self) -> None:
-        """Measures the trained model, with the published weights, and compares it with the untrained one and noise alone."""
+        """Measures the trained model, with the published weights, and compares it with the untrained model and noise alone."""
         parts = self._parts
         trained = parts.evaluator(parts.model, "trained", parts.plan.steps)
         if self._untrained is None:
@@ -78,7 +78,7 @@ class Measurement:
         return model
 
     def _untrained_again(self) -> tuple[list[Evaluation], Tensor | None]:
-        """Returns the figures and weights before training of a resumed run; none if its first checkpoint is gone."""
+        """Returns the figures and weights before training of a resumed run; none if its first checkpoint is gone or damaged."""
         paths, evaluator = self._steps.checkpoints.paths(), self._parts.evaluator
         first = next((path for path in paths if path.stem == "step-00000000"), None)
         if first is None or not (evaluator.tasks or self._parts.store.public):

@@ -1,6 +1,6 @@
 """Checks whether a model and its groups can fit into this machine's memory, before the model is built.
 
-The operating system kills a process that uses too much memory without a message, so a run that cannot fit is refused. The
+The operating system kills a process that uses too much memory, and shows no message. So a run that cannot fit is refused. The
 counts here are lower bounds of what training takes: a run that passes this check may still be too large.
 """
 
@@ -52,14 +52,14 @@ class Needs:
 
 
 def needs_of(config: Config) -> Needs:
-    """Estimates the memory that training takes at least, from a model without memory (on torch's meta device).
+    """Estimates the memory that training takes at least, from a model on torch's meta device, which takes no memory.
 
     Args:
         config: Configuration with its defaults resolved.
 
     Raises:
-        UserError: If the model cannot be built without memory.
-        RuntimeError: The same.
+        UserError: If dpfed cannot build the model on the meta device.
+        RuntimeError: If torch cannot build the model on the meta device.
     """
     parameters, trained, outputs = _count(config)
     views = config.objective.augmentations + (1 if config.model.reads_text else 2)
@@ -74,7 +74,7 @@ def needs_of(config: Config) -> Needs:
 def require_memory(config: Config, device: torch.device) -> None:
     """Refuses a configuration whose model, group or microbatch cannot fit into memory.
 
-    It does not check a user's own model, nor an external one whose needs cannot be counted.
+    A user's own model is not checked, nor is an external model whose needs cannot be counted.
 
     Args:
         config: Configuration with its defaults resolved.
@@ -83,12 +83,12 @@ def require_memory(config: Config, device: torch.device) -> None:
     Raises:
         UserError: If the memory cannot suffice; the message says how much is needed and how much there is.
     """
-    if config.model.is_own:  # a user's own model cannot be built without memory
+    if config.model.is_own:  # a user's own model cannot be built on the meta device
         return
     try:
         needs = needs_of(config)
     except (UserError, RuntimeError):
-        if config.model.external:  # some models cannot be built without memory
+        if config.model.external:  # some models cannot be built on the meta device
             return
         raise
     there = memory_of(device)
@@ -115,7 +115,7 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
         return None
     try:
         needs = needs_of(config)
-    except (UserError, RuntimeError):  # some models cannot be built without memory
+    except (UserError, RuntimeError):  # some models cannot be built on the meta device
         return None
     trained = (needs.model / _FLOAT - needs.parameters) / _FURTHER_COPIES
     gradients = 1.25 * _FLOAT * trained / contrasted(config)

@@ -135,7 +135,7 @@ class MomentForecast:
         )
         if first.kept >= _GOOD:
             return said
-        return f"{said} With {self.records_needed:,} records, {_GOOD:.0%} would be."
+        return f"{said} With {self.records_needed:,} records, {_GOOD:.0%} would remain."
 
     def facts(self) -> dict[str, Any]:
         """Returns the forecast as a JSON object."""
@@ -152,7 +152,7 @@ def forecast_moments(config: Config, plan: PrivacyPlan) -> MomentForecast:
     """
     count, public = _candidates(config, plan), kind_of(config) != "random"
     return MomentForecast(
-        config.name, tuple(MomentRow(what, own, count, public) for what, own in _plans(plan)), not config.model.reads_text
+        config.name, tuple(MomentRow(what, other, count, public) for what, other in _plans(plan)), not config.model.reads_text
     )
 
 
@@ -178,7 +178,7 @@ def _with(plan: PrivacyPlan, epsilon: float, records: int) -> PrivacyPlan | None
     """Returns the plan with another epsilon or N, at the same delta; ``None``: no noise gives this epsilon."""
     other = plan.replace(records=records, batch=records, target_epsilon=epsilon)
     try:
-        found = accounting.calibrate(epsilon, other.mechanism, other.steps, other.promise.delta, other.promise.accountant)
+        calibrated = accounting.calibrate(epsilon, other.mechanism, other.steps, other.promise.delta, other.promise.accountant)
     except UserError:
         return None
-    return other.replace(noise_multiplier=found.noise_multiplier)
+    return other.replace(noise_multiplier=calibrated.noise_multiplier)

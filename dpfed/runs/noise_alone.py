@@ -40,7 +40,7 @@ def noise_alone(parts: Parts, start: Tensor) -> list[list[Evaluation]]:
     moved, generator = vector.gather() - start, torch.Generator().manual_seed(0)  # the same figures after an interruption
     closed_form = parts.plan.bounding.method.closed_form
     noise_std = (parts.learner.noise.std or parts.plan.noise_std) / parts.plan.divisor
-    found = []
+    figures = []
     for _ in range(_DRAWS):
         if closed_form:
             weights = torch.randn(vector.numel, generator=generator).to(start) * noise_std
@@ -48,5 +48,5 @@ def noise_alone(parts: Parts, start: Tensor) -> list[list[Evaluation]]:
             signs = torch.randint(0, 2, (vector.numel,), generator=generator, dtype=torch.int8)
             weights = start + moved * (2 * signs - 1).to(start)
         vector.assign(weights)
-        found.append(parts.evaluator(model, "trained", parts.plan.steps))
-    return found
+        figures.append(parts.evaluator(model, "trained", parts.plan.steps))
+    return figures

@@ -131,10 +131,10 @@ def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) 
         parts: Parts of the run; their evaluation may differ from the run's own.
         results: Content of results.json, present or future; this function adds the ledger's hash.
     """
-    ledger, own = ledger_of(run), run.config()
-    config = parts.config.model_copy(update={"evaluation": own.evaluation})
-    tasks = tasks_of(parts.store, own.evaluation, own.model)
-    evaluator = dataclasses.replace(parts.evaluator, options=own.evaluation, tasks=tasks)
+    ledger, stored = ledger_of(run), run.config()
+    config = parts.config.model_copy(update={"evaluation": stored.evaluation})
+    tasks = tasks_of(parts.store, stored.evaluation, stored.model)
+    evaluator = dataclasses.replace(parts.evaluator, options=stored.evaluation, tasks=tasks)
     learner = parts.learner.replace(plan=ledger.plan)
     parts = dataclasses.replace(parts, config=config, learner=learner, evaluator=evaluator, terms=terms_at(run.terms))
     results["run"]["ledger"] = ledger.head
@@ -142,7 +142,7 @@ def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) 
 
 
 def _write_artifacts(run: RunDirectory, facts: CardFacts, results: dict[str, Any], ledger: Ledger) -> None:
-    """Writes card, board's page and report, and records the card's hash in the ledger, for `dpfed privacy verify`."""
+    """Writes card, board's page and report, and notes the hashes of card and weights in the ledger (`dpfed privacy verify`)."""
     card = privacy_card(facts)
     run.write(run.card if facts.plan.bounding.method.sound else run.no_card, card)
     run.write(run.board, board_page(facts))
@@ -276,7 +276,7 @@ def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) ->
 
 
 def _public_numbers(parts: Parts) -> dict[str, Any]:
-    """Returns the public numbers of the method; for moments also the dimensions and the basis of the heads."""
+    """Returns the public numbers of the method; for moments also the dimensions, layers and basis of the heads."""
     heads = getattr(parts.model, ATTRIBUTE, None)
     chosen = {"dimensions": heads.layout.dimensions} if isinstance(heads, MomentHeads) else {}
     options = parts.config.bounding.options
@@ -342,7 +342,7 @@ def _secrets(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[
 
 
 def _secret_features(parts: Parts) -> str:
-    """Describes where features of the records are kept. A site of a federation chooses; this text states its default."""
+    """Describes where features of the records are kept. Each site of a federation chooses; the text states the default."""
     if parts.terms:
         return _KEPT_FEATURES.format("each site's")
     if isinstance(parts.store, RecordStore) and parts.config.data.keep_features:

@@ -34,42 +34,42 @@ from dpfed.schema.named import in_python
 _TRANSFORM = "dpfed.data.items.views:simclr_transform"
 
 
-def open_own(config: Config, own: OwnParts, progress: Progress) -> tuple[ItemViews | None, Config]:
+def open_own(config: Config, parts: OwnParts, progress: Progress) -> tuple[ItemViews | None, Config]:
     """Opens a user's own records, and tries the user's own views.
 
     Args:
         config: Configuration of the run.
-        own: The user's own parts.
+        parts: The user's own parts.
         progress: Progress, which shows the items that are read.
 
     Returns:
         The views, with the records (``None``: records and views are dpfed's), and the configuration with the shape and number
-        of views.
+        of views, and with a split that the records have.
 
     Raises:
         UserError: If reading a record, or making a view, does not give the same result twice; if the method makes its own
             views; if images have other channels than the default views take; if there are fewer than two views of an image
             without captions.
     """
-    if own.records is None and own.views is None:
+    if parts.records is None and parts.views is None:
         return None, config
     refuse_methods(config)
-    if own.records is not None:
-        own.records.reads_labels = config.objective.loss.reads_labels if own.loss is None else reads_labels(own.loss)
-    if own.records is not None and config.evaluation.split == "test" and "test" not in own.records.held_out:
-        config = changed(config, evaluation={"split": own.records.held_out[0] if own.records.held_out else "none"})
-    if own.views is None and config.views.transform is None:
-        _refuse_channels(own.records)
+    if parts.records is not None:
+        parts.records.reads_labels = config.objective.loss.reads_labels if parts.loss is None else reads_labels(parts.loss)
+    if parts.records is not None and config.evaluation.split == "test" and "test" not in parts.records.held_out:
+        config = changed(config, evaluation={"split": parts.records.held_out[0] if parts.records.held_out else "none"})
+    if parts.views is None and config.views.transform is None:
+        _refuse_channels(parts.records)
         config = changed(config, views={"transform": _TRANSFORM, "options": {"size": config.data.size or SIZE}})
-        own = OwnParts(own.records, own.model, _default_views(config), own.loss, own.optimizer)
-    records = _of_store(config, progress) if own.records is None else own.records  # not `or`: records of length 0 are false
+        parts = OwnParts(parts.records, parts.model, _default_views(config), parts.loss, parts.optimizer)
+    records = _of_store(config, progress) if parts.records is None else parts.records  # not `or`: records of length 0 are false
     if records.store is None:
         records.advance = progress.stage("reading the records once", len(records))
     progress.note(f"opening the records: {records.name}, {len(records.keys):,} records")
-    assert own.views is not None
+    assert parts.views is not None
     default = 1 if config.model.reads_text else 2
     progress.note("trying the transform: does a view depend on its image and its draws alone?")
-    views = _tried(config, records, own.views, default)
+    views = _tried(config, records, parts.views, default)
     shape = views.shape
     if not config.model.reads_text and views.count < 2:
         raise UserError(
@@ -98,10 +98,10 @@ def _tried(config: Config, records: Records, views: Views, default: int) -> Item
         ) from error
 
 
-def tokenizer_of(config: Config, own: OwnParts) -> Tokenizer | None:
+def tokenizer_of(config: Config, parts: OwnParts) -> Tokenizer | None:
     """Returns the tokenizer of the user's own model, or the configuration's; ``None`` for models of images."""
-    found = getattr(own.model, "tokenizer", None)
-    return found if isinstance(found, OwnTokenizer) else tokenizer_for(config.model)
+    tokenizer = getattr(parts.model, "tokenizer", None)
+    return tokenizer if isinstance(tokenizer, OwnTokenizer) else tokenizer_for(config.model)
 
 
 def finished_model(config: Config, model: nn.Module, tokenizer: Tokenizer | None) -> nn.Module:
@@ -115,18 +115,18 @@ def finished_model(config: Config, model: nn.Module, tokenizer: Tokenizer | None
     return model
 
 
-def own_loss(config: Config, own: OwnParts, model: nn.Module, views: RecordViews) -> GroupLoss:
+def own_loss(config: Config, parts: OwnParts, model: nn.Module, views: RecordViews) -> GroupLoss:
     """Returns the loss of one group; tries a user's own loss on the model's embeddings of noise.
 
     Raises:
         UserError: See `dpfed.objectives.own.refuse_unfit`; also for a user's own loss with ``bounding.method = 'public'``.
     """
-    loss = group_loss(config, own.loss)
+    loss = group_loss(config, parts.loss)
     if isinstance(loss, OwnLoss):
         if method_named(config.bounding.method).public_records:
             raise UserError(
-                "bounding.method = 'public' needs a loss of dpfed's: dpfed must know what a record adds beside public ones. "
-                "[loss-public]"
+                "bounding.method = 'public' needs one of dpfed's losses, because dpfed must know what a record adds beside "
+                "public records: leave your loss out, or choose another method. [loss-public]"
             )
         if isinstance(loss.function, Loss) and loss.function.objective.get("name") not in OBJECTIVES:
             loss.function.prepare(model, config.bounding.group_size)

@@ -71,7 +71,7 @@ class Preflight:
             folder: Folder of the run.
             world_size: Number of processes or sites that will share the groups.
             progress: Progress, which shows the stages that take a second.
-            resume: Whether the folder may hold a run already; `RunDirectory.refuse_another` later checks that it is this one.
+            resume: Whether the folder may hold a run already; `RunDirectory.refuse_another` later checks that it is this run.
             comments: Lines that explain the configuration.
 
         Raises:
@@ -121,8 +121,8 @@ def refuse_impossible(config: Config, world_size: int = 1, opens: bool = True, a
     Args:
         config: Configuration of the run, or of a planned federation.
         world_size: Number of processes or sites that will share the groups.
-        opens: Whether the records must be there and their store may be opened; otherwise only its header is read, if there is
-            one.
+        opens: Whether the records must be there and their store may be opened; otherwise only the header of the store is read,
+            if there is a store.
         at_most: Largest possible number of training records (or units).
 
     Raises:
@@ -145,9 +145,9 @@ def _refuse_few_contrasted(config: Config) -> None:
     if method.closed_form or batch < 1:
         return
     each = config.privacy.per_unit if config.privacy.unit == "user" else 1
-    expected, keys, own = float(contrasted(config)), ["bounding.group_size"], 0
+    expected, keys, private = float(contrasted(config)), ["bounding.group_size"], 0
     if method.public_records:
-        keys, own = ["public.records"], 1
+        keys, private = ["public.records"], 1
     elif method.whole_batch:
         expected, keys = float(batch * each), ["privacy.batch"]
     elif size > batch >= loss.least:
@@ -163,7 +163,7 @@ def _refuse_few_contrasted(config: Config) -> None:
         keys.insert(0, "privacy.batch")
     raise UserError(
         f"objective.name = '{config.objective.name}' learns nothing from {_records(max(0.0, expected))}: set "
-        f"{' and '.join(keys)} to {loss.least - own} or more. [run-contrast-few]"
+        f"{' and '.join(keys)} to {loss.least - private} or more. [run-contrast-few]"
     )
 
 
@@ -219,7 +219,10 @@ def refuse_uncaptioned(kind: str, name: str, config: Config) -> None:
         UserError: If captions are missing; the message names the model and the records.
     """
     if config.model.reads_text and kind != "image-text":
-        raise UserError(f"model.kind = '{config.model.kind}' needs captions, and {name} has none. [run-captions-missing]")
+        raise UserError(
+            f"model.kind = '{config.model.kind}' needs captions, and {name} has none: import records with captions, or set "
+            "model.kind = 'image'. [run-captions-missing]"
+        )
 
 
 def refuse_inexact(config: Config) -> None:
@@ -249,7 +252,8 @@ def refuse_too_many_ranks(plan: PrivacyPlan, world_size: int) -> None:
     if world_size > plan.groups:
         raise UserError(
             f"{world_size:,} workers would share {plan.groups} groups (privacy.batch / bounding.group_size, or 1 where the "
-            f"whole batch is contrasted), and each needs one: use at most {plan.groups} workers (or sites). [run-workers-many]"
+            f"whole batch is contrasted), and each worker needs a group: use at most {plan.groups} workers (or sites). "
+            "[run-workers-many]"
         )
 
 

@@ -1,7 +1,7 @@
 """The whole job from top to bottom: it takes a configuration, and makes a run directory with model, card and report.
 
-Also here: resuming an interrupted run, and the procedural initialisation of a model. The latter is an ordinary run, made once,
-in a folder where every run that needs it finds it.
+Also here: resuming an interrupted run, and making the procedural initialisation of a model. This initialisation is an ordinary
+run. dpfed makes it once, in a folder where every run that needs it finds it.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def pretrain(
         The finished run.
 
     Raises:
-        UserError: For every mistake that can be found before the run begins; nothing is then written.
+        UserError: For every mistake that can be found before the run has a directory; for later mistakes see `resume`.
     """
     if isinstance(config, str | Path):
         config = load_config(config)
     if not isinstance(config, Config):
         raise UserError(
-            f"expected the path of a configuration, or one of dpfed.load_config or dpfed.parse_config, got "
+            f"expected the path of a configuration, or what dpfed.load_config or dpfed.parse_config returns, got "
             f"{type(config).__name__}. [run-config-type]"
         )
     progress = progress or Silent()
@@ -81,7 +81,7 @@ def pretrain(
 
 
 def run_pretraining(preflight: Preflight, progress: Progress, callbacks: Iterable[Callback] = ()) -> RunDirectory:
-    """Begins the run of a preflight in this process, or resumes the one that is there.
+    """Begins the run that a preflight has checked, in this process, or resumes the run that its folder holds.
 
     Args:
         preflight: Preflight of the run.
@@ -127,7 +127,8 @@ def make_start(config: Config, progress: Progress | None = None) -> tuple[Path, 
             job = create_job(Preflight.of(recipe, path, progress=progress), progress)
         except UserError as error:
             raise UserError(
-                f"procedural initialisation in data.stores = {config.data.stores!r}: {error.sentence} [start-failed]"
+                f"the procedural initialisation in data.stores = {config.data.stores!r} cannot be made: {error.sentence} "
+                "[start-failed]"
             ) from error
         with job.run.locked():
             run_job(job, progress)

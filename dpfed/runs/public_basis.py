@@ -64,7 +64,7 @@ class PublicBasis:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of all its numbers."""
+        """The fingerprint of all numbers of the bases."""
         return fingerprint(self.content)
 
     @property
@@ -89,7 +89,7 @@ def kind_of(config: Config) -> Kind:
     """Returns the kind of basis that a run of private moments uses.
 
     Raises:
-        UserError: If the configuration asks for a public basis of aligned towers.
+        UserError: If the configuration asks for a public basis, or for several layers, of aligned towers.
     """
     given: Kind | None = options_of(config).basis
     if not config.is_aligned:
@@ -101,8 +101,8 @@ def kind_of(config: Config) -> Kind:
         )
     if options_of(config).layers == "several":
         raise UserError(
-            "bounding.options.layers = 'several' is for towers that were never aligned; of these towers the last layers are. "
-            "Leave the option out. [layers-aligned]"
+            "bounding.options.layers = 'several' is for towers that were never aligned; the last layers of these towers "
+            "are aligned. Leave the option out. [layers-aligned]"
         )
     return "random"
 
@@ -112,11 +112,11 @@ def basis_in(terms: Terms) -> PublicBasis | None:
     return None if terms.basis is None else PublicBasis(kind_of(terms.run_config()), base64.b64decode(terms.basis))
 
 
-def with_basis(config: Config, found: PublicBasis | None) -> Config:
+def with_basis(config: Config, basis: PublicBasis | None) -> Config:
     """Writes the fingerprint of the basis into the configuration."""
-    if found is None:
+    if basis is None:
         return config
-    return changed(config, bounding={"options": dict(config.bounding.options) | {"basis_digest": found.fingerprint}})
+    return changed(config, bounding={"options": dict(config.bounding.options) | {"basis_digest": basis.fingerprint}})
 
 
 def proposed_basis(config: Config, private: RecordStore, progress: Progress) -> PublicBasis | None:
@@ -156,8 +156,8 @@ def public_basis(
     kind, agreed, folder = kind_of(config), options_of(config).basis_digest, Path(config.data.stores) / _FOLDER
     if kind == "random":
         return None
-    if agreed is not None and (found := _kept(folder, agreed)) is not None:
-        return PublicBasis(kind, found)
+    if agreed is not None and (kept := _kept(folder, agreed)) is not None:
+        return PublicBasis(kind, kept)
     store = _store(config, kind, progress)
     if kind == "store":
         refuse_shared(store, private, config.data.stores)
@@ -182,7 +182,7 @@ def public_basis(
 
 
 def is_generated_basis_made(config: Config, model: nn.Module, views: RecordViews) -> bool:
-    """Returns whether this machine made the generated basis of some towers before.
+    """Returns whether this machine has made the generated basis of the model's towers before.
 
     Args:
         config: Configuration with its defaults resolved.

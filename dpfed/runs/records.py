@@ -77,11 +77,11 @@ def with_absolute_paths(config: Config) -> Config:
         data = data.model_copy(update={"stores": str(path_of(data.stores, "data.stores").expanduser().resolve())})
     model = config.model
     if model.weights is not None:
-        found = Path(model.weights.removeprefix(LOCAL_DIR)).expanduser()
-        if found.is_file() or model.timm is not None and (found / TIMM_CONFIG).is_file():
-            model = model.model_copy(update={"weights": str(found.resolve())})
-    if model.pretrained_text and (found := Path(model.text.removeprefix(LOCAL_DIR)).expanduser()).is_dir():
-        model = model.model_copy(update={"text": str(found.resolve())})
+        weights = Path(model.weights.removeprefix(LOCAL_DIR)).expanduser()
+        if weights.is_file() or model.timm is not None and (weights / TIMM_CONFIG).is_file():
+            model = model.model_copy(update={"weights": str(weights.resolve())})
+    if model.pretrained_text and (text := Path(model.text.removeprefix(LOCAL_DIR)).expanduser()).is_dir():
+        model = model.model_copy(update={"text": str(text.resolve())})
     if model.anchors is not None:
         model = model.model_copy(update={"anchors": str(Path(model.anchors).expanduser().resolve())})
     if model.start is not None and model.start != PROCEDURAL:
@@ -89,8 +89,8 @@ def with_absolute_paths(config: Config) -> Config:
     name = model.architecture or ""
     if name.startswith(LOCAL_DIR) or (name.endswith(".json") and find_tower(name) is None):
         prefix = LOCAL_DIR if name.startswith(LOCAL_DIR) else ""
-        found = Path(name.removeprefix(LOCAL_DIR)).expanduser().resolve()
-        model = model.model_copy(update={"architecture": f"{prefix}{found}"})
+        architecture = Path(name.removeprefix(LOCAL_DIR)).expanduser().resolve()
+        model = model.model_copy(update={"architecture": f"{prefix}{architecture}"})
     public = config.public
     if public.path is not None:
         public = public.model_copy(update={"path": str(path_of(public.path, "public.path").expanduser().resolve())})

@@ -66,7 +66,7 @@ def resolve_with_start(config: Config, start: StartingWeights | None = None) -> 
 
 
 def _with_basis(config: Config) -> dict[str, object]:
-    """Returns the options of private moments with their kind of basis and their layers; empty if towers are aligned."""
+    """Returns the options of private moments with their basis and layers; empty for other methods and for aligned towers."""
     if not method_named(config.bounding.method).closed_form or config.is_aligned:
         return {}
     given = {"basis": "generated", **config.bounding.options}
@@ -99,18 +99,18 @@ def changed(config: Config, **sections: dict[str, object]) -> Config:
 
 
 def _digest(model: ModelConfig) -> str | None:
-    """Returns the digest of a model's external architectures and pretrained text tower, with which alone a run may continue."""
-    found: list[str] = []
+    """Returns the digest of a model's external architectures and pretrained text tower; a run may not go on with another."""
+    digests: list[str] = []
     if model.kind == "open_clip":
-        found, what, where = [blueprint(model).digest], f"the architecture {model.architecture}", "the file (or open_clip)"
+        digests, what, where = [blueprint(model).digest], f"the architecture {model.architecture}", "the file (or open_clip)"
     if model.timm is not None:
-        found, what = [timm_blueprint(model).digest], f"the architecture {model.image}"
+        digests, what = [timm_blueprint(model).digest], f"the architecture {model.image}"
         where = "the version of timm and model.weights"
     if model.pretrained_text is not None:
-        found, what, where = [*found, text_blueprint(model.text).digest], "the model", "its towers"
-    if not found:
+        digests, what, where = [*digests, text_blueprint(model.text).digest], "the model", "its towers"
+    if not digests:
         return model.digest
-    digest = "-".join(found)
+    digest = "-".join(digests)
     if model.digest not in (None, digest):
         raise UserError(f"{what} is no longer the one that the run was started with: restore {where}. [run-model-changed]")
     return digest

@@ -103,11 +103,14 @@ class Session:
             ValueError: Before the loop has begun.
         """
         if self._steps is None:
-            raise ValueError("the optimizer is there within the loop over the steps")
+            raise ValueError("the optimizer exists only within the loop over the steps")
         return self._steps.coordinator.optimizer
 
     def __iter__(self) -> Iterator[StepSummary]:
-        """Takes and yields the remaining steps, each on disk and charged. After the last one the run ends as by `run`."""
+        """Takes the remaining steps one by one, and yields each step's summary when the step is on disk and charged.
+
+        After the last step the loop evaluates, and writes model, card and report, as `run` does.
+        """
         steps, measurement = self._begin()
         advance = _advance(self._progress, steps)
         manual, parameters = self._job.parts.learner.manual, list(self._job.parts.model.parameters())
@@ -127,7 +130,9 @@ class Session:
 
     def _begin(self) -> tuple[Steps, Measurement]:
         if self._steps is not None:  # a second coordinator must not write the same ledger
-            raise UserError("the steps of an open run are taken once: open the run again for those that are left. [run-twice]")
+            raise UserError(
+                "an open run takes its steps only once: open the run again to take the steps that are left. [run-twice]"
+            )
         run, parts, progress = self._job.run, self._job.parts, self._progress
         remove_drafts(run.path)
         steps = self._steps = open_steps(self._job)
@@ -163,7 +168,7 @@ def _told_of_a_full_disk(run: RunDirectory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _telling_of_the_end(callbacks: list[Callback]) -> Iterator[None]:
-    """Tells callbacks of a run that ends early. Their own exceptions are suppressed, because they would hide why it ended."""
+    """Tells the callbacks if the run ends early. Exceptions of callbacks are suppressed, because they would hide the reason."""
     try:
         yield
     except BaseException:
@@ -217,7 +222,7 @@ def open_steps(job: Job) -> Steps:
 
 
 def _advance(progress: Progress, steps: Steps) -> Callable[[int], None]:
-    """Returns a function that shows the steps; replayed steps are a separate stage, as they tell nothing of the time left."""
+    """Returns a function that shows the steps. Replayed steps are a separate stage: their pace says nothing about new steps."""
     plan, start, paid = steps.plan, steps.shown, steps.ledger.last_step + 1
 
     def begun(done: int) -> Callable[[int], None]:

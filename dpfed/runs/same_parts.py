@@ -27,19 +27,21 @@ _PYTHON = re.compile(r", Python [\d.]+")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def settings_of(own: OwnParts) -> dict[str, str]:
+def settings_of(parts: OwnParts) -> dict[str, str]:
     """Returns the hashes of the settings of the user's parts, by the part's name.
 
     Args:
-        own: The parts.
+        parts: The user's own parts.
     """
-    found = {
-        "the transform": None if own.views is None else in_words(own.views.transform),
-        "the transform of plain images": None if own.views is None or own.views.plain is None else in_words(own.views.plain),
-        "the loss": None if own.loss is None else in_words(own.loss),
-        **_of_optimizer(own.optimizer),
+    settings = {
+        "the transform": None if parts.views is None else in_words(parts.views.transform),
+        "the transform of plain images": None
+        if parts.views is None or parts.views.plain is None
+        else in_words(parts.views.plain),
+        "the loss": None if parts.loss is None else in_words(parts.loss),
+        **_of_optimizer(parts.optimizer),
     }
-    return {name: _hashed(said) for name, said in found.items() if said is not None}
+    return {name: _hashed(said) for name, said in settings.items() if said is not None}
 
 
 def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: object) -> None:
@@ -59,7 +61,7 @@ def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: o
         (digest, _, python), (other, _, other_python) = before.partition(" "), said.partition(" ")
         if digest != other and python == other_python:  # another Python compiles the same function differently
             raise UserError(
-                f"{where} began with other settings of {name}. Give the first ones to resume that run, or choose another "
+                f"{where} began with other settings of {name}. Give those settings to resume the run, or choose another "
                 "folder. [resume-other-part]"
             )
 
@@ -90,27 +92,27 @@ def _digest(code: types.CodeType) -> str:
     """Computes the hash of a function's code, without its line numbers."""
 
     def parts(code: types.CodeType) -> str:
-        constants = [parts(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
+        constants = [parts(constant) if isinstance(constant, types.CodeType) else repr(constant) for constant in code.co_consts]
         return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
     return hashlib.sha256(parts(code).encode()).hexdigest()[:16]
 
 
-def _of_optimizer(own: OwnOptimizer | None) -> dict[str, str | None]:
+def _of_optimizer(given: OwnOptimizer | None) -> dict[str, str | None]:
     """Reads the settings of optimizer and schedule, made for one parameter; empty if they need the model's own parameters."""
-    if own is None:
+    if given is None:
         return {}
     try:
-        optimizer = own.make([nn.Parameter(torch.zeros(1))])
+        optimizer = given.make([nn.Parameter(torch.zeros(1))])
         groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-        found: dict[str, str | None] = {"the optimizer": _plain(f"{type(optimizer).__name__} {groups}")}
-        if own.schedule is not None:
-            schedule = own.schedule(optimizer)
+        settings: dict[str, str | None] = {"the optimizer": _plain(f"{type(optimizer).__name__} {groups}")}
+        if given.schedule is not None:
+            schedule = given.schedule(optimizer)
             state = {name: value for name, value in schedule.state_dict().items() if not callable(value)}
-            found["the schedule"] = _plain(f"{type(schedule).__name__} {state}")
+            settings["the schedule"] = _plain(f"{type(schedule).__name__} {state}")
     except Exception:  # the optimizer needs the model's own parameters
         return {}
-    return found
+    return settings
 
 
 def _plain(said: str) -> str | None:

@@ -40,14 +40,14 @@ def starting_weights(config: Config) -> StartingWeights | None:
     if config.model.start is None:
         return None
     procedural = config.model.start == PROCEDURAL
-    found = procedural_start(procedural_path(config)) if procedural else find_start(config.model.start)
-    found.refuse_another_architecture(config.model, config.without_effect())
-    if config.model.start_digest not in (None, found.digest):
+    start = procedural_start(procedural_path(config)) if procedural else find_start(config.model.start)
+    start.refuse_another_architecture(config.model, config.without_effect())
+    if config.model.start_digest not in (None, start.digest):
         raise UserError(
-            f"model.start: the weights in {found.path} are not those that the run (or the federation) was started with: "
+            f"model.start: the weights in {start.path} are not those that the run (or the federation) was started with: "
             "restore them, or start a new run. [start-weights-changed]"
         )
-    return found
+    return start
 
 
 def procedural_start(path: Path) -> StartingWeights:
@@ -71,15 +71,15 @@ def procedural_start(path: Path) -> StartingWeights:
             if not run.has_key:
                 raise UserError(f"{path} is unfinished, and cannot be resumed. [start-stuck]")
             raise MissingStart(f"model.start = 'procedural': {path} is unfinished: `dpfed start` finishes it. [start-unready]")
-        found = find_start(path)
-        found.refuse_damage()
+        start = find_start(path)
+        start.refuse_damage()
     except MissingStart:
         raise
     except UserError as error:
         raise UserError(
             f"model.start = 'procedural': {path} is damaged: delete it; `dpfed start` makes it again. [start-damaged]"
         ) from error
-    return found
+    return start
 
 
 def start_is_there(config: Config) -> bool:
@@ -109,16 +109,16 @@ def checked_start(config: Config) -> StartingWeights | None:
     """
     if config.model.start in (None, PROCEDURAL):
         return None
-    found = starting_weights(config)
-    assert found is not None
-    for run in found.trained or ():
+    start = starting_weights(config)
+    assert start is not None
+    for run in start.trained or ():
         if run["public"] is False and not run["guarantee"]:
             raise UserError(
-                f"model.start: {found.path} was trained on records that are not marked public ('{run['data']}', run "
+                f"model.start: {start.path} was trained on records that are not marked public ('{run['data']}', run "
                 f"{run['run']}), and no privacy guarantee holds for them: nothing would protect them in a model that starts "
                 "there. Start from a private run, or from one on public records. [start-unprotected]"
             )
-    return found
+    return start
 
 
 def recipe_for(config: Config) -> Config:
@@ -165,7 +165,7 @@ def procedural_path(config: Config) -> Path:
 
 
 def origin_of(config: Config, start: StartingWeights | None) -> dict[str, Any] | None:
-    """Returns the record of its starting weights that a run writes when it begins; ``None``: ``model.start`` names none.
+    """Returns what a run writes about its starting weights when it begins; ``None``: ``model.start`` names no weights.
 
     Args:
         config: Configuration with its defaults resolved.

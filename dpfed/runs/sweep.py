@@ -100,7 +100,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, progress: Progress
         preflights[name] = Preflight.of(config, target / name, progress=_Prefixed(progress, name), resume=True)
         if preflights[name].there:
             RunDirectory.open(target / name).refuse_another(resolve_defaults(config))
-    _reserve({one.folder: one.config for one in preflights.values() if not one.there})
+    _reserve({new.folder: new.config for new in preflights.values() if not new.there})
     advance = progress.stage("runs", len(asked.configs))
     runs: list[RunView] = []
     with goes_on(lambda: f"stopped with {len(runs)} of {len(asked.configs)} runs finished; the same command resumes"):
@@ -154,13 +154,13 @@ def joint_promise(runs: list[RunView]) -> str:
     if len(protected) > 1:
         return f"No joint promise is stated for these {len(runs)} runs: some protect a record and some a unit."
     epsilon, delta = (math.fsum(getattr(run, name) for run in runs) for name in ("epsilon", "delta"))
-    (one,) = protected
+    (unit,) = protected
     counts = [count for run in runs if (count := run.results["privacy"].get("records"))]
-    warning = large_delta(delta, min(counts), one) if counts else ""
+    warning = large_delta(delta, min(counts), unit) if counts else ""
     return (
         f"{warning} Joint promise: together these {len(runs)} runs are ({round_up(epsilon)}, {round_up(delta)})-differentially "
         "private, because epsilons and deltas add up on the same records. Whoever sees several models is covered by that, "
-        f"and not by one run's own epsilon. {meaning(epsilon, delta, one, 'what they released together')} "
+        f"and not by one run's own epsilon. {meaning(epsilon, delta, unit, 'what they released together')} "
         "Evaluation figures are exact, and no epsilon covers them."
     ).strip()
 
@@ -180,8 +180,8 @@ def _reserve(configs: dict[Path, Config]) -> None:
             known = store.budget_fingerprint
             stores[known] = store
             plans.setdefault(known, {})[folder] = (config.name, plan)
-    for known, own in plans.items():
-        hold_sweep(stores[known], own)
+    for known, planned in plans.items():
+        hold_sweep(stores[known], planned)
 
 
 class _Prefixed(Progress):
@@ -232,7 +232,7 @@ def _changed(base: Config, changes: Any, name: str, where: str) -> Config:
         raise UserError(f"{where}: {error.sentence} [sweep-set-wrong]") from None
     for key, value in asked.items():
         if key == "name":
-            raise UserError(f"{where}: 'set' cannot change 'name', which is the run's own. [sweep-set-name]")
+            raise UserError(f"{where}: 'set' cannot change 'name': give the run's name beside 'set'. [sweep-set-name]")
         if has_control_characters(key):
             raise UserError(f"{where}: unknown key {key!r}: it has a line break or control character. [sweep-key-unprintable]")
         put(tree, key, value, where)

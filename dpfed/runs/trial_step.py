@@ -66,7 +66,7 @@ def _few(parts: Parts) -> GroupBatch:
 
 
 def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
-    """Returns the clipped gradient of the group; refuses one that is negligible beside the norm that the noise is made for."""
+    """Returns the group's clipped gradient; refuses a gradient that is far shorter than the norm that the noise is made for."""
     config, plan = parts.config, parts.plan
     model = parts.learner.views.trained(parts.model)
     engine = LoopEngine(model, config.training.precision, parts.loss)
@@ -98,7 +98,7 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
 
 
 def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tensor) -> None:
-    """Takes a step with noise, at the highest learning rate, and refuses one that is too short or too long."""
+    """Takes a step with noise, at the highest learning rate, and refuses a step that is too short or too long."""
     plan, optimizer, vector = parts.plan, parts.config.optimizer, TrainableVector(parts.model)
     generator = torch.Generator().manual_seed(0)  # nothing is released: the noise need not be secret
     noise = torch.randn(vector.numel, generator=generator).to(before) * plan.noise_std
@@ -130,13 +130,13 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
         UserError: If a user's own optimizer cannot step, or keeps a state that no checkpoint can hold; if a user's own schedule
             ends before the run does.
     """
-    optimizer, own = parts.config.optimizer, parts.learner.own_optimizer
-    update = Update(optimizer, vector.parameters, parts.plan.steps, own)
+    optimizer, own_optimizer = parts.config.optimizer, parts.learner.own_optimizer
+    update = Update(optimizer, vector.parameters, parts.plan.steps, own_optimizer)
     name = type(update.optimizer).__name__
     try:
-        take_step(update.optimizer, vector.parameters, vector.split(noisy), None if own else optimizer.learning_rate)
+        take_step(update.optimizer, vector.parameters, vector.split(noisy), None if own_optimizer else optimizer.learning_rate)
     except Exception as error:
-        if not own and not optimizer.is_own:
+        if not own_optimizer and not optimizer.is_own:
             raise
         closure = " It needs a closure, and a private gradient is computed once." if "closure" in str(error) else ""
         raise UserError(
@@ -146,8 +146,8 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
         update.skip(parts.plan.steps)
     except Exception as error:
         raise UserError(
-            f"the schedule cannot go on for the run's {parts.plan.steps:,} steps ({type(error).__name__}: {error}): make it "
-            "for as many. [optimizer-schedule-short]"
+            f"the schedule cannot go on for the run's {parts.plan.steps:,} steps ({type(error).__name__}: {error}): give a "
+            "schedule of as many steps. [optimizer-schedule-short]"
         ) from error
     kept = [value for state in update.optimizer.state_dict()["state"].values() for value in state.values()]
     if any(not isinstance(value, Tensor | int | float | None) for value in kept):
@@ -174,10 +174,10 @@ def _all_finite(parts: Parts, batch: GroupBatch) -> bool:
     """Returns whether the embeddings and features of a few images of noise are finite numbers, and not enormous."""
     model = parts.learner.views.trained(parts.model)
     model.eval()
-    found = list(embeddings_of(model, batch.views).values())
+    outputs = list(embeddings_of(model, batch.views).values())
     if not parts.config.cached_views:
-        found.append(parts.model.features(batch.views["image"][:, 0]))  # type: ignore[operator]
-    return all(bool(z.isfinite().all()) and float(z.double().square().sum()) < 1e30 for z in found)
+        outputs.append(parts.model.features(batch.views["image"][:, 0]))  # type: ignore[operator]
+    return all(bool(z.isfinite().all()) and float(z.double().square().sum()) < 1e30 for z in outputs)
 
 
 def refuse_equal_captions(store: RecordSet) -> None:

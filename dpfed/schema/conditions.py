@@ -70,7 +70,7 @@ class Across(NamedTuple):
         """Yields the dotted name of each key; ``section.*`` is expanded."""
         for key in self.keys.split():
             section, _, name = key.partition(".")
-            yield from (f"{section}.{own}" for own in fields_of(config, section)) if name == "*" else (key,)
+            yield from (f"{section}.{field}" for field in fields_of(config, section)) if name == "*" else (key,)
 
 
 def fields_of(config: type[Section], section: str) -> dict[str, FieldInfo]:
@@ -99,9 +99,9 @@ class Conditions:
             raise ValueError(f"no such keys: {sorted(unknown)}")
 
     def deciding(self, key: str) -> tuple[str, ...]:
-        """Returns the other keys that decide whether a key has an effect; empty: it always has one."""
-        found = [other for _, when in self._of.get(key, ()) for other in when.because.split()]
-        return tuple(other for other in dict.fromkeys(found) if other != key)
+        """Returns the other keys that decide whether a key has an effect; empty: the key always has an effect."""
+        keys = [other for _, when in self._of.get(key, ()) for other in when.because.split()]
+        return tuple(other for other in dict.fromkeys(keys) if other != key)
 
     def without_effect(self, config: Section) -> dict[str, When]:
         """Returns all keys without an effect in a configuration, given or not, each with its first condition that fails."""

@@ -119,9 +119,9 @@ class Commits:
     def newest(self) -> Commit | None:
         """Returns the newest complete state, or ``None``. A draft that a crash truncated is not complete."""
         for path in reversed(self._paths()):
-            found = self._read(path)
-            if found is not None:
-                return found
+            commit = self._read(path)
+            if commit is not None:
+                return commit
         return None
 
     def restore(self, commit: Commit, coordinator: Coordinator) -> None:
@@ -139,8 +139,8 @@ class Commits:
 
     def _paths(self) -> list[Path]:
         """Returns the paths of all states and drafts, oldest first."""
-        found = self._folder.iterdir() if self._folder.is_dir() else ()
-        return sorted(path for path in found if _NAME.fullmatch(path.name))
+        entries = self._folder.iterdir() if self._folder.is_dir() else ()
+        return sorted(path for path in entries if _NAME.fullmatch(path.name))
 
     def _read(self, path: Path) -> Commit | None:
         try:

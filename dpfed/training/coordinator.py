@@ -1,8 +1,9 @@
 """The coordinator: adds the noise, once, and turns the noisy sum into new parameters.
 
 Nothing that depends on a release may leave the process before the release is charged (docs/guarantee.md, Output commit);
-`commit` ensures this. If nobody outside sees single steps, it charges all steps since the last commit together (`in_groups`).
-Otherwise a second thread saves and charges a release while the next sum is computed, and `commit` waits for that thread.
+`commit` ensures this. If nobody outside sees single steps, `commit` charges all steps since the last commit together
+(`in_groups`). Otherwise a second thread saves and charges a release while the next sum is computed, and `commit` waits for that
+thread.
 
 If the data owners add the noise among themselves (`dpfed.protocol.trust`), the sum states the noise that it carries. The
 coordinator then adds none, and rejects a sum with less noise than the plan's.
@@ -81,7 +82,9 @@ class Coordinator:
         self._ledger, self._releases = ledger, releases
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
-            raise UserError(f"{ledger.path} is of another plan: noise and accounting must share one. [training-other-plan]")
+            raise UserError(
+                f"{ledger.path} is of another plan: noise and accounting must follow one plan. [training-other-plan]"
+            )
         self._vector = TrainableVector(model)
         hashed = UniversalHash(randomness) if ledger.universal else None
         self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block, hashed)
@@ -180,7 +183,11 @@ class Coordinator:
     def replay(self, step: int) -> StepSummary | None:
         """Repeats a step from its saved release, after an interruption.
 
-        Returns the summary of the step; ``None`` if no release of it is saved.
+        Args:
+            step: 0 .. T - 1.
+
+        Returns:
+            The summary of the step; ``None``: no release of the step is saved.
 
         Raises:
             UserError: If the ledger lost the line of a release that is still saved.

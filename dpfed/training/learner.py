@@ -205,7 +205,7 @@ class Learner:
         return Ledger.create(path, self.plan, marks, block, universal=block is not None and self.device.type == "cuda")
 
     def load_weights(self, checkpoint: Path) -> None:
-        """Loads those weights of a checkpoint that are measured and published into the model.
+        """Loads into the model those weights of a checkpoint that are measured and published.
 
         Raises:
             UserError: If the checkpoint is damaged or belongs to another model.

@@ -37,10 +37,10 @@ def train(
                 coordinator.commit()
             if coordinator.owes and not any(callback.is_due(summary) for callback in callbacks if not callback.waits):
                 continue
-            for one, callback in itertools.product(unseen, callbacks):
-                if callback.is_due(one):
+            for pending, callback in itertools.product(unseen, callbacks):
+                if callback.is_due(pending):
                     coordinator.commit()
-                    callback.on_step(one)
+                    callback.on_step(pending)
             unseen.clear()
 
 

@@ -40,17 +40,17 @@ class Update:
     """An optimizer with its learning-rate schedule.
 
     Args:
-        config: Configuration of the optimizer; ignored if `own` is given.
+        config: Configuration of the optimizer; ignored if `own_optimizer` is given.
         parameters: Parameters that the optimizer updates.
         steps: Length T of the run.
-        own: The user's own optimizer.
+        own_optimizer: The user's own optimizer.
         manual: Whether the user steps the optimizer: then a step only leaves the noisy mean in ``.grad`` of the parameters.
 
     Attributes:
         optimizer: The torch optimizer.
 
     Raises:
-        UserError: If `own` fails, makes no optimizer or scheduler of torch, or makes an optimizer of other parameters.
+        UserError: If `own_optimizer` fails, makes no optimizer or scheduler of torch, or an optimizer of other parameters.
     """
 
     def __init__(
@@ -58,16 +58,20 @@ class Update:
         config: OptimizerConfig,
         parameters: list[nn.Parameter],
         steps: int,
-        own: OwnOptimizer | None = None,
+        own_optimizer: OwnOptimizer | None = None,
         manual: bool = False,
     ) -> None:
         self._config, self._steps = config, steps
-        self.optimizer = build_optimizer(config, parameters) if own is None else _made(own, parameters)
-        self._scheduler = None if own is None or own.schedule is None else _scheduled(own.schedule, self.optimizer)
-        self._has_own_rate, self._manual = own is not None, manual
+        self.optimizer = build_optimizer(config, parameters) if own_optimizer is None else _made(own_optimizer, parameters)
+        self._scheduler = (
+            None
+            if own_optimizer is None or own_optimizer.schedule is None
+            else _scheduled(own_optimizer.schedule, self.optimizer)
+        )
+        self._has_own_rate, self._manual = own_optimizer is not None, manual
 
     def rate(self, step: int) -> float:
-        """Returns the learning rate of a step; for an own optimizer, the current rate of its first parameter group."""
+        """Returns the learning rate of a step; for a user's own optimizer, the current rate of its first parameter group."""
         return (
             float(self.optimizer.param_groups[0]["lr"])
             if self._has_own_rate
@@ -95,7 +99,7 @@ class Update:
         return rate
 
     def skip(self, steps: int) -> None:
-        """Advances an own scheduler by some steps that were taken before a resume, or discarded."""
+        """Advances the user's own scheduler, if there is one, by a number of steps."""
         if self._scheduler is None:
             return
         with warnings.catch_warnings():  # torch warns if a scheduler steps before its optimizer
@@ -129,7 +133,7 @@ def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> 
         **config.options,
     }
     kind = discovery.named(config.name, "optimizer.name")
-    return _made(OwnOptimizer(lambda own: kind(own, **given)), parameters)
+    return _made(OwnOptimizer(lambda trained: kind(trained, **given)), parameters)
 
 
 def take_step(
@@ -151,9 +155,9 @@ def take_step(
     optimizer.zero_grad(set_to_none=True)
 
 
-def _made(own: OwnOptimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _made(own_optimizer: OwnOptimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     try:
-        optimizer = own.make(list(parameters))
+        optimizer = own_optimizer.make(list(parameters))
     except UserError:
         raise
     except Exception as error:

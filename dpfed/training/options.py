@@ -60,7 +60,7 @@ class OptimizerConfig(Section):
     def _decays(self) -> OptimizerConfig:
         for given, key in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
             if given in self.options:
-                raise ValueError(f"options.{given} has the same meaning as optimizer.{key}: set the latter instead")
+                raise ValueError(f"options.{given} has the same meaning as optimizer.{key}: set optimizer.{key} instead")
         taken = self.learning_rate * self.weight_decay
         if self.name in ("sgd", "adamw") and taken > 1:
             raise ValueError(

@@ -44,7 +44,7 @@ class Releases:
         Args:
             step: Training step.
             blocks: Division of the sum into blocks, from which its digest is made.
-            digest: Digest of the release that was charged; ``None``: any saved one.
+            digest: Digest of the release that was charged; ``None``: any saved release of the step.
         """
         for match in self._named(step):
             if digest in (None, match["digest"]):

@@ -49,7 +49,7 @@ class Steps:
     Args:
         learner: Model, records, loss and plan; the model gets the weights of the last checkpoint or commit, if there is one.
         files: Paths of this training's files; missing files are created.
-        randomness: The coordinator's secret randomness, on resume the same as before. With another one, steps that are not
+        randomness: The coordinator's secret randomness, on resume the same as before. With another secret, steps that are not
             charged yet get other noise, and the run is not the same bit for bit.
         marks: Flags in the ledger's first line, such as ``{"fixed_seed": False}``, on resume the same as before.
         keep: Number of checkpoints that are kept in addition to the first one.
@@ -64,7 +64,8 @@ class Steps:
         coordinator: Coordinator, which adds the noise, charges the ledger and updates the model.
         checkpoints: Checkpoints of the training.
         start: First remaining step.
-        shown: Number of steps that callbacks have certainly seen; those from there to `start` are shown to them, maybe again.
+        shown: Number of steps that callbacks have certainly seen. The steps from there to `start` are shown to them, maybe for
+            the second time.
         resumed: Whether the training began before.
         damaged: Paths of unreadable checkpoints that are newer than `start`. No step is charged twice because of them.
 
@@ -168,7 +169,8 @@ class Steps:
             ledger = Ledger.open(path)
         elif saved:
             raise UserError(
-                f"{path} is lost or damaged, and {saved[-1].name} exists: spending is unknown. Restore it. [resume-no-ledger]"
+                f"{path} is lost or damaged, and {saved[-1].name} exists: spending is unknown. Restore the ledger. "
+                "[resume-no-ledger]"
             )
         else:
             path.unlink(missing_ok=True)  # its header was truncated by a crash: nothing was spent yet
@@ -182,7 +184,8 @@ class Steps:
             )
         if ledger.marks != marks:
             raise UserError(
-                f"{path} began with {ledger.marks}, and the configuration says {marks}: change it back. [resume-marks]"
+                f"{path} began with {ledger.marks}, and the configuration says {marks}: change the configuration back. "
+                "[resume-marks]"
             )
         return ledger
 
@@ -209,7 +212,7 @@ class Steps:
         return commit.position.step
 
     def _last_commit(self) -> Commit | None:
-        """Returns the newest commit. A draft is left by a crash before or during charging; its uncharged steps are charged."""
+        """Returns the newest commit. If a crash left a draft, this charges the steps of the draft that are not charged yet."""
         commit = self._commits.newest()
         if commit is None or commit.position.fingerprint != self.plan.fingerprint:
             return commit
@@ -227,7 +230,7 @@ class Steps:
         return commit
 
     def _hold(self, releases: Sequence[Release], summaries: Sequence[StepSummary]) -> Callable[[], None]:
-        """Writes a draft; see `Hold`."""
+        """Writes a draft, and returns the function that names it; see `Hold`."""
         position = Position(summaries[-1].done, self.ledger.charged + len(releases), self.plan.fingerprint)
         draft = self._commits.write(self.coordinator, position, releases, summaries)
         return lambda: self._commits.name(draft)

@@ -15,7 +15,7 @@ class Transport(Protocol):
         """Returns the sum over all workers' groups of one step; ``None``: the step was discarded, and is still charged."""
 
     def set_clip_threshold(self, threshold: float) -> None:
-        """Sends all workers the norm above which the next steps count gradients; with adaptive clipping, also the clip norm."""
+        """Sends all workers the norm against which they count gradients; with adaptive clipping it is also the clip norm."""
 
 
 class InProcess:

@@ -24,7 +24,7 @@ from dpfed.privacy.randomness import Randomness
 
 
 def indices_of_rank(indices: np.ndarray, keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """Returns the indices of the records that belong to one of several ranks. The rank is a function of each record's own key.
+    """Returns the indices of the records that belong to one of several ranks. A record's rank is a function of its key.
 
     Args:
         indices: Indices to divide among the ranks, shape ``(n,)``.
@@ -125,7 +125,8 @@ class Worker:
             step: Training step; all randomness follows from it and the workers' secret.
 
         Returns:
-            The exact sum over this worker's groups. If no record was sampled, it is zero: an empty step still counts as a step.
+            The exact sum over this worker's groups. If no record was sampled, the sum is zero: an empty step still counts as a
+            step.
         """
         draw = self.draw(step)
         total = self.engine.zeros()
