@@ -72,7 +72,7 @@ def measured(folder: Path, runs: tuple[Run, ...], config: dict[str, Any]) -> lis
     names = [name for name, *_ in runs]
     processes = []
     for name, start, workers, cpus in runs:
-        other = "".join(one for one in names if one != name)
+        other = "".join(peer for peer in names if peer != name)
         given = {"folder": str(folder), "name": name, "other": other, "tree": config}
         given |= {"start": start, "workers": workers, "cpus": cpus}
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(workers), "-m"]

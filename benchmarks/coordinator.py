@@ -99,12 +99,12 @@ def measured(numbers: int, folder: Path) -> dict[str, Any]:
     folder.mkdir()
     ways = {"one by one": Way(numbers, folder / "one", False), "in groups": Way(numbers, folder / "groups", True)}
     steps = max(2, min(20, round(_WORK * 1e6 / numbers)))
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    timed: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for number in range(steps + 1):
         for name, way in ways.items():
-            found[name].append(way.step(number))
+            timed[name].append(way.step(number))
     figures: dict[str, Any] = {"numbers": numbers, "steps": steps}
-    for name, rows in found.items():  # the first one warms up
+    for name, rows in timed.items():  # the first one warms up
         figures[name] = {part: statistics.median(row[part] for row in rows[1:]) for part in rows[0]}
     one, groups = figures["one by one"], figures["in groups"]
     one["a step"] = one["waited for"] + one["beside"] + one["commit"]
@@ -120,12 +120,12 @@ def main() -> None:
     """Measures the sizes that are asked for."""
     sizes = [float(size) for size in sys.argv[1:]] or list(MILLIONS)
     with tempfile.TemporaryDirectory() as folder:
-        found = {f"{size:g} million": measured(round(size * 1e6), Path(folder) / f"{size:g}") for size in sizes}
-    for name, figures in found.items():
+        by_size = {f"{size:g} million": measured(round(size * 1e6), Path(folder) / f"{size:g}") for size in sizes}
+    for name, figures in by_size.items():
         rows = {way: {part: round(1e3 * seconds, 1) for part, seconds in figures[way].items()} for way in list(figures)[2:4]}
         ratios = {key: round(ratio, 2) for key, ratio in figures.items() if "over" in key}
         print(f"{name}: {ratios}; milliseconds {rows}", flush=True)
-    print(write_result("coordinator", {"threads": torch.get_num_threads(), "steps of a group": TOGETHER, **found}, [0]))
+    print(write_result("coordinator", {"threads": torch.get_num_threads(), "steps of a group": TOGETHER, **by_size}, [0]))
 
 
 if __name__ == "__main__":

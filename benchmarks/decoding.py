@@ -23,7 +23,7 @@ SIDE, ROUNDS = 224, 7
 def core_seconds() -> float:
     """Seconds that this process and its children have computed."""
     children = [Path(task, "children").read_text(encoding="ascii").split() for task in Path("/proc/self/task").iterdir()]
-    return time.process_time() + sum(_of_process(int(number)) for own in children for number in own)
+    return time.process_time() + sum(_of_process(int(number)) for numbers in children for number in numbers)
 
 
 def _of_process(number: int) -> float:

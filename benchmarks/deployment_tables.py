@@ -66,16 +66,16 @@ def membership() -> str:
     gone = ("encoder-vector", "encoder-set")  # measured once; dpfed has them no more
     lines = ["| attack | without privacy: TPR at 1% FPR | AUC | epsilon 8: TPR at 1% FPR | AUC |", "|---|---|---|---|---|"]
     trained = [
-        [one for one in audit["outcomes"] if one["weights"] == "trained" and one["attack"] not in gone]
+        [outcome for outcome in audit["outcomes"] if outcome["weights"] == "trained" and outcome["attack"] not in gone]
         for audit in audits.values()
     ]
     for outcomes in zip(*trained, strict=True):
         cells = []
-        for one in outcomes:
-            rate = one["points"][0]["tpr"]
-            cells += [f"{rate['value']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})", f"{one['auc']['value']:.2f}"]
+        for outcome in outcomes:
+            rate = outcome["points"][0]["tpr"]
+            cells += [f"{rate['value']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})", f"{outcome['auc']['value']:.2f}"]
         lines.append(f"| {outcomes[0]['title']} | {' | '.join(cells)} |")
-    untrained = [one["auc"]["value"] for audit in audits.values() for one in audit["outcomes"] if one["weights"] == "untrained"]
+    untrained = [row["auc"]["value"] for audit in audits.values() for row in audit["outcomes"] if row["weights"] == "untrained"]
     lines += [
         "",
         f"On the weights before training, AUCs are between {min(untrained):.2f} and {max(untrained):.2f}. "
@@ -108,8 +108,8 @@ def torture() -> str:
         f"| a local run | {sum(local['deaths'].values())} times killed at a random moment; {others} | {_lost(local)} |"
     )
     for part, words in {"cluster": "a Ray job of two workers", "federation": "a federation"}.items():
-        found = figures(f"torture-{part}")
-        lines.append(f"| {words} | {'; '.join(sorted(fault['what'] for fault in found['faults']))} | {_lost(found)} |")
+        result = figures(f"torture-{part}")
+        lines.append(f"| {words} | {'; '.join(sorted(fault['what'] for fault in result['faults']))} | {_lost(result)} |")
     return "\n".join(lines)
 
 
@@ -119,8 +119,8 @@ def stores() -> str:
     size, largest = list(result["opening"].items())[-1]
     opened = largest["opened"]
     rates = []
-    for kind, found in result["importing"].items():
-        decoded, raw = (found["records"] / found["imports"][f"{how}, 1"]["seconds"] for how in ("decoded", "not decoded"))
+    for kind, case in result["importing"].items():
+        decoded, raw = (case["records"] / case["imports"][f"{how}, 1"]["seconds"] for how in ("decoded", "not decoded"))
         rates.append(f"{kind} {decoded:,.0f} ({raw:,.0f} without decoding)")
     return (
         f"A store of {int(size):,} records of one pixel ({largest['disk_bytes'] / 1e9:.2g} GB) opens in "
@@ -146,8 +146,8 @@ def secure_sums() -> str:
     )
 
 
-def _lost(found: dict[str, Any]) -> str:
-    return f"{len(found['wrong'])} times" if found["wrong"] else "nothing"
+def _lost(result: dict[str, Any]) -> str:
+    return f"{len(result['wrong'])} times" if result["wrong"] else "nothing"
 
 
 def cluster() -> str:
@@ -189,9 +189,9 @@ def scaling() -> str:
     }
     lines = ["| efficiency of 64 workers | " + " | ".join(f"B = {batch:,}" for batch in _BATCHES) + " |"]
     lines.append("|---" * (1 + len(_BATCHES)) + "|")
-    for name, one in models.items():
+    for name, model in models.items():
         machines = Machines(
-            throughput=one["records_per_second"],
+            throughput=model["records_per_second"],
             bandwidth=25e9,
             latency=1e-6 * h100["transport"]["latency_microseconds"],
             noise=coordinator["noise_seconds_per_million"],
@@ -199,11 +199,11 @@ def scaling() -> str:
             price=0.0,
             keys=h100["worker"]["gaps_seconds_per_million_keys"],
             drawn=h100["worker"]["seconds_per_million_drawn"],
-            decoding=1 / one["decoded_per_second"],
-            views=1 / one["views_per_second"],
+            decoding=1 / model["decoded_per_second"],
+            views=1 / model["views_per_second"],
         )
         plans = (PrivacyPlan.of(50_000_000, batch, 16, 1.0, 1200, 1.0, 1e-9) for batch in _BATCHES)
-        shares = (estimate(plan, machines, one["parameters"], 64).efficiency for plan in plans)
+        shares = (estimate(plan, machines, model["parameters"], 64).efficiency for plan in plans)
         lines.append(f"| {name} | " + " | ".join(f"{share:.0%}" for share in shares) + " |")
     even = _BATCHES[0] / 64 / largest_shard(_BATCHES[0] / 64, 64)
     ideal = f"even a coordinator that took no time would give {even:.0%}: all workers wait for the one with most records."
@@ -216,11 +216,11 @@ def memory() -> str:
     result = figures("memory")
     if any("peaks_mb" not in run for run in result["runs"]):
         raise SystemExit("a run did not end within its limit: benchmarks/results/memory.json")
-    found = []
+    peaks = []
     for run in result["runs"]:
         phase, peak = max(run["peaks_mb"].items(), key=lambda item: item[1])
-        found.append(f"{run['model']}: {peak:,} MB ({phase.partition(',')[0]})")
+        peaks.append(f"{run['model']}: {peak:,} MB ({phase.partition(',')[0]})")
     return (
         f"Whole runs on a CPU, with groups of 4, in a control group of {result['limit_mb']:,} MB. The highest peak of any "
-        f"phase: {'; '.join(found)}. Evaluation takes as many images at a time as the limit allows."
+        f"phase: {'; '.join(peaks)}. Evaluation takes as many images at a time as the limit allows."
     )

@@ -178,11 +178,11 @@ def main() -> None:
     changed = []
     with tempfile.TemporaryDirectory() as folder:
         for name in wanted:
-            found = digests(name, Path(folder))
-            known = before.setdefault(name, found)
-            parts = [part for part in found if found[part] != known[part]]
+            now = digests(name, Path(folder))
+            known = before.setdefault(name, now)
+            parts = [part for part in now if now[part] != known[part]]
             changed += [name] * bool(parts)
-            news = "changed: " + ", ".join(parts) if parts else "noted" if known is found else "the same"
+            news = "changed: " + ", ".join(parts) if parts else "noted" if known is now else "the same"
             print(f"{name}: {news}", flush=True)
     path.write_text(json.dumps(before, indent=2) + "\n", encoding="utf-8")
     if changed:

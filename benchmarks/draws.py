@@ -40,8 +40,8 @@ def by_gaps(keys: np.ndarray) -> dict[str, float]:
     draws = GeometricSkips(rate, length, Randomness.from_seed(0), keys)
     block = seconds(lambda: draws(0))
     step = seconds(lambda: [draws(step) for step in range(1, 1 + SLICES)]) / SLICES
-    found = {"keys": len(keys), "block_steps": length, "block_seconds": block, "step_seconds": block / length + step}
-    return found | {"megabytes": (_peak() - before) / 1e6}
+    result = {"keys": len(keys), "block_steps": length, "block_seconds": block, "step_seconds": block / length + step}
+    return result | {"megabytes": (_peak() - before) / 1e6}
 
 
 def draws() -> dict[str, float]:

@@ -201,7 +201,7 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
             figures["noise"] = round(((noisy - clean).square().mean() / plan.noise_std**2).item(), 4)
             figures["tolerance"] = round(5 * figures["noise"] * math.sqrt(2 / len(noisy)), 4)
             parameters = parameters - RATE * (noisy / plan.groups)
-        figures["charged"] = [own.release_of(step) is not None for own in (ledger, *ledgers)]
+        figures["charged"] = [book.release_of(step) is not None for book in (ledger, *ledgers)]
         steps.append(figures)
     return steps
 

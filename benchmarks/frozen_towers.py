@@ -112,7 +112,7 @@ def bench(store: RecordStore, size: int, files: dict[str, str], work: Path, laye
     rows = store.split("train")
     rows = rows[np.argsort(store.keys[rows])]
     started, cache = time.perf_counter(), FeatureCache(work / "features")
-    train, test = (cache.features(parts.model, parts.views, store, own) for own in (rows, store.split("test")))
+    train, test = (cache.features(parts.model, parts.views, store, indices) for indices in (rows, store.split("test")))
     print(f"{store.name}: {len(rows):,} + {len(test):,} records, features in {time.perf_counter() - started:.0f} s", flush=True)
     device = torch.device("cpu")
     basis = public_basis(parts.config, parts.model, parts.views, store, device, Silent())
@@ -136,12 +136,12 @@ def figure_between(bench: Bench, image: Tensor, text: Tensor) -> float:
     """
     captions = bench.store.captions(bench.test.rows)
     names, right_image, right_text = right_pairs(captions)
-    first = [next(i for i, own in enumerate(captions) if name in own) for name in names]
+    first = [next(i for i, texts in enumerate(captions) if name in texts) for name in names]
     z, w = F.normalize(image, dim=1), F.normalize(text[first], dim=1)
     if "class" in bench.store.labels:
         return float((right_text == (z @ w.T).argmax(1)[right_image]).float().mean())
-    found = retrieval_metrics(z, w, right_image, right_text)
-    return (found["image_to_text_R@10"] + found["text_to_image_R@10"]) / 2
+    metrics = retrieval_metrics(z, w, right_image, right_text)
+    return (metrics["image_to_text_R@10"] + metrics["text_to_image_R@10"]) / 2
 
 
 def run_steps(
@@ -160,8 +160,8 @@ def run_steps(
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan)
         engine = engine_for(model, plan, randomness.for_ranks(), 0, config=config)
         keys = store.keys[rows]
-        own, microbatch = randomness.for_ranks(), config.bounding.microbatch
-        worker = Worker(plan, model, engine, views, rows, keys, own, microbatch, public_negatives=public_negatives)
+        secret, microbatch = randomness.for_ranks(), config.bounding.microbatch
+        worker = Worker(plan, model, engine, views, rows, keys, secret, microbatch, public_negatives=public_negatives)
         train(InProcess([worker]), Coordinator(plan, model, config.optimizer, randomness, ledger), range(plan.steps))
 
 

@@ -90,8 +90,8 @@ def main() -> None:
     of_plain(), of_ours(0)  # both start their processes
     figures = []
     for number in range(1, rounds + 1):
-        one, other = of_plain(), of_ours(number)
-        figures.append({"loader": round(one, 1), "dpfed": round(other, 1), "ratio": round(other / one, 3)})
+        plainly, ours = of_plain(), of_ours(number)
+        figures.append({"loader": round(plainly, 1), "dpfed": round(ours, 1), "ratio": round(ours / plainly, 3)})
         print(figures[-1], flush=True)
     ratio = statistics.median(figure["ratio"] for figure in figures)
     print(write_result("item_loading", {"median_ratio": ratio, "records_per_second": figures, "workers": WORKERS}, [0]))

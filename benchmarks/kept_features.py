@@ -45,13 +45,13 @@ def main(place: str, work: str, cifar10: str, records: str = "3000") -> None:
 
     seconds("before", 8.0, keep=False)
     forget(store.path)
-    found: dict[str, list[float]] = {"kept": [], "not kept": []}
+    series: dict[str, list[float]] = {"kept": [], "not kept": []}
     for epsilon in EPSILONS:
-        for name, times in found.items():
+        for name, times in series.items():
             times.append(round(seconds(f"{name}-{epsilon:g}", epsilon, name == "kept"), 1))
             print(name, epsilon, times[-1], flush=True)
-    saved = 1 - sum(found["kept"]) / sum(found["not kept"])
-    write_result("kept-features", {"records": int(records), "seconds": found, "saved": round(saved, 3)}, [0])
+    saved = 1 - sum(series["kept"]) / sum(series["not kept"])
+    write_result("kept-features", {"records": int(records), "seconds": series, "saved": round(saved, 3)}, [0])
 
 
 if __name__ == "__main__":

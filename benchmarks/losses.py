@@ -58,7 +58,7 @@ class Cifar(Sequence[tuple[Tensor, int]]):
     def __init__(self, file: Path, count: int) -> None:
         table = pq.read_table(file).slice(0, count)
         image, label = (table.column(name).to_pylist() for name in table.column_names[:2])
-        decoded = [np.array(Image.open(io.BytesIO(one["bytes"])).convert("RGB")) for one in image]
+        decoded = [np.array(Image.open(io.BytesIO(picture["bytes"])).convert("RGB")) for picture in image]
         self._images, self._labels = torch.from_numpy(np.stack(decoded)).permute(0, 3, 1, 2).contiguous(), label
 
     def __len__(self) -> int:
@@ -73,15 +73,15 @@ def view(image: Tensor) -> Tensor:
     area, top, left, flip, colour, light, grey = torch.rand(7).tolist()
     side = round(SIZE * math.sqrt(0.2 + 0.8 * area))
     top, left = round(top * (SIZE - side)), round(left * (SIZE - side))
-    found = image[:, top : top + side, left : left + side].float() / 255
-    found = interpolate(found[None], (SIZE, SIZE), mode="bilinear")[0]
+    crop = image[:, top : top + side, left : left + side].float() / 255
+    crop = interpolate(crop[None], (SIZE, SIZE), mode="bilinear")[0]
     if flip < 0.5:
-        found = found.flip(2)
+        crop = crop.flip(2)
     if colour < 0.8:
-        found = found * (0.6 + 0.8 * torch.rand(3, 1, 1)) + 0.4 * (light - 0.5)
+        crop = crop * (0.6 + 0.8 * torch.rand(3, 1, 1)) + 0.4 * (light - 0.5)
     if grey < 0.2:
-        found = found.mean(0, keepdim=True).expand(3, -1, -1)
-    return found.clamp(0, 1).contiguous()
+        crop = crop.mean(0, keepdim=True).expand(3, -1, -1)
+    return crop.clamp(0, 1).contiguous()
 
 
 def encoder() -> nn.Sequential:
@@ -114,14 +114,14 @@ def trained(records: dpfed.Records, loss: str, seed: int, folder: Path) -> dict[
     began, used = time.perf_counter(), time.process_time()
     run = trainer.fit(folder)
     results = json.loads(run.results.read_text(encoding="utf-8"))
-    found: dict[str, dict[str, float]] = {"before": {}, "after": {}}
-    for one in results["evaluations"]:
-        found["before" if one["model"] == "untrained" else "after"][one["name"]] = one["value"]
+    values: dict[str, dict[str, float]] = {"before": {}, "after": {}}
+    for item in results["evaluations"]:
+        values["before" if item["model"] == "untrained" else "after"][item["name"]] = item["value"]
     privacy = results["privacy"]
     return {
         "loss": loss,
         "seed": seed,
-        **found,
+        **values,
         "epsilon": privacy["epsilon"],
         "noise_multiplier": privacy["noise_multiplier"],
         "parameters": privacy["trained_parameters"],
@@ -137,7 +137,7 @@ def main(folder: str, *seeds: str) -> None:
     records = dpfed.Records(train, test=test, name="CIFAR-10", public=True, workers=0)
     rows: list[dict[str, Any]] = figures(NAME)["runs"] if (RESULTS / f"{NAME}.json").exists() else []
     settings = {**PRIVACY, "records": RECORDS, "held_out": HELD_OUT, "size": SIZE, "learning_rate": RATE}
-    for seed in [int(one) for one in seeds] or SEEDS:
+    for seed in [int(text) for text in seeds] or SEEDS:
         for loss in LOSSES:
             if any((row["loss"], row["seed"]) == (loss, seed) for row in rows):
                 continue

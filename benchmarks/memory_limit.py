@@ -133,8 +133,8 @@ def main(*names: str) -> None:
             done = subprocess.run(command, preexec_fn=enter, capture_output=True, text=True)  # noqa: PLW1509
         print(name, done.returncode, done.stdout[-2000:], done.stderr[-2000:], flush=True)
         rows = [row for row in rows if row["model"] != name]
-        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"ended": done.returncode}
-        rows.append({"model": name, "limit": kind, **found})
+        result = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"ended": done.returncode}
+        rows.append({"model": name, "limit": kind, **result})
         write_result(NAME, {"limit_mb": LIMIT // 10**6, "records": RECORDS, "held_out": HELD_OUT, "runs": rows}, seeds=[])
 
 

@@ -38,21 +38,21 @@ _MAKERS = {"symbols": symbols, "tiles": tiles, "icons": icons}
 Bases = Mapping[Side, Basis]
 
 
-def features_of(own: Bench, split: str) -> dict[Side, Tensor]:
+def features_of(pictures: Bench, split: str) -> dict[Side, Tensor]:
     """Features of a set's records, ``train`` or ``test``, by tower: of texts, the mean of a record's captions."""
-    shards = list((own.train if split == "train" else own.test).shards())
+    shards = list((pictures.train if split == "train" else pictures.test).shards())
     texts = torch.cat([shard.text_means for shard in shards if shard.text_means is not None])
     return {"image": torch.cat([shard.image[:, 0] for shard in shards]).double(), "text": texts.double()}
 
 
 def near(others: list[Bench]) -> Bases:
     """The basis of other sets, of all their records."""
-    found = [features_of(other, split) for other in others for split in ("train", "test")]
-    return {side: principal_basis(torch.cat([one[side] for one in found]), BASIS_ROWS) for side in ("image", "text")}
+    features = [features_of(other, split) for other in others for split in ("train", "test")]
+    return {side: principal_basis(torch.cat([part[side] for part in features]), BASIS_ROWS) for side in ("image", "text")}
 
 
 def drawn(
-    own: Bench, features: dict[Side, Tensor], bases: Bases | None, count: int, epsilon: float | None, seed: int
+    pictures: Bench, features: dict[Side, Tensor], bases: Bases | None, count: int, epsilon: float | None, seed: int
 ) -> dict[str, Any]:
     """The figure of one run, and its dimensions.
 
@@ -64,7 +64,7 @@ def drawn(
         epsilon: of the run; ``None``: hardly any noise.
         seed: of the noise.
     """
-    config = own.parts.config
+    config = pictures.parts.config
     config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": epsilon})})
     sigma = plan_of(count, config).noise.multiplier if epsilon else HARDLY_ANY
     widths = tuple(side.shape[1] if bases is None else len(bases[name].rows) for name, side in features.items())
@@ -77,7 +77,7 @@ def drawn(
         lambda given, side=side, centre=centre, matrix=matrix: (in_basis(made[side], given.double()) - centre) @ matrix
         for side, centre, matrix in zip(made, apart, matrices, strict=True)
     ]
-    return {"dimensions": k, "figure": round(figure_of(own, embed[0], embed[1]), 4)}
+    return {"dimensions": k, "figure": round(figure_of(pictures, embed[0], embed[1]), 4)}
 
 
 def released(layout: MomentLayout, noise: MomentNoise, units: list[Tensor], seed: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -112,28 +112,28 @@ def main(place: str, work: str, *given: str) -> None:
     files, folder = towers(Path(place)), Path(work)
     benches: dict[str, Bench] = {}
     last: dict[str, Bench] = {}
-    for name, path in (one.split("=", 1) for one in given):
+    for name, path in (source.split("=", 1) for source in given):
         is_cifar = name == "cifar10"
         store = cifar_store(Path(path), folder / name) if is_cifar else named_store(_MAKERS[name](Path(path)), folder / name)
-        for layers, found in (("several", benches), ("last", last)):
-            found[name] = bench(store, 64 if is_cifar else 128, files, folder, layers)
+        for layers, into in (("several", benches), ("last", last)):
+            into[name] = bench(store, 64 if is_cifar else 128, files, folder, layers)
     sets: dict[str, Any] = {}
-    for name, own in benches.items():
+    for name, data in benches.items():
         others = [other for label, other in benches.items() if label not in (name, "cifar10")]
         kinds: dict[str, tuple[Bench, Bases | None]] = {"random": (last[name], None)}
-        for kind, one in (("generated, last layer", last[name]), ("generated", own)):
-            assert one.basis is not None
-            kinds[kind] = one, one.basis.bases
+        for kind, source in (("generated, last layer", last[name]), ("generated", data)):
+            assert source.basis is not None
+            kinds[kind] = source, source.basis.bases
         if name != "cifar10" and others:
-            kinds["near"] = own, near(others)
+            kinds["near"] = data, near(others)
         measure = "accuracy" if name == "cifar10" else "R@10"
-        facts = {"records": len(own.train), "held out": len(own.test), "measure": measure, "public": round(chance(own), 4)}
-        sets[name] = {**facts, "basis": own.basis.fingerprint if own.basis else None, "rows": []}
-        features = {kind: features_of(one, "train") for kind, (one, _) in kinds.items()}
-        for count in own.counts():
+        facts = {"records": len(data.train), "held out": len(data.test), "measure": measure, "public": round(chance(data), 4)}
+        sets[name] = {**facts, "basis": data.basis.fingerprint if data.basis else None, "rows": []}
+        features = {kind: features_of(source, "train") for kind, (source, _) in kinds.items()}
+        for count in data.counts():
             for epsilon in EPSILONS:
-                for kind, (one, basis) in kinds.items():
-                    runs = [drawn(one, features[kind], basis, count, epsilon, seed) for seed in SEEDS]
+                for kind, (source, basis) in kinds.items():
+                    runs = [drawn(source, features[kind], basis, count, epsilon, seed) for seed in SEEDS]
                     row = {"basis": kind, "records": count, "epsilon": epsilon, "dimensions": runs[0]["dimensions"]}
                     sets[name]["rows"].append({**row, "figures": [run["figure"] for run in runs]})
                     mean = 100 * sum(run["figure"] for run in runs) / len(runs)

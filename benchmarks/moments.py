@@ -40,7 +40,7 @@ Row = dict[str, Any]
 _SIZES = {"cifar10": 64}  # pixels; others 128
 
 
-def measured(own: Bench, public: Bench | None, done: list[Row]) -> Iterator[Row]:
+def measured(pictures: Bench, public: Bench | None, done: list[Row]) -> Iterator[Row]:
     """All figures of a set that are not there yet, seeds that a row lacks among them; what tables say comes first.
 
     Args:
@@ -48,7 +48,7 @@ def measured(own: Bench, public: Bench | None, done: list[Row]) -> Iterator[Row]
         public: another one, for public contrast; ``None``: that is left out.
         done: rows that are there.
     """
-    counts, there = own.counts(), {_key(row) for row in done}
+    counts, there = pictures.counts(), {_key(row) for row in done}
     both, shown = (600, counts[-1]), [count for count in counts if count in (600, 3000, counts[-1])]
     rows: list[Row] = []
     for count in counts:
@@ -59,17 +59,17 @@ def measured(own: Bench, public: Bench | None, done: list[Row]) -> Iterator[Row]
     for row in done:
         if row["epsilon"] and len(row["figures"]) < len(SEEDS) and not (row["method"] == "public contrast" and public is None):
             more = public if row["method"] == "public contrast" else None
-            row["figures"] += [heads(own, row, seed, more) for seed in SEEDS[len(row["figures"]) :]]
+            row["figures"] += [heads(pictures, row, seed, more) for seed in SEEDS[len(row["figures"]) :]]
             yield row
     for row in (row for row in rows if _key(row) not in there):
         seeds = SEEDS if row["epsilon"] else SEEDS[:1]
         if row["method"] in ("moments", "no privacy"):
-            found = (moments(own, row["records"], row["epsilon"], seed) for seed in seeds)
-            yield {**row, "figures": [figure_of(own, made.head("image"), made.head("text")) for made in found]}
+            fitted = (moments(pictures, row["records"], row["epsilon"], seed) for seed in seeds)
+            yield {**row, "figures": [figure_of(pictures, made.head("image"), made.head("text")) for made in fitted]}
         elif row["method"] != "public contrast":
-            yield best(own, row, seeds)
+            yield best(pictures, row, seeds)
         elif public is not None:
-            yield best(own, row, seeds, public)
+            yield best(pictures, row, seeds, public)
 
 
 def _key(row: Row) -> tuple[str, int, float | None]:
@@ -85,7 +85,7 @@ def chance(bench: Bench) -> float:
 def drawn(sets: dict[str, Any]) -> bytes:
     """Utility over epsilon, and over N at epsilon 8, of each set that `benchmarks.moment_basis` cut alike."""
     public = figures("moment-basis")["sets"]
-    sets = {name: found for name, found in sets.items() if found["records"] == public[name]["records"]}
+    sets = {name: result for name, result in sets.items() if result["records"] == public[name]["records"]}
     canvas = Figure(figsize=(3.4 * len(sets), 5.2), layout="constrained")
     axes = canvas.subplots(2, len(sets), squeeze=False)
     named = {"no privacy": "hardly any noise"}  # as the tables say
@@ -97,38 +97,38 @@ def drawn(sets: dict[str, Any]) -> bytes:
         own_rows = [row for row in public[name]["rows"] if row["basis"] == "generated"]
         rows = [{**row, "method": "public basis" if row["epsilon"] else "no privacy"} for row in own_rows]
         others = [row for row in measured_rows["rows"] if row["method"] != "no privacy"]  # of the last layer
-        found = {**measured_rows, "rows": others + rows}
+        result = {**measured_rows, "rows": others + rows}
         for line, key in enumerate(("epsilon", "records")):
             plot = axes[line][column]
             quiet(plot)
             for method, colour in styles.items():
-                own = [row for row in found["rows"] if row["method"] == method]
-                own = [row for row in own if (row["records"] == most if key == "epsilon" else row["epsilon"] in (8.0, None))]
+                dots = [row for row in result["rows"] if row["method"] == method]
+                dots = [row for row in dots if (row["records"] == most if key == "epsilon" else row["epsilon"] in (8.0, None))]
                 if method != "no privacy":
-                    own = [row for row in own if row["epsilon"]]
-                own = sorted(own, key=lambda row: row[key])
+                    dots = [row for row in dots if row["epsilon"]]
+                dots = sorted(dots, key=lambda row: row[key])
                 if key == "epsilon" and method == "no privacy":
-                    plot.axhline(100 * np.mean(own[0]["figures"]), color=colour, linestyle="--", label=named[method])
+                    plot.axhline(100 * np.mean(dots[0]["figures"]), color=colour, linestyle="--", label=named[method])
                     continue
-                x, y = [row[key] for row in own], [100 * np.mean(row["figures"]) for row in own]
+                x, y = [row[key] for row in dots], [100 * np.mean(row["figures"]) for row in dots]
                 plot.errorbar(
                     x,
                     y,
-                    [100 * np.std(row["figures"]) for row in own],
+                    [100 * np.std(row["figures"]) for row in dots],
                     color=colour,
                     marker=".",
                     label=named.get(method, method),
                 )
-            plot.axhline(100 * found["public"], color=MUTED, linestyle=":", label="public towers alone")
+            plot.axhline(100 * result["public"], color=MUTED, linestyle=":", label="public towers alone")
             plot.set_xscale("log")
-            ticks = EPSILONS[:-1] if key == "epsilon" else sorted({row["records"] for row in found["rows"]})
+            ticks = EPSILONS[:-1] if key == "epsilon" else sorted({row["records"] for row in result["rows"]})
             # Others' labels would overlap.
             ticks = [tick for last, tick in zip([0, *ticks], ticks, strict=False) if tick > 1.9 * last or tick == ticks[-1]]
             plot.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
             plot.xaxis.set_minor_locator(NullLocator())
             plot.set_ylim(0, 100)
             plot.set_xlabel(f"epsilon ({most:,} records)" if key == "epsilon" else "records (epsilon 8)", fontsize=9)
-        axes[0][column].set_title(f"{name}: {found['measure']}, %", fontsize=10)
+        axes[0][column].set_title(f"{name}: {result['measure']}, %", fontsize=10)
     axes[0][0].legend(fontsize=8, frameon=False)
     out = io.BytesIO()
     canvas.savefig(out, format="png", dpi=200, metadata={"Software": None})
@@ -140,7 +140,7 @@ def main(place: str, work: str, *given: str) -> None:
     files, folder = towers(Path(place)), Path(work)
     folder.mkdir(parents=True, exist_ok=True)
     sets: dict[str, Any] = figures("moments")["sets"] if (RESULTS / "moments.json").exists() else {}
-    for name, path in (one.split("=", 1) for one in given):
+    for name, path in (text.split("=", 1) for text in given):
         if name == "cifar10":
             store = cifar_store(Path(path), folder / name)
         else:

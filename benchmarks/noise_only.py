@@ -80,12 +80,12 @@ def changes(parts: Parts, seed: int, ledger: Path) -> list[tuple[str, tuple[floa
     coordinator = parts.learner.coordinator(randomness, Ledger.create(ledger, parts.plan))
     train(InProcess([parts.learner.worker(randomness)]), coordinator, range(parts.plan.steps))
     after, drawn = parts.evaluator(parts.model, "trained", parts.plan.steps), noise_alone(parts, start)
-    found = []
-    for one in after:
-        narrow, wide = one.compared(before).change, one.compared(before, drawn).change
+    intervals = []
+    for figure in after:
+        narrow, wide = figure.compared(before).change, figure.compared(before, drawn).change
         if narrow is not None and wide is not None:
-            found.append((one.name, narrow, wide))
-    return found
+            intervals.append((figure.name, narrow, wide))
+    return intervals
 
 
 def measured(kind: str, runs: int = RUNS) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def measured(kind: str, runs: int = RUNS) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         parts = parts_of(kind, Path(folder))
         for seed in range(runs):
-            one = dataclasses.replace(parts, learner=parts.learner.replace(model=copy.deepcopy(parts.model)))
-            rows.append(changes(one, seed, Path(folder) / f"{seed}.jsonl"))
+            fresh = dataclasses.replace(parts, learner=parts.learner.replace(model=copy.deepcopy(parts.model)))
+            rows.append(changes(fresh, seed, Path(folder) / f"{seed}.jsonl"))
     outside = [any(not within(wide) for *_, wide in row) for row in rows]
     narrow = [any(not within(change) for _, change, _ in row) for row in rows]
     return {
@@ -108,11 +108,11 @@ def measured(kind: str, runs: int = RUNS) -> dict[str, Any]:
 
 def main() -> None:
     """Measures each kind, and writes the result file after each."""
-    found: dict[str, Any] = {}
+    kinds: dict[str, Any] = {}
     for kind in KINDS:
-        found[kind] = measured(kind)
-        print(kind, found[kind], flush=True)
-        write_result("noise_only", {"noise_multiplier": NOISE, "kinds": found}, seeds=list(range(RUNS)))
+        kinds[kind] = measured(kind)
+        print(kind, kinds[kind], flush=True)
+        write_result("noise_only", {"noise_multiplier": NOISE, "kinds": kinds}, seeds=list(range(RUNS)))
 
 
 if __name__ == "__main__":

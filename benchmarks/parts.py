@@ -65,7 +65,7 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
     seconds, parameters = timers.seconds, TrainableVector(parts.model).numel
     # On a GPU, and for images that are stored as files, images are read in a thread beside the gradients.
     ahead = parts.store.size is None or parts.learner.device.type != "cpu"
-    one = {
+    row = {
         "records_per_second": drawn / seconds["gradients"],
         "views_per_second": drawn / (seconds["views"] - (0.0 if ahead else seconds["images"])),
         "decoded_per_second": drawn / seconds["images"],
@@ -73,7 +73,7 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
         "parameters": parameters,
         "engine": engine,
     }
-    return {"gradients": {config.name: one}, "coordinator": _coordinator(parts, randomness), "worker": draws()}
+    return {"gradients": {config.name: row}, "coordinator": _coordinator(parts, randomness), "worker": draws()}
 
 
 def _coordinator(parts: Parts, randomness: Randomness) -> dict[str, float]:
@@ -102,13 +102,13 @@ class _Timers:
         self._patches = [patch.object(*where, self._timed(part, getattr(*where))) for part, where in places.items()]
 
     def __enter__(self) -> _Timers:
-        for one in self._patches:
-            one.start()
+        for patcher in self._patches:
+            patcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in self._patches:
-            one.stop()
+        for patcher in self._patches:
+            patcher.stop()
 
     def _timed(self, part: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)

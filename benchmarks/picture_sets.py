@@ -45,14 +45,14 @@ def icons(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield _name(path.stem), path
 
 
-def named_store(found: Iterator[tuple[str, Path]], place: Path) -> RecordStore:
+def named_store(named: Iterator[tuple[str, Path]], place: Path) -> RecordStore:
     """A store of pictures with one name each; of equal names, or equal pictures, the first."""
 
     def write(target: Path) -> None:
         names: set[str] = set()
         pictures: set[str] = set()
         with StoreWriter(target, name=place.name, kind="image-text", public=True) as writer:
-            for name, path in found:
+            for name, path in named:
                 with Image.open(_readable(path)) as image:
                     shown = Image.new("RGB", image.size, "white")
                     shown.paste(image.convert("RGBA"), mask=image.convert("RGBA").getchannel("A"))

@@ -57,8 +57,8 @@ def _interval(item: dict[str, Any]) -> Interval:
 
 def _queries(name: str, protocol: str) -> int:
     """How many queries a figure counts, from the sentence that says how it was measured."""
-    if found := re.search(r"(\d+) images against (\d+) captions", protocol):
-        return int(found[1] if name.startswith("image_to_text") else found[2])
+    if match := re.search(r"(\d+) images against (\d+) captions", protocol):
+        return int(match[1] if name.startswith("image_to_text") else match[2])
     return int(re.search(r"(\d+) held-out records", protocol)[1])
 
 
@@ -98,7 +98,7 @@ def results() -> str:
 
 def adapted_by_the_better_method() -> list[tuple[float, str, float, float, float]]:
     """Of each epsilon with three runs: method, mean R@10 of the public models, mean and standard deviation after adaptation."""
-    found = []
+    rows = []
     for epsilon in (1.0, 8.0):
         sides = []
         for method, words in (("public", "public contrast"), ("group", "DP-GCL")):
@@ -107,8 +107,8 @@ def adapted_by_the_better_method() -> list[tuple[float, str, float, float, float
                 after = [100 * run["after"]["image_to_text_R@10"] for run in runs]
                 before = statistics.mean(100 * run["before"]["image_to_text_R@10"] for run in runs)
                 sides.append((epsilon, words, before, statistics.mean(after), statistics.stdev(after)))
-        found += sorted(sides, key=lambda side: -side[3])[:1]
-    return found
+        rows += sorted(sides, key=lambda side: -side[3])[:1]
+    return rows
 
 
 def steps() -> str:
@@ -165,7 +165,7 @@ def gpu() -> str:
 def _steps(figures: dict) -> Iterator[tuple[str, dict, dict]]:
     for model, ways in figures.items():
         if "private" in ways:
-            yield model, ways["private"], min((ways[way] for way in ways if way != "private"), key=lambda one: one["ms"])
+            yield model, ways["private"], min((ways[way] for way in ways if way != "private"), key=lambda row: row["ms"])
 
 
 def institutions() -> str:
@@ -173,8 +173,8 @@ def institutions() -> str:
     lines = ["| the same plan | R@10, image to text | R@10, text to image | epsilon |", "|---|---|---|---|"]
     for name, run in figures("institutions").items():
         metrics = [f"{direction}_R@10" for direction in ("image_to_text", "text_to_image")]
-        found = (with_error(run[metric], run.get("intervals", {}).get(metric)) for metric in metrics)
-        lines.append(f"| {name} | {' | '.join(found)} | {round_up(run['epsilon'])} |")
+        cells = (with_error(run[metric], run.get("intervals", {}).get(metric)) for metric in metrics)
+        lines.append(f"| {name} | {' | '.join(cells)} | {round_up(run['epsilon'])} |")
     return "\n".join([*lines, "", ERROR_BARS])
 
 
@@ -189,10 +189,10 @@ def methods() -> str:
     for run in result["methods"].values():
         best = run["R@10"][run["best"]]
         bars = run.get("intervals", {}).get(run["best"], {})
-        found = (with_error(best[f"{way}_R@10"], bars.get(f"{way}_R@10")) for way in ("image_to_text", "text_to_image"))
+        cells = (with_error(best[f"{way}_R@10"], bars.get(f"{way}_R@10")) for way in ("image_to_text", "text_to_image"))
         sensitivity = "" if run["sensitivity"] is None else f"{run['sensitivity']:,.0f}"
         noise = "" if run["noise"] is None else f"{run['noise']:.2g}"
-        lines.append(f"| {run['title']} | {' / '.join(found)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
+        lines.append(f"| {run['title']} | {' / '.join(cells)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
     lines += [
         "",
         "Batch clipping has the better of two learning rates. Each time is relative to `group` in the same command. "

@@ -224,7 +224,7 @@ def median_seconds(
     return statistics.median(times[1:])
 
 
-def assumed(figures: dict, one: dict) -> str:
+def assumed(figures: dict, model: dict) -> str:
     """The figures of a model as options of `dpfed cluster cost`.
 
     Args:
@@ -233,10 +233,10 @@ def assumed(figures: dict, one: dict) -> str:
     """
     coordinator, worker = figures["coordinator"], figures["worker"]
     known = {
-        "throughput": one["records_per_second"],
-        "decoding": 1 / one["decoded_per_second"],
-        "views": 1 / one["views_per_second"],
-        "ahead": float(one.get("reads_ahead", True)),
+        "throughput": model["records_per_second"],
+        "decoding": 1 / model["decoded_per_second"],
+        "views": 1 / model["views_per_second"],
+        "ahead": float(model.get("reads_ahead", True)),
         "noise": coordinator["noise_seconds_per_million"],
         "bookkeeping": coordinator["bookkeeping_seconds_per_million"],
         "each_step": coordinator.get("seconds_per_step", 0.0),
@@ -263,8 +263,8 @@ def main() -> None:
         print(f"{name.replace('_', ' '):>32}  {value:.4f}")
     for size, seconds in figures["transport"]["reduce_and_broadcast_seconds"].items():
         print(f"{int(size):>14,} floats  {seconds * 1e3:8.2f} ms for reduce and broadcast")
-    for name, one in figures["gradients"].items():
-        print(f"{name}: {assumed(figures, one)}")
+    for name, model in figures["gradients"].items():
+        print(f"{name}: {assumed(figures, model)}")
     print(write_result("throughput", figures, seeds=[0]))
 
 

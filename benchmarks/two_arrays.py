@@ -47,11 +47,11 @@ def found(widths: tuple[int, int], draws: int) -> dict[str, Any]:
     kept: dict[str, list[float]] = {}
     for seed in range(draws):
         x, y = two_views(TRAINED + HELD_OUT, widths, seed)
-        own, held = (x[:TRAINED], y[:TRAINED]), (x[TRAINED:], y[TRAINED:])
-        exact = CCA(SHARED, max_iter=5000).fit(*own).transform(*held)
+        used, held = (x[:TRAINED], y[:TRAINED]), (x[TRAINED:], y[TRAINED:])
+        exact = CCA(SHARED, max_iter=5000).fit(*used).transform(*held)
         kept.setdefault("exact", []).append(recall(*[np.ascontiguousarray(side, np.float32) for side in exact]))
         for epsilon in EPSILONS:
-            cca = dpfed.PrivateCCA(epsilon=epsilon).fit(*own)
+            cca = dpfed.PrivateCCA(epsilon=epsilon).fit(*used)
             kept.setdefault(f"{epsilon}", []).append(cca.with_components(SHARED).score(*held))
             kept.setdefault(f"{epsilon} all", []).append(cca.score(*held))
     return {name: round(statistics.mean(values), 4) for name, values in kept.items()}
@@ -121,9 +121,9 @@ def table() -> str:
         cells = " | ".join(f"{100 * row['recall'][name]:.0f}" for name in names)
         lines.append(f"| {row['widths'][0]}, {row['widths'][1]} | {cells} |")
     paces = (
-        f"{one['rows']:,} rows of {one['columns'][0]} and {one['columns'][1]} float16 columns take {one['seconds']:.0f} s on "
-        f"one busy core, and {one['added_memory_gib']} GiB of memory beside the mapped files."
-        for one in given["pace"]
+        f"{run['rows']:,} rows of {run['columns'][0]} and {run['columns'][1]} float16 columns take {run['seconds']:.0f} s on "
+        f"one busy core, and {run['added_memory_gib']} GiB of memory beside the mapped files."
+        for run in given["pace"]
     )
     said = (
         f"R@10 of {HELD_OUT:,} held-out rows, percent. {TRAINED:,} rows were fitted, which share {SHARED} directions. Means of "
@@ -139,8 +139,8 @@ def table_of_basis() -> str:
     heads = "| columns of X, Y | random basis, epsilon 1 | 3 | 8 | public basis, epsilon 1 | 3 | 8 |"
     lines = [heads, "|---" * heads.count("|", 1) + "|"]
     for row in given["few"]:
-        found = [row["recall"][f"{epsilon} {name}"] for name in ("random", "public") for epsilon in EPSILONS]
-        cells = " | ".join(f"{100 * statistics.mean(own):.0f} ± {100 * statistics.stdev(own):.0f}" for own in found)
+        recalls = [row["recall"][f"{epsilon} {name}"] for name in ("random", "public") for epsilon in EPSILONS]
+        cells = " | ".join(f"{100 * statistics.mean(draws):.0f} ± {100 * statistics.stdev(draws):.0f}" for draws in recalls)
         lines.append(f"| {row['widths'][0]}, {row['widths'][1]} | {cells} |")
     said = (
         f"R@10 of {HELD_OUT:,} held-out rows, percent, after a fit to {FEW} rows. The public basis is made of {PUBLIC:,} "
