@@ -1,12 +1,12 @@
-"""What the coordinator takes of a step: noise, digests, books and optimizer; steps charged one by one, and in groups.
+"""Measures the coordinator's part of a step: noise, digests, ledger and optimizer; steps charged one by one, and in groups.
 
     python -m benchmarks.coordinator [MILLIONS ...]          prints, and writes benchmarks/results/coordinator.json
 
 Both ways take their steps in turn within one run, on the same sums and the same disk. One by one: each noisy sum is kept on
-disk and charged before the next one is used. In groups: a commit writes the encrypted state and charges all steps since the
-last one. `TOGETHER` steps share a commit here: ten seconds' worth where a step takes half a second. Absolute seconds mean
-something for the machine that is named in the file, and for no other; ratios are of medians. Seconds of all cores are
-what a step takes from the gradients beside it; waiting for a disk is not among them.
+disk and charged before the next sum is used. In groups: a commit writes the encrypted state and charges all steps since the
+last commit. Here, `TOGETHER` steps have one commit, which is ten seconds of training if a step takes half a second. Absolute
+seconds mean something only for the machine that is named in the file; ratios are of medians. Seconds of all cores are the time
+that a step takes from the gradients that are computed beside it; they do not include waiting for a disk.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _WORK = 60.0  # million numbers that are timed for each size, at least two steps
 
 
 class Way:
-    """A coordinator of a model of so many numbers, in a folder.
+    """A coordinator, and a way to charge its steps.
 
     Args:
-        numbers: of the sum.
-        folder: a new one.
-        in_groups: whether steps are charged together.
+        numbers: Number of parameters of the model, and so of numbers in a sum.
+        folder: New folder for the coordinator's files.
+        in_groups: Whether steps are charged in groups.
     """
 
     def __init__(self, numbers: int, folder: Path, in_groups: bool) -> None:
@@ -73,7 +73,15 @@ class Way:
         return hold
 
     def step(self, number: int) -> dict[str, float]:
-        """Seconds of a step: what the next sum waits for, what is beside it, and, of groups, a commit; and of all cores."""
+        """Takes a step.
+
+        Args:
+            number: Number of the step.
+
+        Returns:
+            Seconds by the clock: the part that the next sum waits for, the part beside the next sum, and the commit. Seconds of
+            all cores: the step, and the commit.
+        """
         numel = TrainableVector(self.model).numel
         values = torch.full((numel,), number, dtype=torch.int64)
         total = BoundedSum(values, self.plan.sensitivity, self.plan.groups, unit=self.plan.grid_of().unit)
@@ -90,11 +98,11 @@ class Way:
 
 
 def measured(numbers: int, folder: Path) -> dict[str, Any]:
-    """Both ways in turn.
+    """Measures both ways to charge steps, in turn.
 
     Args:
-        numbers: of the sum.
-        folder: for everything; a new one.
+        numbers: Number of numbers in a sum.
+        folder: New folder for all files.
     """
     folder.mkdir()
     ways = {"one by one": Way(numbers, folder / "one", False), "in groups": Way(numbers, folder / "groups", True)}
@@ -117,7 +125,7 @@ def measured(numbers: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures the sizes that are asked for."""
+    """Measures the sizes on the command line, in millions of numbers, or `MILLIONS`."""
     sizes = [float(size) for size in sys.argv[1:]] or list(MILLIONS)
     with tempfile.TemporaryDirectory() as folder:
         by_size = {f"{size:g} million": measured(round(size * 1e6), Path(folder) / f"{size:g}") for size in sizes}

@@ -1,4 +1,4 @@
-"""Tables of what runs on many machines, and of records, budgets and attacks, for docs/results.md."""
+"""Tables of federations, clusters, record stores, budgets and attacks, for docs/results.md and cluster/README.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpfed.privacy.promise import round_up
 
 
 def faults() -> str:
-    """What each fault did to a step, in each mode."""
+    """Returns the table of what each fault did to a step, in each trust mode."""
     steps = figures("federation-faults")["steps"]
     lines = ["| what happened | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
     names = [step["fault"] for step in steps["central"] if step["fault"]]
@@ -47,7 +47,7 @@ def _fate(step: dict[str, Any]) -> str:
 
 
 def rounds() -> str:
-    """How long a round takes, over its parts."""
+    """Returns the sentences about the time of a round, over the time of its parts."""
     modes = [figures("federation")[name] for name in ("central", "secure")]
     flower, tls = (" and ".join(f"{mode['ratio'][carrier]:.2f}" for mode in modes) for carrier in ("flower", "tls"))
     hours = " and ".join(f"{mode['hours_for_1200_rounds']:.1f}" for mode in modes)
@@ -60,7 +60,7 @@ def rounds() -> str:
 
 
 def membership() -> str:
-    """What the attacks find, with and without privacy."""
+    """Returns the table of what the membership attacks find, with and without privacy."""
     result = figures("membership")
     audits = {name: audit for name, audit in result.items() if isinstance(audit, dict)}
     gone = ("encoder-vector", "encoder-set")  # measured once; dpfed has them no more
@@ -89,7 +89,7 @@ _PLANS = ((0.034, 2), (0.003, 0.8), (1, 10))  # rate and multiplier
 
 
 def budget() -> str:
-    """Steps that fit into a lifetime budget by its filter, and by what needs plans that were fixed before."""
+    """Returns the table of the steps that fit into a lifetime budget: by its filter, and by PLD, which needs a fixed plan."""
     names = ("budget", "sampling rate", "noise multiplier", "filter", "PLD, plan fixed beforehand")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in figures("budget")["rows"]:
@@ -100,7 +100,7 @@ def budget() -> str:
 
 
 def torture() -> str:
-    """What was done to runs, and what they lost by it."""
+    """Returns the table of the faults that runs met, and of what the runs lost or under-reported."""
     lines = ["| part | fault | lost or under-reported |", "|---|---|---|"]
     local = figures("torture-machine")
     others = "; ".join(f"{what}: {count} times" for what, count in local["others"].items())
@@ -114,7 +114,7 @@ def torture() -> str:
 
 
 def stores() -> str:
-    """What large stores cost to open and to import."""
+    """Returns the sentences about the time to open and to import large stores."""
     result = figures("stores")
     size, largest = list(result["opening"].items())[-1]
     opened = largest["opened"]
@@ -131,7 +131,7 @@ def stores() -> str:
 
 
 def secure_sums() -> str:
-    """What a step of secure sums costs the coordinator and a site, at many numbers of sites."""
+    """Returns the sentence about the time of a secure sum at the coordinator and at a site, for several numbers of sites."""
     result = figures("secure-scale")
     cells = []
     for sites in ("10", "100", "1000"):
@@ -151,7 +151,7 @@ def _lost(result: dict[str, Any]) -> str:
 
 
 def cluster() -> str:
-    """What a cluster costs and gains."""
+    """Returns the table of what a cluster costs and gains."""
     result = figures("cluster")
     overhead, speedup = result["overhead"]["ratio"] - 1, 1 / result["speedup"]["ratio"]
     of_ray, ceiling = 1 / statistics.median(result["speedup_of_ray"]["ratio_of_rounds"]), figures("ceiling")["ratio"]
@@ -174,7 +174,7 @@ _OF_VIT_L = 60.0  # records a second, from ViT-B-32's by the number of multiplic
 
 
 def scaling() -> str:
-    """How well 64 workers use their GPUs, by `dpfed cluster cost`'s arithmetic over what was measured on single GPUs."""
+    """Returns the table of how well 64 workers use their GPUs: `dpfed cluster cost` applied to measurements of single GPUs."""
     h100, vit = figures("gpu-throughput-h100"), figures("gpu-vit-h200")["gradients"]["bf16, S = 16"]
     step, coordinator = figures("gpu-step"), figures("gpu-throughput")["coordinator"]
     resnet = step["ResNet-18, CIFAR stem"]["private"] | {
@@ -212,7 +212,7 @@ def scaling() -> str:
 
 
 def memory() -> str:
-    """The highest peak of any phase of whole runs, under a limit."""
+    """Returns the sentences about the highest memory peak of whole runs under a limit."""
     result = figures("memory")
     if any("peaks_mb" not in run for run in result["runs"]):
         raise SystemExit("a run did not end within its limit: benchmarks/results/memory.json")

@@ -1,6 +1,6 @@
-"""Features of several layers of both towers, and of several prompts of a caption: what `benchmarks.moment_few` puts together.
+"""Features of several layers of both towers, and of several prompts of a caption, for `benchmarks.moment_few`.
 
-They are computed once and stay in a folder, some records at a time.
+The features are computed once, some records at a time, and stay in a folder.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ _TOGETHER, _PASS = 600, 64  # records of a file, and of a pass
 def layered(
     parts: Parts, store: RecordStore, rows: np.ndarray, folder: Path, second: nn.Module | None = None
 ) -> dict[str, Tensor]:
-    """Features of records, float16 ``(n, ...)``: ``image.last``, ``image.2`` and so on; ``image.second`` of a second tower;
-    ``text.layers`` ``(n, 7, F)``, of every layer; ``text.prompts`` ``(n, 4, F)``, of the last layer.
+    """Returns the features of several layers for some records.
 
     Args:
-        parts: towers and views.
-        store: the records, of whose captions the first counts.
-        rows: of the store.
+        parts: Towers and views.
+        store: Records; only the first caption of each is used.
+        rows: Indices of the records, ``(n,)``.
         folder: Folder that keeps the features.
-        second: Second image tower, which takes the same inputs.
+        second: Second image tower, which takes the same inputs; ``None``: there is none.
+
+    Returns:
+        Features, float16: ``image.last``, ``image.2`` and so on, ``(n, F)``; ``image.second``, ``(n, F)``, if there is a second
+        image tower; ``text.layers``, every layer, ``(n, 7, F)``; and ``text.prompts``, the last layer for every prompt,
+        ``(n, 4, F)``.
     """
     loaded = []
     texts: dict[str, Tensor] = {}
@@ -64,7 +68,7 @@ def layered(
 
 
 def unit(features: Tensor) -> Tensor:
-    """Features of unit length, float64."""
+    """Scales features to unit length, float64."""
     return F.normalize(features.double(), dim=-1)
 
 

@@ -1,9 +1,10 @@
-"""Losses of one group compared on CIFAR-10 at one promise, with nothing tuned to any of them.
+"""Compares losses of one group on CIFAR-10 at one epsilon and delta, with nothing tuned to any of the losses.
 
     python -m benchmarks.losses CIFAR10 [SEED ...]      CIFAR10: a folder with train.parquet and test.parquet
 
 Every loss gets the same records, views, initial encoder, learning rate and noise multiplier. The gradient of each group is
-normalised (automatic clipping), so the scale of a loss plays no part. It fills gaps of ``benchmarks/results/losses.json``.
+normalised (automatic clipping), so the scale of a loss does not matter. The benchmark trains only the runs that
+``benchmarks/results/losses.json`` does not have.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Cifar(Sequence[tuple[Tensor, int]]):
     """The first images of a split, uint8 ``(3, 32, 32)``, and their classes.
 
     Args:
-        file: Parquet.
-        count: how many.
+        file: Parquet file.
+        count: Number of images.
     """
 
     def __init__(self, file: Path, count: int) -> None:
@@ -69,7 +70,7 @@ class Cifar(Sequence[tuple[Tensor, int]]):
 
 
 def view(image: Tensor) -> Tensor:
-    """A random square crop of an image, flipped, with other colours, or grey."""
+    """Returns a random view of an image: a square crop, perhaps flipped, with other colours, or grey; ``(3, 32, 32)``."""
     area, top, left, flip, colour, light, grey = torch.rand(7).tolist()
     side = round(SIZE * math.sqrt(0.2 + 0.8 * area))
     top, left = round(top * (SIZE - side)), round(left * (SIZE - side))
@@ -85,7 +86,7 @@ def view(image: Tensor) -> Tensor:
 
 
 def encoder() -> nn.Sequential:
-    """A small CNN: ``(n, 3, 32, 32)`` -> ``(n, 128)``."""
+    """Returns a small CNN: ``(n, 3, 32, 32)`` -> ``(n, 128)``."""
     layers: list[nn.Module] = [nn.Conv2d(3, 32, 4, 4), nn.GroupNorm(4, 32), nn.ReLU()]
     for before, width in ((32, 64), (64, 128)):
         layers += [nn.Conv2d(before, width, 3, 2, 1), nn.GroupNorm(4, width), nn.ReLU()]
@@ -93,7 +94,14 @@ def encoder() -> nn.Sequential:
 
 
 def trained(records: dpfed.Records, loss: str, seed: int, folder: Path) -> dict[str, Any]:
-    """The figures of one run."""
+    """Trains one run, and returns its settings and figures.
+
+    Args:
+        records: Training and held-out records.
+        loss: Name of the loss in `LOSSES`.
+        seed: Seed of weights, sampling and noise.
+        folder: Folder of the run.
+    """
     torch.manual_seed(seed)
     image = encoder()  # drawn before the head: the same for all losses
     if loss == "BYOL":
@@ -131,7 +139,7 @@ def trained(records: dpfed.Records, loss: str, seed: int, folder: Path) -> dict[
 
 
 def main(folder: str, *seeds: str) -> None:
-    """Trains what is missing, and writes the result after each run."""
+    """Trains the runs that the result file does not have, and writes the file after each run."""
     torch.set_num_threads(1)
     train, test = (Cifar(Path(folder) / f"{split}.parquet", count) for split, count in (("train", RECORDS), ("test", HELD_OUT)))
     records = dpfed.Records(train, test=test, name="CIFAR-10", public=True, workers=0)

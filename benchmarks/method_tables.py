@@ -12,7 +12,7 @@ from dpfed.report.results import label
 
 
 def logit() -> str:
-    """What clipping similarities costs."""
+    """Returns the sentences about what clipping similarities costs."""
     result = figures("logit")
     fast, price = result["fast_path"], result["price_of_the_bound"]
     cases = [case for case in price.values() if isinstance(case, dict)]
@@ -33,7 +33,7 @@ def logit() -> str:
 
 
 def table1() -> str:
-    """The DP-GCL paper's Table 1 at the small scale, a table for each promise."""
+    """Returns the DP-GCL paper's Table 1 at the small scale, with columns for each epsilon."""
     names = {epsilon: f"table1-cifar10-cpu-epsilon{epsilon}" for epsilon in (10, 1)}
     rows = {epsilon: figures(name)["rows"] for epsilon, name in names.items()}
     columns = [(epsilon, metric) for epsilon in rows for metric in dict.fromkeys(row["metric"] for row in rows[epsilon])]
@@ -52,7 +52,7 @@ def table1() -> str:
 
 
 def objectives() -> str:
-    """What other losses and BatchNorm with anchors give, before and after."""
+    """Returns the table of other losses, and of BatchNorm with public anchors, before and after training."""
     result = figures("objectives-cifar10-cpu")
     rows = [row for row in result["rows"] if not row["name"].startswith("VICReg")]  # measured once; dpfed has it no more
     values = {(row["name"], row["metric"]): row["ours"] for row in rows}
@@ -70,7 +70,7 @@ def objectives() -> str:
 
 
 def losses() -> str:
-    """What losses of one group gain at one promise."""
+    """Returns the table of what losses of one group gain at one epsilon."""
     result = figures("losses")
     runs, settings, metrics = result["runs"], result["settings"], ("knn3_accuracy", "knn200_accuracy")
     heads = " | ".join(f"{label(metric)}, points gained" for metric in metrics)
@@ -103,7 +103,7 @@ def _percent(value: Any) -> str:
 
 
 def forecast() -> str:
-    """Whether forecasts order runs as these come out."""
+    """Returns the table of how well forecasts rank plans, compared with trained runs."""
     result = figures("forecast")
     lines = ["| plans | rank correlation, procedural images | similar public records |", "|---|---|---|"]
     agreement = result["agreement"]

@@ -19,7 +19,7 @@ _SHOWN = (1.0, 3.0, 8.0)  # epsilons
 
 
 def moments() -> str:
-    """Private moments beside DP-GCL heads and the public towers, for few and many records."""
+    """Returns the table of private moments, DP-GCL heads and the public towers alone, for few and many records."""
     head = "| records | public towers alone | DP-GCL heads at epsilon 1, 8 | moments at epsilon 1, 3, 8 | hardly any noise |"
     lines, sets = [head, "|---" * 5 + "|"], figures("moments")["sets"]
     for name, count in _IN_SHORT:
@@ -34,7 +34,7 @@ def moments() -> str:
 
 
 def sets() -> str:
-    """All ways on all sets, at the smallest and the largest N."""
+    """Returns the table of all methods on all sets, at a small and at the largest N."""
     ways = [(_MOMENTS, 1.0), (_MOMENTS, 3.0), (_MOMENTS, 8.0), ("no privacy", None)]
     ways += [(_HEADS, 1.0), (_HEADS, 8.0), (_PUBLIC, 1.0), (_PUBLIC, 8.0), (_AFTER, 8.0)]
     lines = [
@@ -58,7 +58,7 @@ def sets() -> str:
 
 
 def bases() -> str:
-    """Random rows, the product's public basis with one layer and with several, and one of near records."""
+    """Returns the table of bases: random rows, generated records with one layer and with several, and near records."""
     kinds = {
         "random": "random basis",
         "generated, last layer": "generated, last layer",
@@ -85,7 +85,7 @@ def bases() -> str:
 
 
 def ratios() -> str:
-    """How many times the figure of a random basis each other one reaches, as means over sets of pictures."""
+    """Returns the table of the figures of public bases, divided by those of a random basis, as means over sets of pictures."""
     kinds = ("generated, last layer", "generated", "near")
     sets = {name: case for name, case in figures(_BASES)["sets"].items() if case["measure"] == "R@10"}
     lines = ["| records | epsilon | " + " | ".join(f"{kind}" for kind in kinds) + " |", "|---" * (2 + len(kinds)) + "|"]
@@ -106,7 +106,7 @@ def ratios() -> str:
 
 
 def images() -> str:
-    """Image towers alone."""
+    """Returns the table of private moments of an image tower alone."""
     result = figures("moments-of-images")
     lines = ["| records | public tower alone | epsilon 1 | 3 | 8 | hardly any noise |", "|---" * 6 + "|"]
     for count in dict.fromkeys(row["records"] for row in result["rows"]):

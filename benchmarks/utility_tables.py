@@ -1,4 +1,4 @@
-"""Tables of what makes a private model better: public contrast beside DP-GCL, and initialisations."""
+"""Tables of what makes a private model better: public contrast against DP-GCL, and initialisations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RETRIEVED = ("image_to_text_R@10", "text_to_image_R@10")
 
 
 def public_contrast() -> str:
-    """R@10 over epsilon, at each side's best rate."""
+    """Returns the table of R@10 over epsilon for DP-GCL and public contrast, each at its best learning rate."""
     result = figures("public-contrast")
     runs = result["runs"]
     rates = {method: _best_rate(runs, method) for method in ("group", "public")}
@@ -44,7 +44,7 @@ def public_contrast() -> str:
 
 
 def ladder() -> str:
-    """What a small CNN's initialisation brings, and what training adds to it."""
+    """Returns the table of a small CNN's initialisations, and of what training adds to each."""
     result = figures("ladder")
     runs, names = result["runs"], {"random": "random", "procedural": "procedural", "shapes": "trained on rendered shapes"}
     methods = {"group": "DP-GCL, epsilon 1", "public": "public contrast, epsilon 1", "none": "no privacy"}
@@ -82,7 +82,7 @@ def _pair(measured: dict[str, float], form: str = ".1f") -> str:
 
 
 def public_cifar10() -> str:
-    """All of CIFAR-10 at epsilon 1, with photographs of other things."""
+    """Returns the sentences about all of CIFAR-10 at epsilon 1, with public photographs of other things."""
     runs = figures("public-cifar10")["runs"]
     scratch = [run for run in runs if run["start"] == "random" and run["in_group"] == 7]
     (further,) = (run for run in runs if run["start"] != "random")
@@ -97,7 +97,12 @@ def public_cifar10() -> str:
 
 
 def runs_at_best_rate(method: str, epsilon: float) -> list[dict[str, Any]]:
-    """The runs of public contrast's benchmark with a method's best rate."""
+    """Returns the runs of a method at one epsilon with its best learning rate, from the benchmark of public contrast.
+
+    Args:
+        method: Method: ``group`` or ``public``.
+        epsilon: Epsilon of the runs.
+    """
     runs = figures("public-contrast")["runs"]
     kind = (method, epsilon, _best_rate(runs, method))
     return [run for run in runs if (run["method"], run["epsilon"], run["rate"]) == kind]
@@ -118,13 +123,13 @@ def _noise(run: dict[str, Any]) -> float:
 
 
 def spread(shares: Iterable[float]) -> str:
-    """Percent: a mean, and the standard deviation of several."""
+    """Formats the mean of fractions in percent, with the standard deviation if there are several."""
     percent = [100 * share for share in shares]
     return f"{statistics.mean(percent):.1f}" + (f" ± {statistics.stdev(percent):.1f}" if len(percent) > 1 else "")
 
 
 def noise_only() -> str:
-    """How often runs that learn nothing show a change beyond its interval."""
+    """Returns the table of how often runs that learn nothing show a change beyond its interval."""
     result = figures("noise_only")
     said = "any figure beyond its ±"
     lines = [f"| runs on noise alone | {said} | {said} over the draw of records alone |", "|---|---|---|"]
