@@ -1,10 +1,11 @@
-"""What a cluster costs and gains: the Ray path over the plain loop, two workers over one, and a batch of 65,536.
+"""Measures what a cluster costs and gains: Ray against the plain loop, two workers against one, and a batch of 65,536.
 
     python -m benchmarks.cluster            about 16 minutes on two quiet cores; writes benchmarks/results/cluster.json
-    python -m benchmarks.cluster --quick    to see that it works; writes nothing
+    python -m benchmarks.cluster --quick    a short trial of the benchmark; writes nothing
 
-Whole runs of the quickstart's plan, started by the real launcher and compared two at a time: they take blocks of steps in turn
-(`benchmarks.turns`), and only ratios mean something on another machine. Evaluation is off. Ray's own processes run beside both.
+Whole runs of the quickstart's plan are started by the real launcher and compared two at a time. The two runs take blocks of
+steps in turn (`benchmarks.turns`). Only the ratios mean something on another machine. Evaluation is off. Ray's own processes
+run beside both runs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SPEEDUP_OF_RAY: tuple[Run, Run] = (("a-one", "ray", 1, 1), ("b-two", "ray", 2, 1
 
 @contextlib.contextmanager
 def ray_cluster() -> Iterator[None]:
-    """A Ray cluster of this machine that the processes started from here find; it allows more workers than there are cores."""
+    """Runs a Ray cluster on this machine, which child processes find. The cluster allows more workers than there are cores."""
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     os.environ["RAY_worker_niceness"] = "0"  # otherwise 15: whatever else runs would be served before Ray's workers
     import ray
@@ -53,7 +54,14 @@ def ray_cluster() -> Iterator[None]:
 
 
 def tree(stores: Path, records: int, batch: int, steps: int) -> dict[str, Any]:
-    """The quickstart's configuration with other sizes and nothing but steps. The noise is given: nothing is calibrated."""
+    """Returns the quickstart's configuration with other sizes, without evaluation, and with a given noise multiplier.
+
+    Args:
+        stores: Folder of generated record stores.
+        records: Number of records.
+        batch: B, expected number of records in a step.
+        steps: T, number of steps.
+    """
     config = load_config("configs/quickstart.toml").model_dump(mode="json", exclude_unset=True)
     config["data"] |= {"records": records, "stores": str(stores), "public": False}
     config["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": batch, "steps": steps}
@@ -66,13 +74,18 @@ def tree(stores: Path, records: int, batch: int, steps: int) -> dict[str, Any]:
 def measured(folder: Path, runs: tuple[Run, ...], config: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """Carries out runs side by side.
 
+    Args:
+        folder: Folder of the runs and of their figures.
+        runs: Runs: name, kind of start, number of workers, and cores of each worker.
+        config: Configuration of the runs, as nested dictionaries.
+
     Returns:
-        For each run what its processes measured, by rank.
+        For each run, the figures of its processes, by rank.
     """
     names = [name for name, *_ in runs]
     processes = []
     for name, start, workers, cpus in runs:
-        other = "".join(one for one in names if one != name)
+        other = "".join(peer for peer in names if peer != name)
         given = {"folder": str(folder), "name": name, "other": other, "tree": config}
         given |= {"start": start, "workers": workers, "cpus": cpus}
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(workers), "-m"]
@@ -88,7 +101,7 @@ def measured(folder: Path, runs: tuple[Run, ...], config: dict[str, Any]) -> lis
 
 
 def compare(folder: Path, runs: tuple[Run, Run], config: dict[str, Any]) -> dict[str, Any]:
-    """Step times of two runs that took turns, and what the steps of the second consisted of."""
+    """Returns the step times of two runs that took turns, and the parts of their steps."""
     first, second = (ranks[0] for ranks in measured(folder, runs, config))
     blocks = [[statistics.median(block) for block in chunks(run["seconds"])] for run in (first, second)]
     ratios = sorted(after / before for before, after in zip(*blocks, strict=True))
@@ -105,7 +118,7 @@ def compare(folder: Path, runs: tuple[Run, Run], config: dict[str, Any]) -> dict
 
 
 def one_after_the_other(folder: Path, runs: tuple[Run, Run], config: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Step times of two runs that are started afresh, one at a time, in turns."""
+    """Returns the step times of two runs. Each round starts both runs again, one after the other."""
     seconds: dict[str, list[list[float]]] = {name: [] for name, *_ in runs}
     for number in range(rounds):
         for name, *how in runs:
@@ -123,12 +136,12 @@ def one_after_the_other(folder: Path, runs: tuple[Run, Run], config: dict[str, A
 
 
 def chunks(seconds: list[float]) -> list[list[float]]:
-    """The timed steps of each block."""
+    """Splits the seconds of the timed steps into blocks."""
     return [seconds[start : start + BLOCK - 1] for start in range(0, len(seconds), BLOCK - 1)]
 
 
 def split(run: dict[str, Any]) -> dict[str, float]:
-    """Medians of the parts of a step on rank 0, in milliseconds; `other` is what lies between them."""
+    """Returns the medians of the parts of a step on rank 0, milliseconds; `other` is the time between the parts."""
     parts = {name: statistics.median(values) * 1e3 for name, values in run["parts"].items()}
     parts["books"] -= parts["noise"]
     parts["other"] = statistics.median(run["seconds"]) * 1e3 - sum(parts.values())
@@ -136,7 +149,7 @@ def split(run: dict[str, Any]) -> dict[str, float]:
 
 
 def memory(folder: Path, stores: Path, records: int, batch: int) -> dict[str, Any]:
-    """A step of two workers: peak anonymous memory of each, memory before it, and seconds of the slower one."""
+    """Measures a step of two workers: anonymous memory of each before it and at its peak, MB, and seconds of the slower."""
     (ranks,) = measured(folder, ((f"batch-{batch}", "ray", 2, 1),), tree(stores, records, batch, steps=1))
     return {
         "before_mb": [round(rank["before_mb"]) for rank in ranks],
@@ -146,7 +159,7 @@ def memory(folder: Path, stores: Path, records: int, batch: int) -> dict[str, An
 
 
 def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:
-    """Prints figures as they come."""
+    """Prints figures as soon as they are measured, and returns them."""
     print(name, json.dumps(figures, indent=2), flush=True)
     return figures
 

@@ -1,12 +1,12 @@
-"""What the coordinator takes of a step: noise, digests, books and optimizer; steps charged one by one, and in groups.
+"""Measures the coordinator's part of a step: noise, digests, ledger and optimizer; steps charged one by one, and in groups.
 
     python -m benchmarks.coordinator [MILLIONS ...]          prints, and writes benchmarks/results/coordinator.json
 
 Both ways take their steps in turn within one run, on the same sums and the same disk. One by one: each noisy sum is kept on
-disk and charged before the next one is used. In groups: a commit writes the encrypted state and charges all steps since the
-last one. `TOGETHER` steps share a commit here: ten seconds' worth where a step takes half a second. Absolute seconds mean
-something for the machine that is named in the file, and for no other; ratios are of medians. Seconds of all cores are
-what a step takes from the gradients beside it; waiting for a disk is not among them.
+disk and charged before the next sum is used. In groups: a commit writes the encrypted state and charges all steps since the
+last commit. Here, `TOGETHER` steps have one commit, which is ten seconds of training if a step takes half a second. Absolute
+seconds mean something only for the machine that is named in the file; ratios are of medians. Seconds of all cores are the time
+that a step takes from the gradients that are computed beside it; they do not include waiting for a disk.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _WORK = 60.0  # million numbers that are timed for each size, at least two steps
 
 
 class Way:
-    """A coordinator of a model of so many numbers, in a folder.
+    """A coordinator, and a way to charge its steps.
 
     Args:
-        numbers: of the sum.
-        folder: a new one.
-        in_groups: whether steps are charged together.
+        numbers: Number of parameters of the model, and so of numbers in a sum.
+        folder: New folder for the coordinator's files.
+        in_groups: Whether steps are charged in groups.
     """
 
     def __init__(self, numbers: int, folder: Path, in_groups: bool) -> None:
@@ -73,7 +73,15 @@ class Way:
         return hold
 
     def step(self, number: int) -> dict[str, float]:
-        """Seconds of a step: what the next sum waits for, what is beside it, and, of groups, a commit; and of all cores."""
+        """Takes a step.
+
+        Args:
+            number: Number of the step.
+
+        Returns:
+            Seconds by the clock: the part that the next sum waits for, the part beside the next sum, and the commit. Seconds of
+            all cores: the step, and the commit.
+        """
         numel = TrainableVector(self.model).numel
         values = torch.full((numel,), number, dtype=torch.int64)
         total = BoundedSum(values, self.plan.sensitivity, self.plan.groups, unit=self.plan.grid_of().unit)
@@ -90,21 +98,21 @@ class Way:
 
 
 def measured(numbers: int, folder: Path) -> dict[str, Any]:
-    """Both ways in turn.
+    """Measures both ways to charge steps, in turn.
 
     Args:
-        numbers: of the sum.
-        folder: for everything; a new one.
+        numbers: Number of numbers in a sum.
+        folder: New folder for all files.
     """
     folder.mkdir()
     ways = {"one by one": Way(numbers, folder / "one", False), "in groups": Way(numbers, folder / "groups", True)}
     steps = max(2, min(20, round(_WORK * 1e6 / numbers)))
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    timed: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for number in range(steps + 1):
         for name, way in ways.items():
-            found[name].append(way.step(number))
+            timed[name].append(way.step(number))
     figures: dict[str, Any] = {"numbers": numbers, "steps": steps}
-    for name, rows in found.items():  # the first one warms up
+    for name, rows in timed.items():  # the first one warms up
         figures[name] = {part: statistics.median(row[part] for row in rows[1:]) for part in rows[0]}
     one, groups = figures["one by one"], figures["in groups"]
     one["a step"] = one["waited for"] + one["beside"] + one["commit"]
@@ -117,15 +125,15 @@ def measured(numbers: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures the sizes that are asked for."""
+    """Measures the sizes on the command line, in millions of numbers, or `MILLIONS`."""
     sizes = [float(size) for size in sys.argv[1:]] or list(MILLIONS)
     with tempfile.TemporaryDirectory() as folder:
-        found = {f"{size:g} million": measured(round(size * 1e6), Path(folder) / f"{size:g}") for size in sizes}
-    for name, figures in found.items():
+        by_size = {f"{size:g} million": measured(round(size * 1e6), Path(folder) / f"{size:g}") for size in sizes}
+    for name, figures in by_size.items():
         rows = {way: {part: round(1e3 * seconds, 1) for part, seconds in figures[way].items()} for way in list(figures)[2:4]}
         ratios = {key: round(ratio, 2) for key, ratio in figures.items() if "over" in key}
         print(f"{name}: {ratios}; milliseconds {rows}", flush=True)
-    print(write_result("coordinator", {"threads": torch.get_num_threads(), "steps of a group": TOGETHER, **found}, [0]))
+    print(write_result("coordinator", {"threads": torch.get_num_threads(), "steps of a group": TOGETHER, **by_size}, [0]))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""How decoding scales: JPEG files of 224 px, decoded by one process and by two, in turns.
+"""Measures how decoding scales: JPEG files of 224 px, decoded by one process and by two, in turns.
 
 OMP_NUM_THREADS=1 python -m benchmarks.decoding          writes benchmarks/results/decoding.json
 
-The share of linear is said twice. By the wall clock, it needs two idle cores. By seconds of the cores, it holds on a busy
-machine, too: two processes reach it with a core each, if none waits for the other. What the parent does alone is said beside.
+The result has two fractions of linear scaling. The fraction by the wall clock needs two idle cores. The fraction by seconds of
+the cores also holds on a busy machine: two processes with a core each reach it if neither waits for the other. The result also
+has the images per second of the parent process alone.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ SIDE, ROUNDS = 224, 7
 
 
 def core_seconds() -> float:
-    """Seconds that this process and its children have computed."""
+    """Returns the processor seconds of this process and its children."""
     children = [Path(task, "children").read_text(encoding="ascii").split() for task in Path("/proc/self/task").iterdir()]
-    return time.process_time() + sum(_of_process(int(number)) for own in children for number in own)
+    return time.process_time() + sum(_of_process(int(number)) for numbers in children for number in numbers)
 
 
 def _of_process(number: int) -> float:

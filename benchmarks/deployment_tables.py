@@ -1,4 +1,4 @@
-"""Tables of what runs on many machines, and of records, budgets and attacks, for docs/results.md."""
+"""Tables of federations, clusters, record stores, budgets and attacks, for docs/results.md and cluster/README.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpfed.privacy.promise import round_up
 
 
 def faults() -> str:
-    """What each fault did to a step, in each mode."""
+    """Returns the table of what each fault did to a step, in each trust mode."""
     steps = figures("federation-faults")["steps"]
     lines = ["| what happened | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
     names = [step["fault"] for step in steps["central"] if step["fault"]]
@@ -47,7 +47,7 @@ def _fate(step: dict[str, Any]) -> str:
 
 
 def rounds() -> str:
-    """How long a round takes, over its parts."""
+    """Returns the sentences about the time of a round, over the time of its parts."""
     modes = [figures("federation")[name] for name in ("central", "secure")]
     flower, tls = (" and ".join(f"{mode['ratio'][carrier]:.2f}" for mode in modes) for carrier in ("flower", "tls"))
     hours = " and ".join(f"{mode['hours_for_1200_rounds']:.1f}" for mode in modes)
@@ -60,22 +60,22 @@ def rounds() -> str:
 
 
 def membership() -> str:
-    """What the attacks find, with and without privacy."""
+    """Returns the table of what the membership attacks find, with and without privacy."""
     result = figures("membership")
     audits = {name: audit for name, audit in result.items() if isinstance(audit, dict)}
     gone = ("encoder-vector", "encoder-set")  # measured once; dpfed has them no more
     lines = ["| attack | without privacy: TPR at 1% FPR | AUC | epsilon 8: TPR at 1% FPR | AUC |", "|---|---|---|---|---|"]
     trained = [
-        [one for one in audit["outcomes"] if one["weights"] == "trained" and one["attack"] not in gone]
+        [outcome for outcome in audit["outcomes"] if outcome["weights"] == "trained" and outcome["attack"] not in gone]
         for audit in audits.values()
     ]
     for outcomes in zip(*trained, strict=True):
         cells = []
-        for one in outcomes:
-            rate = one["points"][0]["tpr"]
-            cells += [f"{rate['value']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})", f"{one['auc']['value']:.2f}"]
+        for outcome in outcomes:
+            rate = outcome["points"][0]["tpr"]
+            cells += [f"{rate['value']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})", f"{outcome['auc']['value']:.2f}"]
         lines.append(f"| {outcomes[0]['title']} | {' | '.join(cells)} |")
-    untrained = [one["auc"]["value"] for audit in audits.values() for one in audit["outcomes"] if one["weights"] == "untrained"]
+    untrained = [row["auc"]["value"] for audit in audits.values() for row in audit["outcomes"] if row["weights"] == "untrained"]
     lines += [
         "",
         f"On the weights before training, AUCs are between {min(untrained):.2f} and {max(untrained):.2f}. "
@@ -89,7 +89,7 @@ _PLANS = ((0.034, 2), (0.003, 0.8), (1, 10))  # rate and multiplier
 
 
 def budget() -> str:
-    """Steps that fit into a lifetime budget by its filter, and by what needs plans that were fixed before."""
+    """Returns the table of the steps that fit into a lifetime budget: by its filter, and by PLD, which needs a fixed plan."""
     names = ("budget", "sampling rate", "noise multiplier", "filter", "PLD, plan fixed beforehand")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in figures("budget")["rows"]:
@@ -100,7 +100,7 @@ def budget() -> str:
 
 
 def torture() -> str:
-    """What was done to runs, and what they lost by it."""
+    """Returns the table of the faults that runs met, and of what the runs lost or under-reported."""
     lines = ["| part | fault | lost or under-reported |", "|---|---|---|"]
     local = figures("torture-machine")
     others = "; ".join(f"{what}: {count} times" for what, count in local["others"].items())
@@ -108,19 +108,19 @@ def torture() -> str:
         f"| a local run | {sum(local['deaths'].values())} times killed at a random moment; {others} | {_lost(local)} |"
     )
     for part, words in {"cluster": "a Ray job of two workers", "federation": "a federation"}.items():
-        found = figures(f"torture-{part}")
-        lines.append(f"| {words} | {'; '.join(sorted(fault['what'] for fault in found['faults']))} | {_lost(found)} |")
+        result = figures(f"torture-{part}")
+        lines.append(f"| {words} | {'; '.join(sorted(fault['what'] for fault in result['faults']))} | {_lost(result)} |")
     return "\n".join(lines)
 
 
 def stores() -> str:
-    """What large stores cost to open and to import."""
+    """Returns the sentences about the time to open and to import large stores."""
     result = figures("stores")
     size, largest = list(result["opening"].items())[-1]
     opened = largest["opened"]
     rates = []
-    for kind, found in result["importing"].items():
-        decoded, raw = (found["records"] / found["imports"][f"{how}, 1"]["seconds"] for how in ("decoded", "not decoded"))
+    for kind, case in result["importing"].items():
+        decoded, raw = (case["records"] / case["imports"][f"{how}, 1"]["seconds"] for how in ("decoded", "not decoded"))
         rates.append(f"{kind} {decoded:,.0f} ({raw:,.0f} without decoding)")
     return (
         f"A store of {int(size):,} records of one pixel ({largest['disk_bytes'] / 1e9:.2g} GB) opens in "
@@ -131,7 +131,7 @@ def stores() -> str:
 
 
 def secure_sums() -> str:
-    """What a step of secure sums costs the coordinator and a site, at many numbers of sites."""
+    """Returns the sentence about the time of a secure sum at the coordinator and at a site, for several numbers of sites."""
     result = figures("secure-scale")
     cells = []
     for sites in ("10", "100", "1000"):
@@ -146,12 +146,12 @@ def secure_sums() -> str:
     )
 
 
-def _lost(found: dict[str, Any]) -> str:
-    return f"{len(found['wrong'])} times" if found["wrong"] else "nothing"
+def _lost(result: dict[str, Any]) -> str:
+    return f"{len(result['wrong'])} times" if result["wrong"] else "nothing"
 
 
 def cluster() -> str:
-    """What a cluster costs and gains."""
+    """Returns the table of what a cluster costs and gains."""
     result = figures("cluster")
     overhead, speedup = result["overhead"]["ratio"] - 1, 1 / result["speedup"]["ratio"]
     of_ray, ceiling = 1 / statistics.median(result["speedup_of_ray"]["ratio_of_rounds"]), figures("ceiling")["ratio"]
@@ -174,7 +174,7 @@ _OF_VIT_L = 60.0  # records a second, from ViT-B-32's by the number of multiplic
 
 
 def scaling() -> str:
-    """How well 64 workers use their GPUs, by `dpfed cluster cost`'s arithmetic over what was measured on single GPUs."""
+    """Returns the table of how well 64 workers use their GPUs: `dpfed cluster cost` applied to measurements of single GPUs."""
     h100, vit = figures("gpu-throughput-h100"), figures("gpu-vit-h200")["gradients"]["bf16, S = 16"]
     step, coordinator = figures("gpu-step"), figures("gpu-throughput")["coordinator"]
     resnet = step["ResNet-18, CIFAR stem"]["private"] | {
@@ -189,9 +189,9 @@ def scaling() -> str:
     }
     lines = ["| efficiency of 64 workers | " + " | ".join(f"B = {batch:,}" for batch in _BATCHES) + " |"]
     lines.append("|---" * (1 + len(_BATCHES)) + "|")
-    for name, one in models.items():
+    for name, model in models.items():
         machines = Machines(
-            throughput=one["records_per_second"],
+            throughput=model["records_per_second"],
             bandwidth=25e9,
             latency=1e-6 * h100["transport"]["latency_microseconds"],
             noise=coordinator["noise_seconds_per_million"],
@@ -199,11 +199,11 @@ def scaling() -> str:
             price=0.0,
             keys=h100["worker"]["gaps_seconds_per_million_keys"],
             drawn=h100["worker"]["seconds_per_million_drawn"],
-            decoding=1 / one["decoded_per_second"],
-            views=1 / one["views_per_second"],
+            decoding=1 / model["decoded_per_second"],
+            views=1 / model["views_per_second"],
         )
         plans = (PrivacyPlan.of(50_000_000, batch, 16, 1.0, 1200, 1.0, 1e-9) for batch in _BATCHES)
-        shares = (estimate(plan, machines, one["parameters"], 64).efficiency for plan in plans)
+        shares = (estimate(plan, machines, model["parameters"], 64).efficiency for plan in plans)
         lines.append(f"| {name} | " + " | ".join(f"{share:.0%}" for share in shares) + " |")
     even = _BATCHES[0] / 64 / largest_shard(_BATCHES[0] / 64, 64)
     ideal = f"even a coordinator that took no time would give {even:.0%}: all workers wait for the one with most records."
@@ -212,15 +212,15 @@ def scaling() -> str:
 
 
 def memory() -> str:
-    """The highest peak of any phase of whole runs, under a limit."""
+    """Returns the sentences about the highest memory peak of whole runs under a limit."""
     result = figures("memory")
     if any("peaks_mb" not in run for run in result["runs"]):
         raise SystemExit("a run did not end within its limit: benchmarks/results/memory.json")
-    found = []
+    peaks = []
     for run in result["runs"]:
         phase, peak = max(run["peaks_mb"].items(), key=lambda item: item[1])
-        found.append(f"{run['model']}: {peak:,} MB ({phase.partition(',')[0]})")
+        peaks.append(f"{run['model']}: {peak:,} MB ({phase.partition(',')[0]})")
     return (
         f"Whole runs on a CPU, with groups of 4, in a control group of {result['limit_mb']:,} MB. The highest peak of any "
-        f"phase: {'; '.join(found)}. Evaluation takes as many images at a time as the limit allows."
+        f"phase: {'; '.join(peaks)}. Evaluation takes as many images at a time as the limit allows."
     )

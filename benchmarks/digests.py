@@ -1,10 +1,10 @@
-"""What seeded runs release, bit for bit: a refactoring must not change it.
+"""Compares what seeded runs release, bit for bit, before and after a refactoring, which must not change it.
 
     python -m benchmarks.digests before.json      # before the change
-    python -m benchmarks.digests before.json      # after it: says which runs release something else, exit code 1
+    python -m benchmarks.digests before.json      # after the change: names the runs that release something else, exit code 1
 
-Only configurations and the command line are used, so that the file outlives a change of everything inside. Digests depend on
-the processor and the versions of libraries, so a file is of use on the machine that wrote it.
+The benchmark uses only configurations and the command line, so that it still works after a change of all code inside. Digests
+depend on the processor and the versions of libraries, so a file is of use only on the machine that wrote it.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 def digests(name: str, folder: Path) -> dict[str, str]:
-    """What one seeded run released, and the weights that came of it.
+    """Returns the digests of one seeded run: of its releases, its weights, and its privacy figures.
 
     Args:
-        name: of `CASES`.
-        folder: for stores and the run.
+        name: Name of the case in `CASES`.
+        folder: Folder for stores and the run.
     """
     _, options = CASES[name]
     source, run = folder / "config.toml", folder / name.replace(", ", "-").replace(" ", "-")
@@ -125,11 +125,11 @@ def _hash(*parts: bytes) -> str:
 
 
 def tree_of(name: str, folder: Path) -> dict[str, Any]:
-    """The configuration of one of `CASES`, as nested dictionaries.
+    """Returns the configuration of one of `CASES`, as nested dictionaries.
 
     Args:
-        name: of `CASES`.
-        folder: for stores and what else the run reads.
+        name: Name of the case in `CASES`.
+        folder: Folder for stores and other files that the run reads.
     """
     changes, _ = CASES[name]
     tree = {"name": "digests"} | {section: {**values, **changes.get(section, {})} for section, values in BASE.items()}
@@ -170,7 +170,7 @@ def _toml(tree: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Writes the file, or compares with it."""
+    """Writes the digests to the file, or compares them with the file's."""
     if len(sys.argv) < 2:
         raise SystemExit("give the file that holds the digests, or will: python -m benchmarks.digests FILE [CASE ...]")
     path, wanted = Path(sys.argv[1]), sys.argv[2:] or list(CASES)
@@ -178,11 +178,11 @@ def main() -> None:
     changed = []
     with tempfile.TemporaryDirectory() as folder:
         for name in wanted:
-            found = digests(name, Path(folder))
-            known = before.setdefault(name, found)
-            parts = [part for part in found if found[part] != known[part]]
+            now = digests(name, Path(folder))
+            known = before.setdefault(name, now)
+            parts = [part for part in now if now[part] != known[part]]
             changed += [name] * bool(parts)
-            news = "changed: " + ", ".join(parts) if parts else "noted" if known is found else "the same"
+            news = "changed: " + ", ".join(parts) if parts else "noted" if known is now else "the same"
             print(f"{name}: {news}", flush=True)
     path.write_text(json.dumps(before, indent=2) + "\n", encoding="utf-8")
     if changed:

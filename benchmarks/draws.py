@@ -1,8 +1,8 @@
-"""What the draws of a step cost, for as many keys as one worker of a large run holds.
+"""Measures what the draws of a step cost, for as many keys as one worker of a large run holds.
 
 python -m benchmarks.draws [N]     # default 100,000,000 keys; writes benchmarks/results/draws.json, in about a minute
 
-Times are of the processor, so that other work on the machine counts less. A block's time is shared out over its steps.
+Times are processor times, so that other work on the machine counts less. The time of a block is divided among its steps.
 """
 
 from __future__ import annotations
@@ -27,25 +27,32 @@ _FEW = 2_000_000  # keys, for what a machine takes per million
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of the processor."""
+    """Returns the processor seconds of a call."""
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
 def by_gaps(keys: np.ndarray) -> dict[str, float]:
-    """Seconds of a step's share of a block and of taking it out, and the memory that it all needs beside the keys."""
+    """Measures the draws of a large run by gaps.
+
+    Args:
+        keys: Keys of the records, uint64, ``(N,)``.
+
+    Returns:
+        Seconds of a block; seconds of a step, with its part of the block; and megabytes beside the keys.
+    """
     rate, before = BATCH / len(keys), _peak()
     length = block_length(rate, STEPS)
     draws = GeometricSkips(rate, length, Randomness.from_seed(0), keys)
     block = seconds(lambda: draws(0))
     step = seconds(lambda: [draws(step) for step in range(1, 1 + SLICES)]) / SLICES
-    found = {"keys": len(keys), "block_steps": length, "block_seconds": block, "step_seconds": block / length + step}
-    return found | {"megabytes": (_peak() - before) / 1e6}
+    result = {"keys": len(keys), "block_steps": length, "block_seconds": block, "step_seconds": block / length + step}
+    return result | {"megabytes": (_peak() - before) / 1e6}
 
 
 def draws() -> dict[str, float]:
-    """Seconds of processor time: of a block in which each record is drawn once, and of drawn records."""
+    """Returns processor seconds: per million keys, of a block that draws each record once; and per million drawn records."""
     keys = np.random.default_rng(0).integers(0, 2**64, _FEW, np.uint64)
     randomness, rate = Randomness.from_seed(0), 1e-3
     block = seconds(lambda: GeometricSkips(rate, round(1 / rate), randomness, keys)(0))

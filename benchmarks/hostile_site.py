@@ -1,8 +1,8 @@
 """A site worker that misbehaves in some steps: `python -m benchmarks.hostile_site FOLDER DOOR '{"2": "not a number"}'`.
 
-Each fault is done once, in the first step from its number on that the site is asked; ``FOLDER/faults.jsonl`` says in which. The
-worker holds the site's own keys, so whatever it sends is properly signed. Where it was killed, another one follows at once:
-PyTorch is loaded already. `benchmarks.federation_faults` starts it.
+The worker commits each fault once: in the first step, from the given step on, in which the coordinator asks the site.
+``FOLDER/faults.jsonl`` records that step. The worker holds the site's own keys, so all its messages are properly signed. If the
+worker is killed, another one starts at once, with PyTorch already loaded. `benchmarks.federation_faults` starts this module.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SLOW = 6.0  # seconds beyond the deadline
 
 
 class HostileSite:
-    """Answers like a site, but for some steps.
+    """A site that answers properly, except in some steps.
 
     Args:
-        folder: of the site.
-        faults: what to do, by the earliest step.
+        folder: Folder of the site.
+        faults: Names of faults, by the earliest step in which each is committed.
     """
 
     def __init__(self, folder: SiteFolder, faults: dict[int, str]) -> None:
@@ -53,7 +53,7 @@ class HostileSite:
         }
 
     def answer(self, packet: Packet) -> Packet:
-        """The site's answer, or what the site makes of it."""
+        """Returns the site's answer, with the fault of the step if it has one."""
         question, reply = alleged(packet), self._site.answer(packet)
         if question.get("kind") != "step":
             return reply
@@ -82,18 +82,24 @@ class HostileSite:
 
 
 def spoilt(values: torch.Tensor, number: float) -> torch.Tensor:
-    """A sum of such numbers alone; where sums are whole numbers, of the largest one, with which a total would wrap."""
+    """Returns a spoilt sum.
+
+    Args:
+        values: Sum of the site.
+        number: Number that replaces every number of the sum. For a sum of whole numbers, their largest value is taken instead,
+            with which a total would overflow.
+    """
     return torch.full_like(values, number if values.is_floating_point() else torch.iinfo(values.dtype).max)
 
 
 def done_in(folder: SiteFolder) -> list[tuple[int, str]]:
-    """The faults that a site has done, each with its step."""
+    """Returns the faults that a site has committed, each with its step."""
     path = folder.path / "faults.jsonl"
     return [tuple(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def main() -> None:
-    """Serves; a worker that was killed leaves its place to a new one."""
+    """Serves the site, and replaces a worker that was killed by a new one."""
     while True:
         worker = os.fork()
         if not worker:

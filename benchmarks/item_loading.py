@@ -1,4 +1,4 @@
-"""Views of a user's own data set beside a plain `DataLoader` with the same transforms: records a second, in turn, in one run.
+"""Compares dpfed's views of a user's own data set with a plain `DataLoader` of the same transforms: records a second, in turn.
 
 python -m benchmarks.item_loading --rounds 5
 """
@@ -26,7 +26,7 @@ RECORDS, SIDE, STORED, BATCH, WORKERS = 2_000, 96, 192, 256, 2
 
 
 class Pictures(Dataset[Any]):
-    """JPEG files in memory."""
+    """Data set of JPEG files in memory."""
 
     def __init__(self) -> None:
         generator, self.files = np.random.default_rng(0), []
@@ -44,7 +44,7 @@ class Pictures(Dataset[Any]):
 
 
 class TwoViews(Dataset[Any]):
-    """What a researcher would write without dpfed."""
+    """Data set of two views of each picture, as a researcher would write it without dpfed."""
 
     def __init__(self, pictures: Pictures, transform: Any) -> None:
         self.pictures, self.transform = pictures, transform
@@ -58,14 +58,14 @@ class TwoViews(Dataset[Any]):
 
 
 def transform() -> v2.Compose:
-    """The usual views."""
+    """Returns the usual transform of contrastive learning: crop, flip, colours, grey."""
     jitter = v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
     crops = [v2.RandomResizedCrop(SIDE, (0.2, 1.0)), v2.RandomHorizontalFlip(), jitter, v2.RandomGrayscale(0.2)]
     return v2.Compose([*crops, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
 
 def main() -> None:
-    """Measures both in turn."""
+    """Measures both ways in turn, and writes ``benchmarks/results/item_loading.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
@@ -90,8 +90,8 @@ def main() -> None:
     of_plain(), of_ours(0)  # both start their processes
     figures = []
     for number in range(1, rounds + 1):
-        one, other = of_plain(), of_ours(number)
-        figures.append({"loader": round(one, 1), "dpfed": round(other, 1), "ratio": round(other / one, 3)})
+        plainly, ours = of_plain(), of_ours(number)
+        figures.append({"loader": round(plainly, 1), "dpfed": round(ours, 1), "ratio": round(ours / plainly, 3)})
         print(figures[-1], flush=True)
     ratio = statistics.median(figure["ratio"] for figure in figures)
     print(write_result("item_loading", {"median_ratio": ratio, "records_per_second": figures, "workers": WORKERS}, [0]))

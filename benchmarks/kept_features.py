@@ -1,9 +1,9 @@
-"""How much time kept features save: the same three runs of private moments (epsilon 1, 3, 8), with and without.
+"""Measures how much time kept features save: three runs of private moments (epsilon 1, 3, 8), with and without them.
 
-    python -m benchmarks.kept_features PLACE WORK CIFAR10 [RECORDS]       PLACE: of `benchmarks.moments`; WORK: a new folder
+    python -m benchmarks.kept_features PLACE WORK CIFAR10 [RECORDS]       PLACE: see `benchmarks.moments`; WORK: a new folder
 
-The captions are class names. Both series alternate in one process on the same records, and one run before them makes the public
-basis, which both find. It writes ``benchmarks/results/kept-features.json``.
+The captions are class names. Both series alternate in one process on the same records. One run before them makes the public
+basis, which both series then use. The benchmark writes ``benchmarks/results/kept-features.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ SIZE = 64
 
 
 def main(place: str, work: str, cifar10: str, records: str = "3000") -> None:
-    """Times the runs, and writes the result."""
+    """Times the runs, and writes the result.
+
+    Args:
+        place: Folder with the packages of the towers.
+        work: New folder for stores and runs.
+        cifar10: Folder with train.parquet and test.parquet.
+        records: Number of training records.
+    """
     folder = Path(work).absolute()
     part = folder / "part"
     part.mkdir(parents=True)
@@ -45,13 +52,13 @@ def main(place: str, work: str, cifar10: str, records: str = "3000") -> None:
 
     seconds("before", 8.0, keep=False)
     forget(store.path)
-    found: dict[str, list[float]] = {"kept": [], "not kept": []}
+    series: dict[str, list[float]] = {"kept": [], "not kept": []}
     for epsilon in EPSILONS:
-        for name, times in found.items():
+        for name, times in series.items():
             times.append(round(seconds(f"{name}-{epsilon:g}", epsilon, name == "kept"), 1))
             print(name, epsilon, times[-1], flush=True)
-    saved = 1 - sum(found["kept"]) / sum(found["not kept"])
-    write_result("kept-features", {"records": int(records), "seconds": found, "saved": round(saved, 3)}, [0])
+    saved = 1 - sum(series["kept"]) / sum(series["not kept"])
+    write_result("kept-features", {"records": int(records), "seconds": series, "saved": round(saved, 3)}, [0])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Features of several layers of both towers, and of several prompts of a caption: what `benchmarks.moment_few` puts together.
+"""Features of several layers of both towers, and of several prompts of a caption, for `benchmarks.moment_few`.
 
-They are computed once and stay in a folder, some records at a time.
+The features are computed once, some records at a time, and stay in a folder.
 """
 
 from __future__ import annotations
@@ -27,44 +27,48 @@ _TOGETHER, _PASS = 600, 64  # records of a file, and of a pass
 def layered(
     parts: Parts, store: RecordStore, rows: np.ndarray, folder: Path, second: nn.Module | None = None
 ) -> dict[str, Tensor]:
-    """Features of records, float16 ``(n, ...)``: ``image.last``, ``image.2`` and so on; ``image.second`` of a second tower;
-    ``text.layers`` ``(n, 7, F)``, of every layer; ``text.prompts`` ``(n, 4, F)``, of the last layer.
+    """Returns the features of several layers for some records.
 
     Args:
-        parts: towers and views.
-        store: the records, of whose captions the first counts.
-        rows: of the store.
+        parts: Towers and views.
+        store: Records; only the first caption of each is used.
+        rows: Indices of the records, ``(n,)``.
         folder: Folder that keeps the features.
-        second: Second image tower, which takes the same inputs.
+        second: Second image tower, which takes the same inputs; ``None``: there is none.
+
+    Returns:
+        Features, float16: ``image.last``, ``image.2`` and so on, ``(n, F)``; ``image.second``, ``(n, F)``, if there is a second
+        image tower; ``text.layers``, every layer, ``(n, 7, F)``; and ``text.prompts``, the last layer for every prompt,
+        ``(n, 4, F)``.
     """
-    found = []
+    loaded = []
     texts: dict[str, Tensor] = {}
     for first in range(0, len(rows), _TOGETHER):
-        own = rows[first : first + _TOGETHER]
-        path = folder / f"{store.path.name}-{store.contents[:8]}-{first}-{own[0]}-{len(own)}.safetensors"
+        chunk = rows[first : first + _TOGETHER]
+        path = folder / f"{store.path.name}-{store.contents[:8]}-{first}-{chunk[0]}-{len(chunk)}.safetensors"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             keep_towers(parts.model, aligned=False)
             parts.model.eval()
             with torch.inference_mode():
-                made = _images(parts, store, own) | _texts(parts, [captions[0] for captions in store.captions(own)], texts)
+                made = _images(parts, store, chunk) | _texts(parts, [captions[0] for captions in store.captions(chunk)], texts)
             save_file({name: numbers.half().contiguous() for name, numbers in made.items()}, path)
-        found.append(load_file(path))
+        loaded.append(load_file(path))
         if second is not None:
             path = path.with_name(f"second-{path.name}")
             if not path.exists():
                 with torch.inference_mode():
                     parts_of = [
-                        second(parts.views.images.plain(parts.views.read(store, own[start : start + _PASS])))
-                        for start in range(0, len(own), _PASS)
+                        second(parts.views.images.plain(parts.views.read(store, chunk[start : start + _PASS])))
+                        for start in range(0, len(chunk), _PASS)
                     ]
                 save_file({"image.second": torch.cat(parts_of).half()}, path)
-            found[-1] |= load_file(path)
-    return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+            loaded[-1] |= load_file(path)
+    return {name: torch.cat([part[name] for part in loaded]) for name in loaded[0]}
 
 
 def unit(features: Tensor) -> Tensor:
-    """Features of unit length, float64."""
+    """Scales features to unit length, float64."""
     return F.normalize(features.double(), dim=-1)
 
 
@@ -93,22 +97,22 @@ def _texts(parts: Parts, captions: list[str], known: dict[str, Tensor]) -> dict[
     tower: Any = parts.model.text_encoder.backbone
     different = [caption for caption in dict.fromkeys(captions) if caption not in known]
     if different:
-        states = [_layers(tower, parts.views.tokenizer, [prompt.format(one) for one in different]) for prompt in PROMPTS]
+        states = [_layers(tower, parts.views.tokenizer, [prompt.format(text) for text in different]) for prompt in PROMPTS]
         known.update(zip(different, torch.stack(states, 1), strict=True))
-    found = torch.stack([known[caption] for caption in captions])
-    return {"text.layers": found[:, 0], "text.prompts": found[:, :, -1]}
+    features = torch.stack([known[caption] for caption in captions])
+    return {"text.layers": features[:, 0], "text.prompts": features[:, :, -1]}
 
 
 def _layers(tower: nn.Module, tokenizer: Any, texts: list[str]) -> Tensor:
     """Of texts ``(n, layers, F)``: the mean of the tokens' states after each layer, the embedding first."""
-    own: Any = tower
+    text_tower: Any = tower
     made = []
     for first in range(0, len(texts), _PASS):
         tokens = tokenizer(texts[first : first + _PASS])
-        last = int(((tokens != own.spec.padding) * torch.arange(1, tokens.shape[1] + 1)).amax().clamp(min=2))
+        last = int(((tokens != text_tower.spec.padding) * torch.arange(1, tokens.shape[1] + 1)).amax().clamp(min=2))
         tokens = tokens[:, :last]
-        real = (tokens != own.spec.padding).long()
-        states = own.net(input_ids=tokens, attention_mask=real, output_hidden_states=True).hidden_states
+        real = (tokens != text_tower.spec.padding).long()
+        states = text_tower.net(input_ids=tokens, attention_mask=real, output_hidden_states=True).hidden_states
         weight = real.float() / real.sum(1, keepdim=True)
         made.append(torch.stack([(weight[:, None] @ state).squeeze(1) for state in states], 1))
     return torch.cat(made)

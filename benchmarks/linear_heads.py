@@ -1,4 +1,4 @@
-"""Linear heads behind frozen towers, trained step by step: by DP-GCL, by public contrast, or on from heads of moments."""
+"""Linear heads behind frozen towers, trained in steps: by DP-GCL, by public contrast, or by DP-GCL from heads of moments."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TEMPERATURE, DIMENSIONS = 0.1, 128
 
 
 def heads(bench: Bench, row: dict[str, Any], seed: int, public: Bench | None = None) -> float:
-    """The figure of heads that are trained on the features of a set's first records.
+    """Trains heads on the features of a set's first records, and returns their figure (`figure_of`).
 
     Args:
-        bench: the set.
-        row: ``method``, ``records``, ``epsilon`` (``None``: no privacy) and ``rate``. Behind moments, both parts get all of
-            epsilon: more than one budget has.
-        seed: of noise, sampling and first weights.
-        public: the set that every record is contrasted with; of public contrast alone.
+        bench: Set of pictures.
+        row: Settings: ``method``, ``records``, ``epsilon`` (``None``: no privacy) and ``rate``. For ``DP-GCL after moments``,
+            both parts get the whole epsilon, so together they spend more than one budget.
+        seed: Seed of noise, sampling and initial weights.
+        public: Set whose records every record is contrasted with, for public contrast; ``None``: another method.
     """
     count, epsilon = row["records"], row["epsilon"]
     sections = tree(bench.store.path, bench.parts.config.data.size, bench.files)
@@ -61,7 +61,17 @@ def heads(bench: Bench, row: dict[str, Any], seed: int, public: Bench | None = N
 
 
 def best(bench: Bench, row: dict[str, Any], seeds: tuple[int, ...], public: Bench | None = None) -> dict[str, Any]:
-    """A row with the figures of the rate that is best with the first seed, which is chosen by looking, and for free."""
+    """Trains heads at the best learning rate. The choice of the rate looks at held-out figures, and its epsilon is not counted.
+
+    Args:
+        bench: Set of pictures.
+        row: Settings without ``rate``, see `heads`.
+        seeds: Seeds; the first one chooses the rate.
+        public: Set for public contrast, see `heads`.
+
+    Returns:
+        The row with ``rate``, ``steps``, and ``figures``, one for each seed.
+    """
     first = {rate: heads(bench, {**row, "rate": rate}, seeds[0], public) for rate in RATES[row["method"]]}
     row = {**row, "rate": max(first, key=first.__getitem__), "steps": STEPS}
     return {**row, "figures": [first[row["rate"]], *(heads(bench, row, seed, public) for seed in seeds[1:])]}

@@ -1,9 +1,10 @@
-"""Losses of one group compared on CIFAR-10 at one promise, with nothing tuned to any of them.
+"""Compares losses of one group on CIFAR-10 at one epsilon and delta, with nothing tuned to any of the losses.
 
     python -m benchmarks.losses CIFAR10 [SEED ...]      CIFAR10: a folder with train.parquet and test.parquet
 
 Every loss gets the same records, views, initial encoder, learning rate and noise multiplier. The gradient of each group is
-normalised (automatic clipping), so the scale of a loss plays no part. It fills gaps of ``benchmarks/results/losses.json``.
+normalised (automatic clipping), so the scale of a loss does not matter. The benchmark trains only the runs that
+``benchmarks/results/losses.json`` does not have.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ class Cifar(Sequence[tuple[Tensor, int]]):
     """The first images of a split, uint8 ``(3, 32, 32)``, and their classes.
 
     Args:
-        file: Parquet.
-        count: how many.
+        file: Parquet file.
+        count: Number of images.
     """
 
     def __init__(self, file: Path, count: int) -> None:
         table = pq.read_table(file).slice(0, count)
         image, label = (table.column(name).to_pylist() for name in table.column_names[:2])
-        decoded = [np.array(Image.open(io.BytesIO(one["bytes"])).convert("RGB")) for one in image]
+        decoded = [np.array(Image.open(io.BytesIO(picture["bytes"])).convert("RGB")) for picture in image]
         self._images, self._labels = torch.from_numpy(np.stack(decoded)).permute(0, 3, 1, 2).contiguous(), label
 
     def __len__(self) -> int:
@@ -69,23 +70,23 @@ class Cifar(Sequence[tuple[Tensor, int]]):
 
 
 def view(image: Tensor) -> Tensor:
-    """A random square crop of an image, flipped, with other colours, or grey."""
+    """Returns a random view of an image: a square crop, perhaps flipped, with other colours, or grey; ``(3, 32, 32)``."""
     area, top, left, flip, colour, light, grey = torch.rand(7).tolist()
     side = round(SIZE * math.sqrt(0.2 + 0.8 * area))
     top, left = round(top * (SIZE - side)), round(left * (SIZE - side))
-    found = image[:, top : top + side, left : left + side].float() / 255
-    found = interpolate(found[None], (SIZE, SIZE), mode="bilinear")[0]
+    crop = image[:, top : top + side, left : left + side].float() / 255
+    crop = interpolate(crop[None], (SIZE, SIZE), mode="bilinear")[0]
     if flip < 0.5:
-        found = found.flip(2)
+        crop = crop.flip(2)
     if colour < 0.8:
-        found = found * (0.6 + 0.8 * torch.rand(3, 1, 1)) + 0.4 * (light - 0.5)
+        crop = crop * (0.6 + 0.8 * torch.rand(3, 1, 1)) + 0.4 * (light - 0.5)
     if grey < 0.2:
-        found = found.mean(0, keepdim=True).expand(3, -1, -1)
-    return found.clamp(0, 1).contiguous()
+        crop = crop.mean(0, keepdim=True).expand(3, -1, -1)
+    return crop.clamp(0, 1).contiguous()
 
 
 def encoder() -> nn.Sequential:
-    """A small CNN: ``(n, 3, 32, 32)`` -> ``(n, 128)``."""
+    """Returns a small CNN: ``(n, 3, 32, 32)`` -> ``(n, 128)``."""
     layers: list[nn.Module] = [nn.Conv2d(3, 32, 4, 4), nn.GroupNorm(4, 32), nn.ReLU()]
     for before, width in ((32, 64), (64, 128)):
         layers += [nn.Conv2d(before, width, 3, 2, 1), nn.GroupNorm(4, width), nn.ReLU()]
@@ -93,7 +94,14 @@ def encoder() -> nn.Sequential:
 
 
 def trained(records: dpfed.Records, loss: str, seed: int, folder: Path) -> dict[str, Any]:
-    """The figures of one run."""
+    """Trains one run, and returns its settings and figures.
+
+    Args:
+        records: Training and held-out records.
+        loss: Name of the loss in `LOSSES`.
+        seed: Seed of weights, sampling and noise.
+        folder: Folder of the run.
+    """
     torch.manual_seed(seed)
     image = encoder()  # drawn before the head: the same for all losses
     if loss == "BYOL":
@@ -114,14 +122,14 @@ def trained(records: dpfed.Records, loss: str, seed: int, folder: Path) -> dict[
     began, used = time.perf_counter(), time.process_time()
     run = trainer.fit(folder)
     results = json.loads(run.results.read_text(encoding="utf-8"))
-    found: dict[str, dict[str, float]] = {"before": {}, "after": {}}
-    for one in results["evaluations"]:
-        found["before" if one["model"] == "untrained" else "after"][one["name"]] = one["value"]
+    values: dict[str, dict[str, float]] = {"before": {}, "after": {}}
+    for item in results["evaluations"]:
+        values["before" if item["model"] == "untrained" else "after"][item["name"]] = item["value"]
     privacy = results["privacy"]
     return {
         "loss": loss,
         "seed": seed,
-        **found,
+        **values,
         "epsilon": privacy["epsilon"],
         "noise_multiplier": privacy["noise_multiplier"],
         "parameters": privacy["trained_parameters"],
@@ -131,13 +139,13 @@ def trained(records: dpfed.Records, loss: str, seed: int, folder: Path) -> dict[
 
 
 def main(folder: str, *seeds: str) -> None:
-    """Trains what is missing, and writes the result after each run."""
+    """Trains the runs that the result file does not have, and writes the file after each run."""
     torch.set_num_threads(1)
     train, test = (Cifar(Path(folder) / f"{split}.parquet", count) for split, count in (("train", RECORDS), ("test", HELD_OUT)))
     records = dpfed.Records(train, test=test, name="CIFAR-10", public=True, workers=0)
     rows: list[dict[str, Any]] = figures(NAME)["runs"] if (RESULTS / f"{NAME}.json").exists() else []
     settings = {**PRIVACY, "records": RECORDS, "held_out": HELD_OUT, "size": SIZE, "learning_rate": RATE}
-    for seed in [int(one) for one in seeds] or SEEDS:
+    for seed in [int(text) for text in seeds] or SEEDS:
         for loss in LOSSES:
             if any((row["loss"], row["seed"]) == (loss, seed) for row in rows):
                 continue

@@ -1,6 +1,6 @@
-"""Memory of one worker step: prints MB before it, MB at its peak, and seconds.
+"""Measures the memory of one worker step: prints MB before the step, MB at its peak, and seconds.
 
-Counts anonymous memory: pages of the memory-mapped store are the operating system's cache, which it takes back at will.
+Only anonymous memory counts: pages of the memory-mapped store are a cache, which the operating system can free at any time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dpfed.runs.build import build
 
 
 def anonymous_mb() -> float:
-    """Anonymous resident memory of this process."""
+    """Returns the anonymous resident memory of this process, MB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) / 1024
@@ -24,7 +24,13 @@ def anonymous_mb() -> float:
 
 
 def main(stores: str, batch: int, records: int) -> None:
-    """One step at an expected batch of `batch` out of `records` generated records."""
+    """Takes one step on generated records, and prints the figures.
+
+    Args:
+        stores: Folder of generated record stores.
+        batch: B, expected number of records in the step.
+        records: Number of generated records.
+    """
     tree = {
         "data": {"records": records, "stores": stores},
         "privacy": {"noise_multiplier": 1.0, "batch": batch, "steps": 1},

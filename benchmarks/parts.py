@@ -1,9 +1,8 @@
-"""How long the parts of a configuration's own step take on this machine, and the options of `dpfed cluster cost` that say it.
+"""Measures the parts of a step of a configuration on this machine, and prints them as options of `dpfed cluster cost`.
 
     python -m benchmarks.parts CONFIG [KEY=VALUE ...] > measured.json      CONFIG: a file, or a name such as quickstart
 
-How long a step takes depends on its records, so these must be public. Cores are those that
-``OMP_NUM_THREADS`` gives.
+The time of a step depends on its records, so the records must be public. ``OMP_NUM_THREADS`` sets the number of cores.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ STEPS = 5  # timed, behind one that warms up
 
 
 def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
-    """The figures of one configuration, as `benchmarks.throughput` has them of its models.
+    """Returns the figures of one configuration, in the form that `benchmarks.throughput` has for its models.
 
     Args:
-        config: its records must be public.
-        steps: that are timed.
+        config: Configuration; its records must be public.
+        steps: Number of timed steps.
 
     Raises:
-        UserError: for private records.
+        UserError: If the records are not public.
     """
     randomness = Randomness.from_seed(0)
     resolved = build(config).config
@@ -65,7 +64,7 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
     seconds, parameters = timers.seconds, TrainableVector(parts.model).numel
     # On a GPU, and for images that are stored as files, images are read in a thread beside the gradients.
     ahead = parts.store.size is None or parts.learner.device.type != "cpu"
-    one = {
+    row = {
         "records_per_second": drawn / seconds["gradients"],
         "views_per_second": drawn / (seconds["views"] - (0.0 if ahead else seconds["images"])),
         "decoded_per_second": drawn / seconds["images"],
@@ -73,7 +72,7 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
         "parameters": parameters,
         "engine": engine,
     }
-    return {"gradients": {config.name: one}, "coordinator": _coordinator(parts, randomness), "worker": draws()}
+    return {"gradients": {config.name: row}, "coordinator": _coordinator(parts, randomness), "worker": draws()}
 
 
 def _coordinator(parts: Parts, randomness: Randomness) -> dict[str, float]:
@@ -102,13 +101,13 @@ class _Timers:
         self._patches = [patch.object(*where, self._timed(part, getattr(*where))) for part, where in places.items()]
 
     def __enter__(self) -> _Timers:
-        for one in self._patches:
-            one.start()
+        for patcher in self._patches:
+            patcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in self._patches:
-            one.stop()
+        for patcher in self._patches:
+            patcher.stop()
 
     def _timed(self, part: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)

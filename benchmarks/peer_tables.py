@@ -1,4 +1,4 @@
-"""The tables of dpfed beside its peers, from the result file, which names the commit of the code that measured them."""
+"""Tables of dpfed beside other libraries, from a result file that names the commit of the code that measured it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ORDER = (PLAIN, "dpfed", "torch.func", "jax_privacy", "Opacus, hooks", "Opacus,
 
 
 def steps() -> str:
-    """Time of a step over the step without privacy at each batch, and memory at the largest."""
-    cells = {name: found for name, found in _cells("step").items() if name.startswith(CNN)}
+    """Returns the table of the time of a private step over a step without privacy, and of its memory at the largest batch."""
+    cells = {name: cell for name, cell in _cells("step").items() if name.startswith(CNN)}
     batches = sorted({_batch(name) for name in cells})
     sizes = sorted({_size(name) for name in cells})
     heads = "".join(f" S = {size} |" for size in sizes)
@@ -26,61 +26,61 @@ def steps() -> str:
         shown = []
         for size in sizes:
             row = [cells.get(f"{CNN}{size}, B = {batch}") for batch in batches]
-            there = [found["contenders"][name] for found in row if found and name in found["contenders"]]
+            there = [cell["contenders"][name] for cell in row if cell and name in cell["contenders"]]
             memory = f"; {there[-1]['step_mb']:.0f} MB" if there else ""
             alone = size > 1 and name.startswith("Opacus")  # it clips records, not groups
-            shown.append("" if alone else ", ".join(_step(found, name) for found in row) + memory)
+            shown.append("" if alone else ", ".join(_step(cell, name) for cell in row) + memory)
         if any(shown):
             lines.append(f"| {'**dpfed**' if name == 'dpfed' else name} | {' | '.join(shown)} |")
     return _whole("step", lines, cells)
 
 
 def clip() -> str:
-    """A step of a CLIP beside open_clip's own."""
+    """Returns the table of a private step of a CLIP model, beside open_clip's step."""
     lines = ["| ViT-B-32 at 224 px, B = 16 | time over open_clip's step on the same adapters | memory |", "|---|---|---|"]
-    cells = {name: found for name, found in _cells("step").items() if not name.startswith(CNN)}
-    for found in cells.values():
-        for who, one in found["contenders"].items():
+    cells = {name: cell for name, cell in _cells("step").items() if not name.startswith(CNN)}
+    for cell in cells.values():
+        for who, contender in cell["contenders"].items():
             what = "private, adapters" if who.startswith("dpfed") else "no privacy"
-            lines.append(f"| {who}, {what} | {one['ratio']:.2f} | {one['step_mb']:,.0f} MB |")
+            lines.append(f"| {who}, {what} | {contender['ratio']:.2f} | {contender['step_mb']:,.0f} MB |")
     return _whole("step", lines, cells)
 
 
 def sampling() -> str:
-    """A step's draw."""
+    """Returns the table of the time to draw the records of a step."""
     cells = _cells("sampling")
     lines = ["| a step's draw | " + " | ".join(cells) + " |", "|---" * (len(cells) + 1) + "|"]
-    names = {name: None for found in cells.values() for name in found["contenders"]}
+    names = {name: None for cell in cells.values() for name in cell["contenders"]}
     for name in names:
         shown = []
-        for found in cells.values():
-            one = found["contenders"][name]
-            shown.append(f"{1000 * statistics.median(one['seconds']):,.2f} ms ({one['ratio']:.2f} x), {one['step_mb']:.0f} MB")
+        for cell in cells.values():
+            way = cell["contenders"][name]
+            shown.append(f"{1000 * statistics.median(way['seconds']):,.2f} ms ({way['ratio']:.2f} x), {way['step_mb']:.0f} MB")
         lines.append(f"| {name} | {' | '.join(shown)} |")
     return _whole("sampling", lines, cells)
 
 
 def rounds() -> str:
-    """A round of a federation."""
+    """Returns the table of the time of a round of a federation."""
     cells = _cells("federation")
     lines = ["| a round, three sites | " + " | ".join(cells) + " |", "|---" * (len(cells) + 1) + "|"]
-    names = {name: None for found in cells.values() for name in found["contenders"]}
+    names = {name: None for cell in cells.values() for name in cell["contenders"]}
     for name in names:
-        shown = [f"{statistics.median(found['contenders'][name]['seconds']):.1f} s" for found in cells.values()]
+        shown = [f"{statistics.median(cell['contenders'][name]['seconds']):.1f} s" for cell in cells.values()]
         lines.append(f"| {name} | {' | '.join(shown)} |")
     return _whole("federation", lines, cells)
 
 
 def faster() -> str:
-    """Where a peer is faster than dpfed, cell by cell."""
+    """Returns a list of the cells in which another library is faster than dpfed."""
     lines = []
-    for part, own in (("step", "dpfed"), ("sampling", SAMPLER), ("federation", "dpfed, secure")):
+    for part, ours in (("step", "dpfed"), ("sampling", SAMPLER), ("federation", "dpfed, secure")):
         ahead: dict[str, list[str]] = {}
-        for cell, found in _cells(part).items():
-            times = {name: statistics.median(one["seconds"]) for name, one in found["contenders"].items()}
+        for cell, measured in _cells(part).items():
+            times = {name: statistics.median(contender["seconds"]) for name, contender in measured["contenders"].items()}
             for name in times:
-                if own in times and times[name] < times[own] and name != PLAIN and not name.startswith("dpfed"):
-                    ahead.setdefault(name, []).append(f"{times[name] / times[own]:.2f} ({cell})")
+                if ours in times and times[name] < times[ours] and name != PLAIN and not name.startswith("dpfed"):
+                    ahead.setdefault(name, []).append(f"{times[name] / times[ours]:.2f} ({cell})")
         lines += [f"- {part}: {name} takes {', '.join(cells)} of dpfed's time." for name, cells in ahead.items()]
     return "\n".join(lines) or "In no cell."
 
@@ -97,12 +97,12 @@ def _batch(cell: str) -> int:
     return int(cell.rpartition("= ")[2])
 
 
-def _step(found: dict[str, Any] | None, name: str) -> str:
-    if not found:
+def _step(cell: dict[str, Any] | None, name: str) -> str:
+    if not cell:
         return "not measured"
-    if name not in found["contenders"]:
-        return "left out: too long" if name in found["left_out"] else "not there"
-    return f"{found['contenders'][name]['ratio']:.2f}"
+    if name not in cell["contenders"]:
+        return "left out: too long" if name in cell["left_out"] else "not there"
+    return f"{cell['contenders'][name]['ratio']:.2f}"
 
 
 def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
@@ -113,7 +113,7 @@ def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
 
 
 def versions() -> str:
-    """The packages that were compared."""
+    """Returns the names and versions of the compared packages."""
     packages = {
         name: number
         for part in ("step", "sampling", "federation")
@@ -125,10 +125,10 @@ def versions() -> str:
 def _machines(cells: dict[str, Any]) -> str:
     """What the cells were measured on, column by column if that is not one machine for all."""
     columns: dict[str, set[str]] = {}
-    for name, found in cells.items():
-        machine = found.get("hardware", f"{found['cores']} core")  # early cells do not say which
+    for name, cell in cells.items():
+        machine = cell.get("hardware", f"{cell['cores']} core")  # early cells do not say which
         columns.setdefault(f"B = {_batch(name):,}" if name.startswith(CNN) else name, set()).add(machine)
     machines = set().union(*columns.values())
     if len(machines) == 1:
         return machines.pop()
-    return "; ".join(f"{column}: {' or '.join(sorted(some))}" for column, some in columns.items())
+    return "; ".join(f"{column}: {' or '.join(sorted(names))}" for column, names in columns.items())

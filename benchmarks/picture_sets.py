@@ -1,6 +1,6 @@
 """Real pictures with names, as record stores: three public libraries, and CIFAR-10 with classes as captions.
 
-The libraries are checkouts on this machine, and nothing of them is kept here: Mulberry's symbols of words
+The libraries are checkouts on this machine, and dpfed contains nothing of them: Mulberry's symbols of words
 (github.com/mulberrysymbols/mulberry-symbols, CC BY-SA; `resvg_py` draws them), tiles of Dungeon Crawl Stone Soup
 (github.com/crawl/tiles, releases/Nov-2015, CC0) and KDE's Oxygen icons (github.com/KDE/oxygen-icons, LGPL; faces are left out).
 """
@@ -26,33 +26,38 @@ _CIFAR_TRAIN, _CIFAR_TEST = 30_000, 2_000
 
 
 def symbols(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Names (``christmas tree``) and files of symbols."""
+    """Yields the names (``christmas tree``) and files of symbols."""
     for path in sorted((folder / "EN").glob("*.svg")):
         yield _name(path.stem), path
 
 
 def tiles(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Names (``player cloak red``) and files of tiles."""
+    """Yields the names (``player cloak red``) and files of tiles."""
     for path in sorted(folder.rglob("*.png")):
         yield _name("/".join(path.relative_to(folder).with_suffix("").parts[2:])), path
 
 
 def icons(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Names (``address book new``) and files of icons, the largest of each."""
+    """Yields the names (``address book new``) and files of icons, the largest size first."""
     for size in ("128x128", "64x64", "48x48"):
         for path in sorted((folder / size).rglob("*.png")):
             if not path.is_symlink() and path.parent.name != "emotes":
                 yield _name(path.stem), path
 
 
-def named_store(found: Iterator[tuple[str, Path]], place: Path) -> RecordStore:
-    """A store of pictures with one name each; of equal names, or equal pictures, the first."""
+def named_store(named: Iterator[tuple[str, Path]], place: Path) -> RecordStore:
+    """Writes a record store of pictures with one name each, or opens it if it exists.
+
+    Args:
+        named: Names and files of pictures. Of several equal names, or equal pictures, only the first is stored.
+        place: Folder of the store.
+    """
 
     def write(target: Path) -> None:
         names: set[str] = set()
         pictures: set[str] = set()
         with StoreWriter(target, name=place.name, kind="image-text", public=True) as writer:
-            for name, path in found:
+            for name, path in named:
                 with Image.open(_readable(path)) as image:
                     shown = Image.new("RGB", image.size, "white")
                     shown.paste(image.convert("RGBA"), mask=image.convert("RGBA").getchannel("A"))
@@ -68,7 +73,12 @@ def named_store(found: Iterator[tuple[str, Path]], place: Path) -> RecordStore:
 
 
 def cifar_store(folder: Path, place: Path) -> RecordStore:
-    """CIFAR-10, of which 30,000 images are for training and 2,000 for testing; the class is label and caption."""
+    """Writes a record store of CIFAR-10, or opens it if it exists. Each image has its class as a label and as a caption.
+
+    Args:
+        folder: Folder with train.parquet and test.parquet. The first 30,000 images are for training, 2,000 for testing.
+        place: Folder of the store.
+    """
 
     def write(target: Path) -> None:
         names = {"class": [f"a photo of a {name}" for name in _CLASSES]}

@@ -39,10 +39,14 @@ ERROR_BARS = "±: 95% intervals over the draw of held-out records. Another run d
 
 
 def first_and_last(run: dict[str, Any], metric: str) -> Result:
-    """A metric of the untrained and of the fully trained model, with error bars.
+    """Returns a metric before training and at its end, with error bars.
 
-    Older result files hold no error bars, but the number of held-out records: a share then gets Wilson's interval, and the
-    change that of two unrelated figures, which is wider than that of paired ones.
+    Older result files hold no error bars, but the number of held-out records. Then a fraction gets Wilson's interval, and its
+    change gets the interval of two unrelated figures, which is wider than the interval of paired figures.
+
+    Args:
+        run: Figures of a run, with ``evaluations``.
+        metric: Name of the metric.
     """
     (result,) = results_of([{**item, "interval": _interval(item)} for item in run["evaluations"] if item["name"] == metric])
     if result.change is None:
@@ -57,18 +61,23 @@ def _interval(item: dict[str, Any]) -> Interval:
 
 def _queries(name: str, protocol: str) -> int:
     """How many queries a figure counts, from the sentence that says how it was measured."""
-    if found := re.search(r"(\d+) images against (\d+) captions", protocol):
-        return int(found[1] if name.startswith("image_to_text") else found[2])
+    if match := re.search(r"(\d+) images against (\d+) captions", protocol):
+        return int(match[1] if name.startswith("image_to_text") else match[2])
     return int(re.search(r"(\d+) held-out records", protocol)[1])
 
 
 def with_error(share: float, interval: Interval | None) -> str:
-    """A share with its error bar, as a table has it; without one, it is a share of the shapes' held-out records."""
+    """Formats a fraction with its error bar for a table.
+
+    Args:
+        share: Fraction.
+        interval: 95% interval of the fraction; ``None``: Wilson's interval for the held-out records of the shapes.
+    """
     return shown(share, interval or wilson(share, SHAPES_HELD_OUT)).replace(" %", "%")
 
 
 def quickstart() -> str:
-    """What the quickstart prints at its end, from its result file."""
+    """Returns what the quickstart prints at its end, from its result file."""
     run = figures("quickstart")
     privacy = run["privacy"]
     lead = f"quickstart: epsilon {round_up(privacy['epsilon'])}, delta {round_up(privacy['delta'])}"
@@ -84,7 +93,7 @@ def quickstart() -> str:
 
 
 def results() -> str:
-    """The table of results."""
+    """Returns the table of results of README.md."""
     lines = ["| epsilon | what | before | after |", "|---|---|---|---|"]
     for cost, words, start, mean, spread in adapted_by_the_better_method():
         lines.append(f"| {round_up(cost)} | adapted by {words}, R@10 | {start:.1f}% | {mean:.1f}% ± {spread:.1f} |")
@@ -97,8 +106,13 @@ def results() -> str:
 
 
 def adapted_by_the_better_method() -> list[tuple[float, str, float, float, float]]:
-    """Of each epsilon with three runs: method, mean R@10 of the public models, mean and standard deviation after adaptation."""
-    found = []
+    """Returns the better of two methods for each epsilon at which a method has three runs.
+
+    Returns:
+        For each epsilon: the epsilon, the method, the mean R@10 of the public models, and the mean and standard deviation after
+        adaptation, percent.
+    """
+    rows = []
     for epsilon in (1.0, 8.0):
         sides = []
         for method, words in (("public", "public contrast"), ("group", "DP-GCL")):
@@ -107,12 +121,12 @@ def adapted_by_the_better_method() -> list[tuple[float, str, float, float, float
                 after = [100 * run["after"]["image_to_text_R@10"] for run in runs]
                 before = statistics.mean(100 * run["before"]["image_to_text_R@10"] for run in runs)
                 sides.append((epsilon, words, before, statistics.mean(after), statistics.stdev(after)))
-        found += sorted(sides, key=lambda side: -side[3])[:1]
-    return found
+        rows += sorted(sides, key=lambda side: -side[3])[:1]
+    return rows
 
 
 def steps() -> str:
-    """What a private step costs in time and memory."""
+    """Returns the table of what a private step costs in time and memory."""
     lines = ["| time over the best non-private step: loop, layerwise | S = 4 | S = 16 |", "|---|---|---|"]
     step = figures("step")
     for model, result in step["overhead"].items():
@@ -127,7 +141,7 @@ def steps() -> str:
 
 
 def adaptation() -> str:
-    """Public models adapted privately, and what a step of ViT-B-32 is."""
+    """Returns the table of public models that were adapted privately, and the size of a step of ViT-B-32."""
     lines = ["| adapted to | R@10, image to text | R@10, text to image | epsilon |", "|---|---|---|---|"]
     runs = {"shapes-adapted": "captioned shapes in four new colours", "cifar10-adapted": "scenes of five new CIFAR-10 classes"}
     for name, words in runs.items():
@@ -151,7 +165,7 @@ def adaptation() -> str:
 
 
 def gpu() -> str:
-    """A whole private step on a borrowed GPU, beside the best plain one."""
+    """Returns the table of a whole private step on a GPU, beside the fastest step without privacy."""
     kept = json.loads((RESULTS / "gpu-step.json").read_text(encoding="utf-8"))
     heads = "model", "private step, ms", "records/s", "plain step, ms", "private / plain", "peak memory, GiB"
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -165,21 +179,21 @@ def gpu() -> str:
 def _steps(figures: dict) -> Iterator[tuple[str, dict, dict]]:
     for model, ways in figures.items():
         if "private" in ways:
-            yield model, ways["private"], min((ways[way] for way in ways if way != "private"), key=lambda one: one["ms"])
+            yield model, ways["private"], min((ways[way] for way in ways if way != "private"), key=lambda row: row["ms"])
 
 
 def institutions() -> str:
-    """What being apart costs, and how long a round takes."""
+    """Returns the table of what it costs that the records stay at several institutions."""
     lines = ["| the same plan | R@10, image to text | R@10, text to image | epsilon |", "|---|---|---|---|"]
     for name, run in figures("institutions").items():
         metrics = [f"{direction}_R@10" for direction in ("image_to_text", "text_to_image")]
-        found = (with_error(run[metric], run.get("intervals", {}).get(metric)) for metric in metrics)
-        lines.append(f"| {name} | {' | '.join(found)} | {round_up(run['epsilon'])} |")
+        cells = (with_error(run[metric], run.get("intervals", {}).get(metric)) for metric in metrics)
+        lines.append(f"| {name} | {' | '.join(cells)} | {round_up(run['epsilon'])} |")
     return "\n".join([*lines, "", ERROR_BARS])
 
 
 def methods() -> str:
-    """All methods on the same records at the same promise."""
+    """Returns the table of all methods on the same records at the same epsilon and delta."""
     lines = [
         "| captioned shapes, epsilon 8 | R@10, image to text / text to image | sensitivity (C = 1) | noise per "
         "coordinate | time of a step |",
@@ -189,10 +203,10 @@ def methods() -> str:
     for run in result["methods"].values():
         best = run["R@10"][run["best"]]
         bars = run.get("intervals", {}).get(run["best"], {})
-        found = (with_error(best[f"{way}_R@10"], bars.get(f"{way}_R@10")) for way in ("image_to_text", "text_to_image"))
+        cells = (with_error(best[f"{way}_R@10"], bars.get(f"{way}_R@10")) for way in ("image_to_text", "text_to_image"))
         sensitivity = "" if run["sensitivity"] is None else f"{run['sensitivity']:,.0f}"
         noise = "" if run["noise"] is None else f"{run['noise']:.2g}"
-        lines.append(f"| {run['title']} | {' / '.join(found)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
+        lines.append(f"| {run['title']} | {' / '.join(cells)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
     lines += [
         "",
         "Batch clipping has the better of two learning rates. Each time is relative to `group` in the same command. "
@@ -202,7 +216,12 @@ def methods() -> str:
 
 
 def fill(text: str, blocks: dict[str, str]) -> str:
-    """A page whose marked parts are filled."""
+    """Fills the marked parts of a page.
+
+    Args:
+        text: Text of the page.
+        blocks: Content of each part, by the name in its mark.
+    """
     for name, content in blocks.items():
         block = f"<!-- {name} -->\n\n{content}\n\n<!-- /{name} -->"
         text = re.sub(f"<!-- {name} -->(.*<!-- /{name} -->)?", lambda _, block=block: block, text, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Tables of what the ingredients of recipes bring."""
+"""Tables of what each ingredient of a recipe adds, for docs/results.md."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ _REHEARSED = (
 
 
 def rungs(situation: str) -> str:
-    """The rungs of one recipe, and what the weights know before."""
+    """Returns the table of the rungs of one recipe, before and after training.
+
+    Args:
+        situation: Name of the recipe, one of `SITUATIONS`.
+    """
     runs = [run for run in figures("recipes")["runs"] if run["situation"] == situation]
     metrics = SHORT if situation == "small-images" else RETRIEVED
     names = "200-NN / linear probe" if situation == "small-images" else "R@10, image to text / text to image"
     lines = [f"| {names} | before training | after |", "|---|---|---|"]
     for words in dict.fromkeys(run["rung"] for run in runs):
-        own = [run for run in runs if run["rung"] == words]
-        best = max((run for run in own if run["run"] == 0), key=lambda run: sum(run["after"].values()))["rate"]
-        chosen = [run for run in own if run["rate"] == best]
+        candidates = [run for run in runs if run["rung"] == words]
+        best = max((run for run in candidates if run["run"] == 0), key=lambda run: sum(run["after"].values()))["rate"]
+        chosen = [run for run in candidates if run["rate"] == best]
         starts = [run["before"] for run in chosen]
         before = _figures(starts[:1] if starts[0] == starts[-1] else starts, metrics)  # a start that is made once is the same
         after = _figures([run["after"] for run in chosen], metrics)
@@ -37,17 +41,17 @@ def rungs(situation: str) -> str:
 
 
 def rehearsed() -> str:
-    """The rungs of the recipe for many pairs."""
+    """Returns the table of the rungs of the recipe for many pairs, from a rehearsal."""
     lines = ["| | R@1, image to text / text to image | sigma |", "|---|---|---|"]
     [rehearsal] = (run for run in figures("recipes")["runs"] if run["situation"] == "large-image-text")
-    _, *found = rehearsal["rehearsed"]  # the first is the configuration as it is
-    for words, one in zip(_REHEARSED, found, strict=True):
-        after = {line["name"]: line["value"] for line in one["evaluations"] if line["model"] == "trained"}
-        lines.append(f"| {words} | {_figures([after], _FIRST)} | {one['noise_multiplier']:.2f} |")
+    _, *results = rehearsal["rehearsed"]  # the first is the configuration as it is
+    for words, result in zip(_REHEARSED, results, strict=True):
+        after = {line["name"]: line["value"] for line in result["evaluations"] if line["model"] == "trained"}
+        lines.append(f"| {words} | {_figures([after], _FIRST)} | {result['noise_multiplier']:.2f} |")
     many = f"Percent, epsilon 1 for {rehearsal['records']:,} pairs."
     note = f"{many} Rehearsed on generated shapes with the small CNN, one run each."
     return "\n".join([*lines, "", f"{note} {made_by('recipes')}"])
 
 
 def _figures(measured: list[dict[str, float]], metrics: Iterable[str]) -> str:
-    return " / ".join(spread(one[metric] for one in measured) for metric in metrics)
+    return " / ".join(spread(values[metric] for values in measured) for metric in metrics)

@@ -1,9 +1,9 @@
-"""A table or figure of a paper as `dpfed reproduce` gives it, kept as a result file.
+"""Reproduces a table or figure of a paper with `dpfed reproduce`, and keeps it as a result file.
 
     python -m benchmarks.reproduced table1 --data cifar10 --path ../shared/data/cifar10 --epsilon 10
 
-writes ``benchmarks/results/table1-cifar10-cpu-epsilon10.json``. The runs stay in ``runs/reproduce``; what is there already
-is not trained again.
+This command writes ``benchmarks/results/table1-cifar10-cpu-epsilon10.json``. The runs stay in ``runs/reproduce``; finished runs
+are not trained again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpfed.reproduce.runs import Request
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:
-    """Every row."""
+    """Returns the title, scale, guarantee and rows of an outcome, as a mapping for JSON."""
     rows = [
         {
             "name": row.name,
@@ -41,7 +41,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Trains, and writes the result file, and the page of `dpfed reproduce`."""
+    """Trains the runs, and writes the result file and the files of `dpfed reproduce`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", help="such as table1; `dpfed reproduce --list` has them all")
     parser.add_argument("--data", required=True)

@@ -1,4 +1,4 @@
-"""The runs that the README and docs/towers.md show: trains each from its config and keeps what its results.json says.
+"""Trains a run that README.md or docs/towers.md shows, from its configuration, and keeps the contents of its results.json.
 
 python -m benchmarks.runs quickstart
 python -m benchmarks.runs cifar10-cpu --set data.path=../shared/data/cifar10
@@ -19,7 +19,12 @@ from dpfed.runs.pretraining import pretrain
 
 
 def main(name: str, assignments: list[str]) -> None:
-    """Runs ``configs/NAME.toml`` into ``runs/`` under its own name (must not exist) and writes its result file."""
+    """Trains ``configs/NAME.toml``, and writes its result file and a copy of its privacy card.
+
+    Args:
+        name: Name of the configuration. The folder of the run, ``runs/`` and the name in the configuration, must not exist.
+        assignments: Changes to the configuration, each ``section.key=value``.
+    """
     config = load_config(f"configs/{name}.toml", assignments)
     started = time.perf_counter()
     run = pretrain(config, Path("runs") / config.name)

@@ -1,7 +1,7 @@
-"""What privacy costs: the clipped group gradients of a step over the best non-private gradient, and peak memory.
+"""Measures what privacy costs: the clipped group gradients of a step over the best non-private gradient, and peak memory.
 
-Everything is timed in turn within one run, and only ratios of medians are reported. The non-private gradient is given every
-advantage: all microbatch sizes, over all cores at once and with one microbatch per core; the fastest counts.
+All gradients are timed in turn within one run, and only ratios of medians are reported. The non-private gradient has every
+advantage: it is tried with all microbatch sizes, on all cores at once and with one microbatch per core; the fastest counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,14 @@ CPU = torch.device("cpu")
 
 
 class NonPrivate:
-    """Gradient of the same loss without clipping, accumulated over microbatches."""
+    """The gradient of the same loss without clipping, accumulated over microbatches.
+
+    Args:
+        model: Model.
+        views: Views of the batch.
+        microbatch: Records in a microbatch.
+        per_core: Whether each core computes its own microbatches.
+    """
 
     def __init__(self, model: nn.Module, views: Views, microbatch: int, per_core: bool) -> None:
         self._model, self._views, self._microbatch = model, views, microbatch
@@ -50,7 +57,7 @@ class NonPrivate:
         self._pool = ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,)) if per_core else None
 
     def __call__(self) -> Tensor:
-        """The flat gradient."""
+        """Computes the flat gradient."""
         if self._pool is None:
             return self._of_thread(0)
         first, *others = self._pool.map(self._of_thread, range(self._threads))
@@ -70,7 +77,16 @@ class NonPrivate:
 def overheads(
     config: ModelConfig, records: int, repeats: int, microbatches: tuple[int, ...], device: torch.device = CPU, size: int = 32
 ) -> dict:
-    """Ratios of each engine to the best non-private gradient, for S = 4 and 16."""
+    """Measures the time of each engine over the best non-private gradient, for S = 4 and 16.
+
+    Args:
+        config: Model.
+        records: Number of records in the batch.
+        repeats: Number of timed rounds.
+        microbatches: Microbatch sizes of the non-private gradient.
+        device: Device.
+        size: Side of the images, pixels.
+    """
     torch.manual_seed(0)
     model = build_model(config, ObjectiveConfig(), size=size).to(device)
     views = stand_in_views(config, records, size, device)
@@ -108,7 +124,7 @@ def overheads(
 
 
 def peak_memory() -> dict[str, dict[str, float]]:
-    """Peak memory of a whole worker step, each in a process of its own."""
+    """Measures the peak memory of a whole worker step at each batch of `BATCHES`, each in a process of its own."""
     with tempfile.TemporaryDirectory() as stores:
         figures = {}
         for batch in BATCHES:

@@ -1,10 +1,10 @@
-"""What `dpfed cluster cost` needs to know of a machine: draws, images, views, gradients, noise, bookkeeping, messages.
+"""Measures what `dpfed cluster cost` needs to know of a machine: draws, images, views, gradients, noise, bookkeeping, messages.
 
     python -m benchmarks.throughput          prints, and writes benchmarks/results/throughput.json
 
-Gradients are the clipped group gradients of stand-in views that are already on the device. Reading images and making views are
-figures of their own; `benchmarks.parts` measures those of a configuration instead. Absolute seconds mean something for the
-machine that is named in the file, and for no other.
+Gradients are the clipped group gradients of stand-in views that are already on the device. Reading images and making views have
+separate figures. `benchmarks.parts` measures the parts of a configuration instead. Absolute seconds mean something only for the
+machine that is named in the file.
 """
 
 from __future__ import annotations
@@ -62,7 +62,14 @@ SIZES = (1, 1_000_000, 11_000_000)  # floats that travel
 
 
 def stand_in_views(config: ModelConfig, records: int, size: int, device: torch.device) -> Views:
-    """Noise in the shape of a batch: images, and captions for models that read them."""
+    """Returns noise in the shape of a batch: images ``(n, V, 3, H, W)``, and the tokens of captions if the model reads text.
+
+    Args:
+        config: Model.
+        records: Number of records n.
+        size: Side of the images, pixels.
+        device: Device of the views.
+    """
     views: Views = {"image": torch.randn(records, 1 if config.reads_text else VIEWS, 3, size, size).to(device)}
     if config.reads_text:
         tokenizer = tokenizer_for(config)
@@ -79,7 +86,16 @@ def gradients(
     precision: Precision = "fp32",  # in which groups may share a pass
     group: int = GROUP,
 ) -> dict:
-    """Records per second of the fastest engine, median of several batches."""
+    """Measures the gradients, views and decoded images per second, medians of several batches.
+
+    Args:
+        config: Model.
+        size: Side of the images, pixels.
+        records: Number of records in a batch.
+        device: Device that computes the gradients and the views.
+        precision: Precision of the gradients.
+        group: S, number of records in a group.
+    """
     torch.manual_seed(0)
     objective = ObjectiveConfig()
     model = build_model(config, objective, AdaptationConfig(), size).to(device).train()
@@ -108,7 +124,14 @@ def gradients(
 
 
 def made_views(size: int, views: int, records: int, device: torch.device) -> float:
-    """Records per second of which a worker makes random views, SimCLR's, of images that are in memory."""
+    """Measures how many records per second get their random views (SimCLR's), from images in memory.
+
+    Args:
+        size: Side of the images, pixels.
+        views: Number of views of each image.
+        records: Number of records in a batch.
+        device: Device that makes the views.
+    """
     maker = ImageViews(VIEWS_OF_IMAGES)
     images = torch.randint(0, 256, (records, 3, size, size), dtype=torch.uint8)
     uniforms = torch.rand(records, views, maker.columns)
@@ -116,12 +139,12 @@ def made_views(size: int, views: int, records: int, device: torch.device) -> flo
 
 
 def decoded_images(size: int, workers: int | None = None, clock: Callable[[], float] = time.perf_counter) -> float:
-    """JPEG files of this size per second that a process reads from a store and decodes, with the cores that it has.
+    """Measures how many JPEG files per second are read from a store and decoded.
 
     Args:
-        size: side, pixels.
-        workers: so many processes instead.
-        clock: seconds; default: of a clock on the wall.
+        size: Side of the images, pixels.
+        workers: Number of processes that decode; ``None``: this process alone, with all its cores.
+        clock: Function that returns the time, seconds; default: the time by the wall clock.
     """
     with tempfile.TemporaryDirectory() as folder:
         with StoreWriter(Path(folder) / "store", name="noise", kind="image", public=True) as writer:
@@ -144,7 +167,7 @@ def _jpeg(number: int, size: int) -> bytes:
 
 
 def coordinator(device: torch.device) -> dict[str, float]:
-    """What `seconds_of` a coordinator finds, for a model of `COORDINATED` parameters."""
+    """Returns the figures of `seconds_of` for a model of `COORDINATED` parameters on a device."""
     model = nn.ParameterList([nn.Parameter(torch.zeros(COORDINATED, device=device))])
     plan = PrivacyPlan.of(100_000, 1024, 16, clip_norm=1.0, steps=100, noise_multiplier=1.0, delta=1e-6)
     with tempfile.TemporaryDirectory() as folder:
@@ -155,7 +178,17 @@ def coordinator(device: torch.device) -> dict[str, float]:
 
 
 def seconds_of(runs: Coordinator, model: nn.Module, plan: PrivacyPlan, device: torch.device) -> dict[str, float]:
-    """Seconds per million parameters: noise and optimizer; what happens beside the next sum; a checkpoint."""
+    """Measures a coordinator.
+
+    Args:
+        runs: Coordinator.
+        model: Model of the coordinator.
+        plan: Privacy plan.
+        device: Device of the model.
+
+    Returns:
+        Seconds per million parameters: of noise and optimizer, of the bookkeeping beside the next sum, and of a checkpoint.
+    """
     numel = TrainableVector(model).numel
     ahead, whole, runs.ahead = [], [], True
     for number in range(min(REPEATS + 1, plan.steps)):
@@ -178,7 +211,7 @@ def seconds_of(runs: Coordinator, model: nn.Module, plan: PrivacyPlan, device: t
 
 
 def transport() -> dict:
-    """Seconds of reduce and broadcast between two processes of this machine (gloo)."""
+    """Measures the seconds of a reduce and a broadcast between two processes of this machine (gloo)."""
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(exchange, args=(folder,), nprocs=2)
         seconds = [float(line) for line in (Path(folder) / "seconds").read_text().split()]
@@ -191,7 +224,12 @@ def transport() -> dict:
 
 
 def exchange(rank: int, folder: str) -> None:
-    """One of the two processes; rank 0 writes the seconds."""
+    """Exchanges vectors as one of the two processes; rank 0 writes the seconds.
+
+    Args:
+        rank: Rank of the process, 0 or 1.
+        folder: Folder where the processes meet, and for the file of seconds.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     seconds = []
@@ -214,7 +252,14 @@ def median_seconds(
     before: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Median of several calls, after one that warms up."""
+    """Returns the median seconds of several calls, after one that warms up.
+
+    Args:
+        step: Function that is timed.
+        repeats: Number of timed calls.
+        before: Function that is called before each call, and is not timed.
+        clock: Function that returns the time, seconds.
+    """
     times = []
     for _ in range(repeats + 1):
         before()
@@ -224,19 +269,19 @@ def median_seconds(
     return statistics.median(times[1:])
 
 
-def assumed(figures: dict, one: dict) -> str:
-    """The figures of a model as options of `dpfed cluster cost`.
+def assumed(figures: dict, model: dict) -> str:
+    """Formats the figures of a model as options of `dpfed cluster cost`.
 
     Args:
-        figures: of the machine.
-        one: of the model.
+        figures: Figures of the machine.
+        model: Figures of the model.
     """
     coordinator, worker = figures["coordinator"], figures["worker"]
     known = {
-        "throughput": one["records_per_second"],
-        "decoding": 1 / one["decoded_per_second"],
-        "views": 1 / one["views_per_second"],
-        "ahead": float(one.get("reads_ahead", True)),
+        "throughput": model["records_per_second"],
+        "decoding": 1 / model["decoded_per_second"],
+        "views": 1 / model["views_per_second"],
+        "ahead": float(model.get("reads_ahead", True)),
         "noise": coordinator["noise_seconds_per_million"],
         "bookkeeping": coordinator["bookkeeping_seconds_per_million"],
         "each_step": coordinator.get("seconds_per_step", 0.0),
@@ -263,8 +308,8 @@ def main() -> None:
         print(f"{name.replace('_', ' '):>32}  {value:.4f}")
     for size, seconds in figures["transport"]["reduce_and_broadcast_seconds"].items():
         print(f"{int(size):>14,} floats  {seconds * 1e3:8.2f} ms for reduce and broadcast")
-    for name, one in figures["gradients"].items():
-        print(f"{name}: {assumed(figures, one)}")
+    for name, model in figures["gradients"].items():
+        print(f"{name}: {assumed(figures, model)}")
     print(write_result("throughput", figures, seeds=[0]))
 
 

@@ -1,7 +1,7 @@
-"""A run that is timed step by step while another one, in another process, waits for its turn.
+"""Times the steps of a run while another run, in another process, waits for its turn.
 
-The two take blocks of steps in turn, so whatever else the machine does hits both. Each writes what it measured to a folder that
-both know. `benchmarks.cluster` starts them.
+The two runs take blocks of steps in turn, so other work on the machine slows both. Each run writes its figures to a folder that
+both know. `benchmarks.cluster` starts both runs.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Turns(Progress):
     """A `Progress` that times the steps and gives the turn away after each block.
 
     Args:
-        folder: where the two runs see whose turn it is.
-        name: of this run.
-        other: name of the other run; empty: there is none.
-        inner: what the run is told to watch with.
+        folder: Folder whose files tell the two runs whose turn it is.
+        name: Name of this run.
+        other: Name of the other run; empty: there is none.
+        inner: Display that gets all notes, stages and evaluations.
 
     Attributes:
-        seconds: of each step that counts, everything included that one step and the next have between them.
+        seconds: Seconds of each step that counts, with all that happens between this step and the one before.
     """
 
     def __init__(self, folder: Path, name: str, other: str, inner: Progress) -> None:
@@ -125,7 +125,7 @@ class Measured:
         self._ended.set()
 
     def figures(self) -> dict[str, Any]:
-        """What was seen."""
+        """Returns the number of threads, the memory, and the seconds of each part of each step."""
         return {"threads": torch.get_num_threads(), "before_mb": self.before_mb, "peak_mb": self.peak_mb, "parts": self.parts}
 
     def _timed(self, part: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +150,14 @@ class Measured:
 
 
 def in_worker(settings: dict[str, Any], folder: Path, name: str, other: str) -> None:
-    """What each of Ray's workers does here, in the place of `dpfed.cluster.launch._in_worker`."""
+    """Trains in one of Ray's workers, in place of `dpfed.cluster.launch._in_worker`.
+
+    Args:
+        settings: Settings of the worker, from the launcher.
+        folder: Folder of the figures.
+        name: Name of this run.
+        other: Name of the other run; empty: there is none.
+    """
     turns = Turns(folder, name, other, Relay(settings["queue"]))
     with Measured() as measured:
         work(settings["task"], turns)
@@ -158,12 +165,22 @@ def in_worker(settings: dict[str, Any], folder: Path, name: str, other: str) -> 
 
 
 def write(folder: Path, name: str, rank: int, figures: dict[str, Any]) -> None:
-    """Keeps the figures of one process."""
+    """Writes the figures of one process to ``NAME-RANK.json``."""
     (folder / f"{name}-{rank}.json").write_text(json.dumps(figures), encoding="utf-8")
 
 
 def main(folder: Path, name: str, other: str, tree: dict[str, Any], start: str, workers: int, cpus: int) -> None:
-    """Trains with so many cores for each worker, started by ``ray``, by ``torchrun`` (which runs this file), or ``alone``."""
+    """Trains a run in turns with another.
+
+    Args:
+        folder: Folder of the runs and of their figures.
+        name: Name of this run.
+        other: Name of the other run; empty: there is none.
+        tree: Configuration, as nested dictionaries.
+        start: Kind of start: ``ray``, ``torchrun`` (which runs this module), or ``alone``.
+        workers: Number of workers, for ``ray``.
+        cpus: Number of cores of each worker.
+    """
     config, run = parse_config(tree), folder / f"run-{name}"
     if start == "ray":
         measured_worker = functools.partial(in_worker, folder=folder, name=name, other=other)

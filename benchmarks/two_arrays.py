@@ -1,8 +1,8 @@
-"""`dpfed.PrivateCCA` beside scikit-learn's exact CCA, on two matrices that share a few directions, and its pace.
+"""Compares `dpfed.PrivateCCA` with scikit-learn's exact CCA, on two matrices that share a few directions, and times it.
 
 python -m benchmarks.two_arrays --draws 5 --rows 100000 1000000
 
-Without ``--rows``, the paces that the result file has stay. It also measures what a basis of public rows adds to few rows.
+Without ``--rows``, the times in the result file stay. The benchmark also measures what a basis of public rows adds to few rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ LARGE = (512, 384)  # columns, float16
 
 
 def two_views(rows: int, widths: tuple[int, int], seed: int) -> list[np.ndarray]:
-    """X and Y, float32: linear functions of a few common numbers, with noise of their own."""
+    """Returns X and Y, float32 ``(rows, width)``: linear functions of a few common numbers, each with noise of its own.
+
+    Args:
+        rows: Number of rows.
+        widths: Numbers of columns of X and of Y.
+        seed: Seed of the rows.
+    """
     mixing, drawn = np.random.default_rng(99), np.random.default_rng(seed)
     common = drawn.standard_normal((rows, SHARED))
     return [
@@ -43,22 +49,22 @@ def two_views(rows: int, widths: tuple[int, int], seed: int) -> list[np.ndarray]
 
 
 def found(widths: tuple[int, int], draws: int) -> dict[str, Any]:
-    """R@10 on held-out rows, means over draws of rows and noise."""
+    """Measures R@10 on held-out rows, a fraction, by epsilon; means over draws of rows and noise."""
     kept: dict[str, list[float]] = {}
     for seed in range(draws):
         x, y = two_views(TRAINED + HELD_OUT, widths, seed)
-        own, held = (x[:TRAINED], y[:TRAINED]), (x[TRAINED:], y[TRAINED:])
-        exact = CCA(SHARED, max_iter=5000).fit(*own).transform(*held)
+        used, held = (x[:TRAINED], y[:TRAINED]), (x[TRAINED:], y[TRAINED:])
+        exact = CCA(SHARED, max_iter=5000).fit(*used).transform(*held)
         kept.setdefault("exact", []).append(recall(*[np.ascontiguousarray(side, np.float32) for side in exact]))
         for epsilon in EPSILONS:
-            cca = dpfed.PrivateCCA(epsilon=epsilon).fit(*own)
+            cca = dpfed.PrivateCCA(epsilon=epsilon).fit(*used)
             kept.setdefault(f"{epsilon}", []).append(cca.with_components(SHARED).score(*held))
             kept.setdefault(f"{epsilon} all", []).append(cca.score(*held))
     return {name: round(statistics.mean(values), 4) for name, values in kept.items()}
 
 
 def gained(widths: tuple[int, int], draws: int) -> dict[str, Any]:
-    """R@10 of heads that were fitted to few rows, in a random basis and in one of public rows; means over draws."""
+    """Measures R@10 of heads that are fitted to few rows, in a random basis and in a basis of public rows, for each draw."""
     kept: dict[str, list[float]] = {}
     for seed in range(draws):
         x, y = two_views(FEW + HELD_OUT, widths, seed)
@@ -70,7 +76,7 @@ def gained(widths: tuple[int, int], draws: int) -> dict[str, Any]:
 
 
 def pace(rows: int) -> dict[str, Any]:
-    """Seconds and memory of a fit to mapped float16 matrices."""
+    """Measures the seconds and the memory of a fit to memory-mapped float16 matrices of so many rows."""
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for name, width in zip("xy", LARGE, strict=True):
@@ -112,7 +118,7 @@ def _own_memory() -> float:
 
 
 def table() -> str:
-    """For docs/results.md."""
+    """Returns the table of both CCAs, for docs/results.md."""
     given = figures("two_arrays")
     heads = "| columns of X, Y | exact CCA | epsilon 1 | 3 | 8 | all k columns, epsilon 1 | 3 | 8 |"
     lines = [heads, "|---" * heads.count("|", 1) + "|"]
@@ -121,9 +127,9 @@ def table() -> str:
         cells = " | ".join(f"{100 * row['recall'][name]:.0f}" for name in names)
         lines.append(f"| {row['widths'][0]}, {row['widths'][1]} | {cells} |")
     paces = (
-        f"{one['rows']:,} rows of {one['columns'][0]} and {one['columns'][1]} float16 columns take {one['seconds']:.0f} s on "
-        f"one busy core, and {one['added_memory_gib']} GiB of memory beside the mapped files."
-        for one in given["pace"]
+        f"{run['rows']:,} rows of {run['columns'][0]} and {run['columns'][1]} float16 columns take {run['seconds']:.0f} s on "
+        f"one busy core, and {run['added_memory_gib']} GiB of memory beside the mapped files."
+        for run in given["pace"]
     )
     said = (
         f"R@10 of {HELD_OUT:,} held-out rows, percent. {TRAINED:,} rows were fitted, which share {SHARED} directions. Means of "
@@ -134,13 +140,13 @@ def table() -> str:
 
 
 def table_of_basis() -> str:
-    """For docs/results.md: few rows with a public basis."""
+    """Returns the table of few rows with a public basis, for docs/two-arrays.md."""
     given = figures("two_arrays")
     heads = "| columns of X, Y | random basis, epsilon 1 | 3 | 8 | public basis, epsilon 1 | 3 | 8 |"
     lines = [heads, "|---" * heads.count("|", 1) + "|"]
     for row in given["few"]:
-        found = [row["recall"][f"{epsilon} {name}"] for name in ("random", "public") for epsilon in EPSILONS]
-        cells = " | ".join(f"{100 * statistics.mean(own):.0f} ± {100 * statistics.stdev(own):.0f}" for own in found)
+        recalls = [row["recall"][f"{epsilon} {name}"] for name in ("random", "public") for epsilon in EPSILONS]
+        cells = " | ".join(f"{100 * statistics.mean(draws):.0f} ± {100 * statistics.stdev(draws):.0f}" for draws in recalls)
         lines.append(f"| {row['widths'][0]}, {row['widths'][1]} | {cells} |")
     said = (
         f"R@10 of {HELD_OUT:,} held-out rows, percent, after a fit to {FEW} rows. The public basis is made of {PUBLIC:,} "
@@ -150,7 +156,7 @@ def table_of_basis() -> str:
 
 
 def main() -> None:
-    """Measures both."""
+    """Measures both CCAs, bases and times, and writes ``benchmarks/results/two_arrays.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--rows", type=int, nargs="*", default=[])

@@ -92,12 +92,12 @@ def choose(request: Request, progress: Progress | None = None) -> Chosen:
     progress = progress or Silent()
     given = request.given()
     progress.note(f"looking at {request.data}")
-    found = survey(request.data)
+    data_set = survey(request.data)
     device = pick_device(str(given.get("training.device", "auto"))).type
     situation = Situation(
-        survey=found,
+        survey=data_set,
         epsilon=float(request.epsilon),
-        towers=_towers(request, found, device, given),
+        towers=_towers(request, data_set, device, given),
         device=device,
         public=None if request.public is None else Path(request.public).absolute(),
         given=given,
@@ -118,18 +118,18 @@ def choose(request: Request, progress: Progress | None = None) -> Chosen:
     if config is not whole:
         plan = plan_of(situation.known_records, config)
     said = expected(config, plan, _held_out(config, store), situation.towers.pretrained)
-    return Chosen(config, tuple(choices), plan, seconds, said, _heading(found, store))
+    return Chosen(config, tuple(choices), plan, seconds, said, _heading(data_set, store))
 
 
-def _towers(request: Request, found: Survey, device: str, given: dict[str, Any]) -> Towers:
-    reads_text = found.kind == "image-text" and given.get("model.kind") != "image"
+def _towers(request: Request, data_set: Survey, device: str, given: dict[str, Any]) -> Towers:
+    reads_text = data_set.kind == "image-text" and given.get("model.kind") != "image"
     if request.model is not None:
         return given_towers(request.model, reads_text, given)
-    return towers_at_hand(reads_text) or small_towers(reads_text, device, found.records)
+    return towers_at_hand(reads_text) or small_towers(reads_text, device, data_set.records)
 
 
 def _imported(choices: list[Choice], situation: Situation, progress: Progress) -> tuple[RecordStore, Situation]:
-    """Imports the records unless they are a store already; returns them, and the situation with the size of their images."""
+    """Imports the records unless they are a store already; returns the store, and the situation with the size of its images."""
     keys = _merged(choices, {**situation.towers.keys, **situation.given})
     keys = {key: value for key, value in keys.items() if key.startswith(("data.", "model."))}
     config = resolve_model_defaults(Config.unchecked(**_tree(keys)).effective())
@@ -143,7 +143,11 @@ def _imported(choices: list[Choice], situation: Situation, progress: Progress) -
 
 
 def _counted(situation: Situation, store: RecordStore, unit: Unit) -> Situation:
-    """Adds N and the evaluation split to the situation."""
+    """Adds N, the evaluation split, and whether the records have a lifetime budget to the situation.
+
+    Raises:
+        UserError: If there are too few training records.
+    """
     records = protected_count(store, unit)
     if records < FEWEST:
         raise UserError(
@@ -204,7 +208,7 @@ def _within(
     Args:
         minutes: Longest training time, minutes; ``None``: 20, and a plan that cannot be shortened enough is not refused.
         choices: Choices so far.
-        config: Configuration that they give.
+        config: Configuration that the choices give.
         seconds: Estimated duration with this configuration, seconds.
         situation: Public facts of the run.
 
@@ -254,9 +258,9 @@ def _held_out(config: Config, store: RecordStore) -> int:
     return (store.count(split) if split != "none" else 0) or max(1, store.count("train") // HELD_OUT)
 
 
-def _heading(found: Survey, store: RecordStore) -> str:
+def _heading(data_set: Survey, store: RecordStore) -> str:
     what = "captioned images" if store.kind == "image-text" else "images"
-    classes = f" of {found.classes} classes" if found.classes else ""
+    classes = f" of {data_set.classes} classes" if data_set.classes else ""
     held = sum(store.count(split) for split in ("validation", "test"))
     there = f"{store.count('train'):,} to train on" + (f", {held:,} held out" if held else "")
-    return f"{found.path.name}: {len(store):,} {what}{classes}; {there}"
+    return f"{data_set.path.name}: {len(store):,} {what}{classes}; {there}"

@@ -38,7 +38,7 @@ class Expectation:
         figure: Name of the predicted metric, such as ``"R@10"``; ``None``: nothing is predicted.
         before: Value before training, percent; ``None``: unknown, and `after` is then a gain, percentage points.
         after: Value after training, percent; ``None``: nothing is predicted.
-        error: Error of `after`, percentage points; eight of ten runs end within it. ``None``: nothing is predicted.
+        error: Error of `after`, percentage points; eight of ten runs end within this error. ``None``: nothing is predicted.
         sentence: Prediction in words.
     """
 
@@ -85,7 +85,7 @@ def expected(config: Config, plan: PrivacyPlan, held_out: int, pretrained: str) 
 
 
 def recall_of_moments(records: int, noise_multiplier: float, held_out: int, public: bool = True) -> float:
-    """Predicts R@10, percent, mean of both directions, of private moments between towers that were never aligned.
+    """Predicts the R@10 of private moments between towers that were never aligned: percent, mean of both directions.
 
     Without noise, recall grows with N and falls with the number of candidates. Noise leaves a fraction of the recall above
     chance (`dpfed.runs.moment_forecast.kept_by`).
@@ -115,7 +115,7 @@ def gain_of_images(strength: float) -> float:
 
 
 def recall_of_pairs(strength: float, held_out: int) -> float:
-    """Predicts R@10, percent, of two small towers trained on simple captioned pictures from random weights.
+    """Predicts the R@10, percent, of two small towers trained on simple captioned pictures from random weights.
 
     Args:
         strength: N times epsilon.

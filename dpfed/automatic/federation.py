@@ -44,9 +44,9 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
         raise UserError(
             f"{records} records in all are too few: with fewer than {FEWEST}, no method learns anything. [federation-plan-few]"
         )
-    kind, own = "image-text" if captions else "image", str(request.data)
-    labels, split = _own(local_path(own, "data"), kind) if own else ({}, "none")
-    survey = Survey(Path(own).absolute(), "store", kind, records, frozenset(), labels, None, _SIDE)
+    kind, store = "image-text" if captions else "image", str(request.data)
+    labels, split = _own(local_path(store, "data"), kind) if store else ({}, "none")
+    survey = Survey(Path(store).absolute(), "store", kind, records, frozenset(), labels, None, _SIDE)
     towers = given_towers(request.model, captions, given) if request.model else small_towers(captions, "cpu", records)
     public = None if request.public is None else local_path(request.public, "public")
     if public is not None and not read_layout(public).header["public"]:
@@ -55,7 +55,7 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
             "imported with `dpfed data import --public`. [federation-plan-public]"
         )
     situation = Situation(survey, float(request.epsilon), towers, "cpu", public, given, records, split)
-    choices = [_trust(len(counts)), *_data(own, towers.sized), *after_import(situation)]
+    choices = [_trust(len(counts)), *_data(store, towers.sized), *after_import(situation)]
     config = configured(choices, given, "federation")
     plan = plan_of(records, config)
     heading = f"a federation of {len(counts)} sites; {records:,} records to train on"
@@ -64,7 +64,7 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
 
 
 def _own(path: Path, kind: str) -> tuple[dict[str, list[str]], str]:
-    """Returns the labels of the coordinator's own store, and the evaluation split; it reads no record.
+    """Returns the labels of the coordinator's own store, and the evaluation split. No record is read.
 
     Args:
         path: Path of the store.
@@ -92,11 +92,11 @@ def _trust(sites: int) -> Choice:
     return Choice("trust", 'trust = "distributed"', why, {})
 
 
-def _data(own: str, sized: bool) -> list[Choice]:
-    if own:
-        keys: dict[str, Any] = {"data.source": "store", "data.path": own}
+def _data(store: str, sized: bool) -> list[Choice]:
+    if store:
+        keys: dict[str, Any] = {"data.source": "store", "data.path": store}
         what = Choice(
-            "data", f"the coordinator's own store {own}", "for evaluation; the sites' records are never used for it", keys
+            "data", f"the coordinator's own store {store}", "for evaluation; the sites' records are never used for it", keys
         )
     else:
         keys = {"data.source": "shapes", "data.records": FEWEST}

@@ -55,7 +55,7 @@ class Request:
         """
         self._refuse_numbers()
         keys = leaves(assigned(self.assignments))
-        keys |= {key.strip(): None for key, _, text in (one.partition("=") for one in self.assignments) if not text.strip()}
+        keys |= {key.strip(): None for key, _, text in (item.partition("=") for item in self.assignments) if not text.strip()}
         options = {
             "privacy.epsilon": ("--epsilon", self.epsilon),
             "privacy.delta": ("--delta", self.delta),

@@ -1,4 +1,4 @@
-"""The rules: each makes a choice from public numbers alone (docs/automatic.md; figures in docs/results.md).
+"""The rules. Each rule makes a choice from public numbers alone (docs/automatic.md; figures in docs/results.md).
 
 A rule returns a `Choice`: keys of a configuration, their meaning in a few words, and the reason. The user's keys override the
 keys of a choice.
@@ -31,7 +31,7 @@ _STEPS = 100
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice.
+    """A choice of one or more settings, with the reason for it.
 
     Attributes:
         topic: Topic of the choice, such as ``"method"``.
@@ -56,7 +56,7 @@ class Situation:
     Attributes:
         survey: Public facts of the data set.
         epsilon: Epsilon of the guarantee.
-        towers: Towers before training; rules read their ``pretrained``.
+        towers: Towers before training.
         device: Device: ``"cpu"``, ``"cuda"`` or ``"mps"``.
         public: Path of a public record store; ``None``: the user gave none.
         given: Values of the keys that the user set, by dotted key.
@@ -113,9 +113,9 @@ def _data_keys(survey: Survey) -> dict[str, Any]:
 
 
 def _held_out(survey: Survey) -> Choice:
-    own = next((split for split in ("validation", "test") if split in survey.splits), None)
-    if own is not None:
-        return Choice("held out", f"its own {own} split", "the data set has one", {})
+    split = next((split for split in ("validation", "test") if split in survey.splits), None)
+    if split is not None:
+        return Choice("held out", f"its own {split} split", "the data set has one", {})
     if survey.kind == "image" and survey.classes < 2:
         return Choice("held out", "nothing", "without classes or captions, dpfed cannot evaluate the model", {})
     if survey.records is None:

@@ -109,14 +109,14 @@ def refuse_another(request: Request, folder: str | Path) -> None:
     for key, value in given.items():
         put(tree, key, value)
     asked = with_absolute_paths(Config.unchecked(**tree).effective())
-    kept, wanted = (leaves(one.model_dump(mode="json")) for one in (config, asked))
+    kept, wanted = (leaves(settings.model_dump(mode="json")) for settings in (config, asked))
     there: dict[str, tuple[object, object]] = {"data": (config.data.path, str(local_path(request.data, "data").resolve()))}
     there["epsilon"] = (config.privacy.epsilon, float(request.epsilon))
     settled = {key for key, value in given.items() if value == "auto" or (value is None and key != "model.start")}
     there |= {_NAMES.get(key, key): (kept.get(key), wanted.get(key)) for key in given if key not in settled}
     for name, (value, other) in there.items():
         if value != other:
-            value, other = ("its default" if one is None else one for one in (value, other))
+            value, other = ("its default" if shown is None else shown for shown in (value, other))
             raise UserError(
                 f"{folder} holds a run with {name} = {value}, but this request has {other}: choose another folder, or give the "
                 "same value. [automatic-other-run]",

@@ -1,6 +1,6 @@
 """Counts the records at a path before an import: their number, their kind, and the size of their images.
 
-The choices depend on these numbers and on no others. They count as public, as N does in every run.
+The choices depend on these numbers of the data set and on no others. The numbers count as public, as N does in every run.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Survey:
 
 
 def survey(given: str | Path) -> Survey:
-    """Reads the public facts of a data set. It imports nothing, and opens only the first images, to read their sizes.
+    """Reads the public facts of a data set. Nothing is imported, and only the first images are opened, to read their sizes.
 
     Args:
         given: Path of a folder, a table, another file that an importer reads, or a record store.
 
     Raises:
-        UserError: If the path does not exist, no importer recognises the data set, or it has fewer than 100 records.
+        UserError: If the path does not exist, no importer recognises the data set, or the data set has fewer than 100 records.
     """
     path = existing(given)
     if is_store(path):
@@ -76,7 +76,7 @@ def survey(given: str | Path) -> Survey:
         header, size = layout.header, layout.header["images"].get("size")
         counts, labels = layout.splits, header["label_names"]
         splits = frozenset(split for split, count in counts.items() if count)
-        found = Survey(
+        facts = Survey(
             path, "store", header["kind"], counts["train"], splits, labels, header["unit_name"], size or 0, bool(size)
         )
     else:
@@ -84,13 +84,13 @@ def survey(given: str | Path) -> Survey:
         source = detect(path, access)
         opened = importers()[source].open(path, access)
         side = _usual_side(opened.records, access)
-        found = Survey(path, source, opened.kind, opened.total, opened.splits, opened.label_names, opened.unit_name, side)
-    if found.records is not None and found.records < FEWEST:
+        facts = Survey(path, source, opened.kind, opened.total, opened.splits, opened.label_names, opened.unit_name, side)
+    if facts.records is not None and facts.records < FEWEST:
         raise UserError(
-            f"{path} has {found.records:,} records. With fewer than {FEWEST}, noise hides all that a model could learn: "
+            f"{path} has {facts.records:,} records. With fewer than {FEWEST}, noise hides all that a model could learn: "
             "give more records, or use a public model as it is. [automatic-few]"
         )
-    return found
+    return facts
 
 
 def _usual_side(items: Iterator[Item], access: Access) -> int:

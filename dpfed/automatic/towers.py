@@ -91,7 +91,7 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
 
     Args:
         name: Name of the tower; also ``sentence-transformers/NAME``, or the folder of a text tower in the Hugging Face format.
-        weights: Tag whose weights the library fetches, or local file or folder; default: the library's usual weights.
+        weights: Tag of weights that the library fetches, or a local file or folder; ``None``: the library's usual weights.
 
     Raises:
         UserError: If the name or the weights are unknown or unavailable, or the model has no pretrained weights.
@@ -106,21 +106,21 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
             )
         return public_text_tower(name)
     try:
-        found = given_towers(name, False, {"model.weights": weights} if weights else {})
+        towers = given_towers(name, False, {"model.weights": weights} if weights else {})
     except UserError as error:
         if error.code != "automatic-model":
             raise
-        found = Towers({}, name, "")
-    if found.pretrained == "none" or "model.start" in found.keys:
+        towers = Towers({}, name, "")
+    if towers.pretrained == "none" or "model.start" in towers.keys:
         raise UserError(
             f"--model {name}: expected {_TOWER_FORMS}. Give a run as the first argument, without --model. [tower-name]"
         )
-    keys = {key.removeprefix("model."): value for key, value in found.keys.items()}
+    keys = {key.removeprefix("model."): value for key, value in towers.keys.items()}
     return public_tower(ModelConfig(**keys | ({"weights": weights} if weights else {})))
 
 
 def towers_at_hand(reads_text: bool) -> Towers | None:
-    """Finds pretrained towers in this machine's Hugging Face cache; it fetches nothing.
+    """Finds pretrained towers in this machine's Hugging Face cache. Nothing is fetched.
 
     Args:
         reads_text: Whether the records have captions, which also need a text tower.
@@ -128,17 +128,17 @@ def towers_at_hand(reads_text: bool) -> Towers | None:
     Returns:
         The towers; ``None`` if the cache lacks a tower, or a library that loads it is missing.
     """
-    found = next((name for name in _CACHED_IMAGES if _is_cached(f"timm/{name}")), None)
-    if found is None or importlib.util.find_spec("timm") is None:
+    image = next((name for name in _CACHED_IMAGES if _is_cached(f"timm/{name}")), None)
+    if image is None or importlib.util.find_spec("timm") is None:
         return None
     if reads_text and (not _is_cached(TEXT) or importlib.util.find_spec("transformers") is None):
         return None
-    base, _, tag = found.partition(".")
+    base, _, tag = image.partition(".")
     keys: dict[str, Any] = {"model.kind": "image-text" if reads_text else "image"}
     keys |= {"model.image": f"timm/{base}", "model.weights": tag}
     if reads_text:
         keys["model.text"] = TEXT
-    return Towers(keys, f"timm/{found}", "its weights are on this machine", "unaligned" if reads_text else "images", sized=True)
+    return Towers(keys, f"timm/{image}", "its weights are on this machine", "unaligned" if reads_text else "images", sized=True)
 
 
 def _encoder(family: str, name: str, kind: str, why: str, given: dict[str, Any]) -> Towers:
@@ -170,8 +170,8 @@ def _usual_tag(family: str, name: str) -> str:
     known: dict[str, Any] = timm.models.get_arch_pretrained_cfgs(name) if name in timm.list_models() else {}
     tags = [full.partition(".")[2] for full, cfg in known.items() if cfg.has_weights]
     if not tags:
-        close = [one for one in timm.list_models(pretrained=True) if one.startswith(name.split("_")[0])][:3]
-        hint = f", such as {', '.join(f'timm/{one}' for one in close)}" if close else ""
+        close = [other for other in timm.list_models(pretrained=True) if other.startswith(name.split("_")[0])][:3]
+        hint = f", such as {', '.join(f'timm/{other}' for other in close)}" if close else ""
         raise UserError(
             f"--model timm/{name}: timm has no pretrained weights of that name; choose one of "
             f"`timm.list_models(pretrained=True)`{hint}. [automatic-no-weights]"
@@ -187,10 +187,10 @@ def _open_clip(name: str, why: str) -> Towers:
     architecture, _, tag = name.partition("/")
     tags: Sequence[str] = open_clip.list_pretrained_tags_by_model(architecture)
     if not tags or (tag and tag not in tags):
-        known = sorted({one for one, _ in open_clip.list_pretrained()})
+        known = sorted({candidate for candidate, _ in open_clip.list_pretrained()})
         expected = f"one of its weights: {', '.join(tags)}" if tags else f"one of {', '.join(known[:6])}, ..."
         raise UserError(f"--model open_clip/{name}: expected {expected}. [automatic-clip-name]")
-    preferred = (one for start in _PREFERRED_TAGS for one in tags if one.startswith(start))
+    preferred = (candidate for start in _PREFERRED_TAGS for candidate in tags if candidate.startswith(start))
     tag = tag or next(preferred, tags[0])
     keys = {"model.kind": "open_clip", "model.architecture": architecture, "model.weights": tag}
     return Towers(keys, f"open_clip {architecture}, weights {tag}", why, "aligned", sized=True)
@@ -217,7 +217,7 @@ def _is_cached(repository: str) -> bool:
         from huggingface_hub import try_to_load_from_cache
 
         for file in ("model.safetensors", "pytorch_model.bin"):
-            found = try_to_load_from_cache(repository, file)
-            if isinstance(found, str) and os.path.exists(found):
+            cached = try_to_load_from_cache(repository, file)
+            if isinstance(cached, str) and os.path.exists(cached):
                 return True
     return False

@@ -59,7 +59,7 @@ class Access:
             authorization: The ``Authorization`` header, such as ``Bearer TOKEN``.
         """
         given = [query or "", _cookie(cookies, self.cookie), authorization.removeprefix("Bearer ")]
-        return any(hmac.compare_digest(one.encode(), self.token.encode()) for one in given)
+        return any(hmac.compare_digest(candidate.encode(), self.token.encode()) for candidate in given)
 
     def knows(self, host: str) -> bool:
         """Returns whether a request's ``Host`` is loopback. Another name that resolves to this machine is refused."""
@@ -77,10 +77,10 @@ def is_loopback(host: str) -> bool:
 
 def _cookie(header: str, name: str) -> str:
     try:
-        found = SimpleCookie(header).get(name)
+        morsel = SimpleCookie(header).get(name)
     except CookieError:
         return ""
-    return found.value if found else ""
+    return morsel.value if morsel else ""
 
 
 def _token_in(file: Path) -> str:

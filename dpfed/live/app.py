@@ -148,9 +148,9 @@ class _Views:
             return HTMLResponse(self._pages.refusal(sentence), 404)
         beside = None
         if seen.run_state is not None and seen.run_state.model:
-            found = self._retrieval.find(self._scan.folders()[name], text) if text is not None else None
+            result = self._retrieval.find(self._scan.folders()[name], text) if text is not None else None
             if text is not None or reads_text(self._scan.folders()[name]):
-                answers, trouble, searched = (found.pictures, found.trouble, found.searched) if found else ((), "", 0)
+                answers, trouble, searched = (result.pictures, result.trouble, result.searched) if result else ((), "", 0)
                 beside = self._pages.search(name, text or "", answers, trouble, searched)
         return HTMLResponse(self._pages.page(name, _events("run", [name]), self._one(name), beside))
 
@@ -163,7 +163,7 @@ class _Views:
 
 
 class _Events(StreamingResponse):
-    """A response of server-sent events that calls a function when its reader has left."""
+    """A response of server-sent events that calls a function when the reader of the response has left."""
 
     def __init__(self, stream: AsyncIterator[str], left: Callable[[], None]) -> None:
         super().__init__(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})

@@ -1,4 +1,4 @@
-"""The figures of a run. Terminal, page and monitors all show these, so they cannot differ.
+"""The figures of a run. Terminal, page and monitors all show these figures, so none can show another number.
 
 For monitors, the module also returns the figures in Prometheus's text format, and the health of all runs.
 """
@@ -29,8 +29,8 @@ class Figure:
     Attributes:
         key: Name for programs, such as ``epsilon_spent``; Prometheus's names begin with ``dpfed_``.
         label: Name for people.
-        value: The number; ``None``: there is none now.
-        shown: The number for people, with its unit and a figure to compare it with.
+        value: Number; ``None``: there is none now.
+        shown: Number for people, with its unit and a figure to compare it with.
         help: Explanation in one line.
         labels: Labels that distinguish figures with the same key, such as those of several sites.
     """
@@ -50,13 +50,13 @@ def figures(seen: Seen) -> list[Figure]:
 
 def overview(seen: Seen) -> list[Figure]:
     """Returns the figures for a list of runs and for the top of a run's page."""
-    one, state = (
+    run, state = (
         seen.run_state,
-        Figure("up", "state", float(seen.state == "running"), _state(seen), "1 while a process runs it"),
+        Figure("up", "state", float(seen.state == "running"), _state(seen), "1 while a process is working on the run"),
     )
-    if one is None:
+    if run is None:
         return [state]
-    return [state, *_steps(seen, one), *_privacy(one), *_utility(one)]
+    return [state, *_steps(seen, run), *_privacy(run), *_utility(run)]
 
 
 def details(seen: Seen) -> list[Figure]:
@@ -68,16 +68,16 @@ def _state(seen: Seen) -> str:
     return "stopped, or running on another machine or in a container" if seen.elsewhere else seen.state
 
 
-def _steps(seen: Seen, one: RunState) -> Iterator[Figure]:
-    percent = f" ({100 * one.done // one.planned} %)" if one.planned else ""
+def _steps(seen: Seen, run: RunState) -> Iterator[Figure]:
+    percent = f" ({100 * run.done // run.planned} %)" if run.planned else ""
     yield Figure(
         "steps_done",
         "steps",
-        one.done,
-        f"{one.done:,} of {one.planned:,}{percent}" if one.planned else "none yet",
+        run.done,
+        f"{run.done:,} of {run.planned:,}{percent}" if run.planned else "none yet",
         "Steps done",
     )
-    yield Figure("steps_planned", "steps planned", one.planned or None, f"{one.planned:,}", "T, the planned steps")
+    yield Figure("steps_planned", "steps planned", run.planned or None, f"{run.planned:,}", "T, the planned steps")
     if seen.state != "running":
         return
     throughput = "not known yet" if seen.seconds is None else duration(seen.seconds)
@@ -91,31 +91,31 @@ def _steps(seen: Seen, one: RunState) -> Iterator[Figure]:
         yield Figure("last_step_timestamp_seconds", "last step at", seen.last, at, "Time of the last step")
 
 
-def _privacy(one: RunState) -> Iterator[Figure]:
-    plan = one.plan
+def _privacy(run: RunState) -> Iterator[Figure]:
+    plan = run.plan
     if plan is None:
         return
-    if one.epsilon is None or one.epsilon_planned is None:
+    if run.epsilon is None or run.epsilon_planned is None:
         yield Figure("epsilon_spent", "epsilon spent", None, "none: no guarantee holds", "Epsilon of what was released so far")
         return
-    planned, spent = round_up(one.epsilon_planned), round_up(one.epsilon)
+    planned, spent = round_up(run.epsilon_planned), round_up(run.epsilon)
     yield Figure(
-        "epsilon_spent", "epsilon spent", one.epsilon, f"{spent} of {planned} planned", "Epsilon of what was released so far"
+        "epsilon_spent", "epsilon spent", run.epsilon, f"{spent} of {planned} planned", "Epsilon of what was released so far"
     )
-    yield Figure("epsilon_planned", "epsilon planned", one.epsilon_planned, planned, "Epsilon of all planned steps")
+    yield Figure("epsilon_planned", "epsilon planned", run.epsilon_planned, planned, "Epsilon of all planned steps")
     yield Figure("delta", "delta", plan.promise.delta, round_up(plan.promise.delta), "Delta of both epsilons")
-    if one.budget is not None:
+    if run.budget is not None:
         what = "The largest epsilon that the site agreed to, or the epsilon of the records' lifetime budget"
-        yield Figure("epsilon_budget", "budget", one.budget, round_up(one.budget), what)
-    for number, (words, part) in enumerate(one.lifetime):
+        yield Figure("epsilon_budget", "budget", run.budget, round_up(run.budget), what)
+    for number, (words, part) in enumerate(run.lifetime):
         taken = f"{words}: {percent(part)} taken by all runs together"
         what = "Fraction of the records' lifetime budget that all runs spent or reserved"
         yield Figure("budget_taken", "lifetime budget", part, taken, what, {"budget": str(number)})
 
 
-def _utility(one: RunState) -> Iterator[Figure]:
-    first = {item.name for item in headlines(one.table, 2)}
-    for item in sorted(one.table, key=lambda item: item.name not in first):
+def _utility(run: RunState) -> Iterator[Figure]:
+    first = {item.name for item in headlines(run.table, 2)}
+    for item in sorted(run.table, key=lambda item: item.name not in first):
         if item.trained is None and item.untrained is None:
             continue
         before, now = shown(item.untrained), shown(item.trained, item.trained_interval)
@@ -126,8 +126,8 @@ def _utility(one: RunState) -> Iterator[Figure]:
         yield Figure("evaluation", item.label, value, text, what, {"metric": item.name, "split": item.split, "model": model})
 
 
-def _training(one: RunState) -> Iterator[Figure]:
-    plan, ledger = one.plan, one.ledger
+def _training(run: RunState) -> Iterator[Figure]:
+    plan, ledger = run.plan, run.ledger
     if plan is None or ledger is None:
         return
     if plan.private:
@@ -138,7 +138,7 @@ def _training(one: RunState) -> Iterator[Figure]:
         ("learning_rate", "learning rate", "Learning rate of the last step in metrics.jsonl"),
         ("noisy_gradient_norm", "norm of the noisy gradient", "Norm of the last noisy gradient in metrics.jsonl, with noise"),
     ):
-        if (series := one.series(name)) and not plan.bounding.method.closed_form:  # a closed form has no gradient
+        if (series := run.series(name)) and not plan.bounding.method.closed_form:  # a closed form has no gradient
             yield Figure(name, label, series[-1][1], f"{series[-1][1]:.4g} at step {series[-1][0]:,}", what)
     for name, value, what in (
         ("steps_charged", ledger.charged, "Charged releases, discarded steps included"),
@@ -148,21 +148,21 @@ def _training(one: RunState) -> Iterator[Figure]:
         yield Figure(name, name.replace("_", " "), value, f"{value:,}", what)
 
 
-def _sites(one: RunState) -> Iterator[Figure]:
-    if not one.sites:
+def _sites(run: RunState) -> Iterator[Figure]:
+    if not run.sites:
         return
     yield Figure(
         "steps_discarded",
         "steps discarded",
-        len(one.discarded),
-        f"{len(one.discarded):,}",
+        len(run.discarded),
+        f"{len(run.discarded):,}",
         "Steps that were charged, but left the model unchanged",
     )
-    awaited = one.awaited
+    awaited = run.awaited
     if awaited is not None and (until := awaited[1].until) is not None:
         left, what = max(0.0, until - time.time()), "Seconds until the coordinator continues without the missing sites"
         yield Figure("sites_awaited_seconds", "sites are awaited", left, f"{duration(left)} at most", what)
-    for site in one.sites:
+    for site in run.sites:
         label = {"site": site.name}
         yield Figure("site_steps_answered", site.name, site.answered, f"{site.answered:,} answered", "Counted answers", label)
         yield Figure("site_steps_missed", site.name, site.missed, f"{site.missed:,} missed", "Steps without an answer", label)
@@ -191,10 +191,10 @@ class _Collector:
 
         state = GaugeMetricFamily("dpfed_state", "1 for the current state of the run", labels=["run", "state"])
         families: dict[str, GaugeMetricFamily] = {}
-        for one in self._seen:
+        for run in self._seen:
             for name in _STATES:
-                state.add_metric([one.name, name], float(one.state == name))
-            for figure in figures(one):
+                state.add_metric([run.name, name], float(run.state == name))
+            for figure in figures(run):
                 if figure.value is None:
                     continue
                 key = f"dpfed_{figure.key}"
@@ -202,7 +202,7 @@ class _Collector:
                 family = families.setdefault(key, GaugeMetricFamily(key, figure.help, labels=labels))
                 # JSON can contain lone surrogates, which UTF-8 cannot encode: they are escaped.
                 values = (text.encode("utf-8", "backslashreplace").decode() for text in figure.labels.values())
-                family.add_metric([one.name, *values], figure.value)
+                family.add_metric([run.name, *values], figure.value)
         return iter([state, *families.values()])
 
 
@@ -217,5 +217,5 @@ def exposition(seen: Sequence[Seen]) -> bytes:
 
 def health(seen: Iterable[Seen]) -> tuple[bool, dict[str, str]]:
     """Returns whether every run is running or finished, and the state of each run by name."""
-    states = {one.name: one.state for one in seen}
+    states = {run.name: run.state for run in seen}
     return all(state in ("running", "finished") for state in states.values()), states

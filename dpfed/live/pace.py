@@ -17,7 +17,7 @@ _COMMIT = re.compile(r"(\d+)\.state")
 
 
 def pace_of_files(folder: Path, ledger: Ledger | None) -> Throughput:
-    """Estimates a run's pace from the times of its checkpoints, its last commit, and the releases since then. It opens no file.
+    """Estimates a run's pace from the times of its checkpoints, its last commit, and the releases since then. Opens no file.
 
     Args:
         folder: Folder of the run.
@@ -39,9 +39,9 @@ def _times(folder: Path, named: re.Pattern[str], more: int) -> dict[int, float]:
         named: Pattern of their names, whose first group is the number of a step.
         more: Number to add to the number of the step, to get the number of steps done.
     """
-    found = {}
+    times = {}
     with contextlib.suppress(OSError):  # no such folder, or a checkpoint has replaced the files
         for entry in os.scandir(folder):
             if match := named.fullmatch(entry.name):
-                found[int(match[1]) + more] = entry.stat().st_mtime
-    return found
+                times[int(match[1]) + more] = entry.stat().st_mtime
+    return times

@@ -64,29 +64,29 @@ class Pages:
 
     def runs(self, seen: Sequence[Seen], left_out: str = "") -> Markup:
         """Renders the list of runs, with a note about folders that were not searched."""
-        rows = [(one, {figure.key: figure for figure in reversed(overview(one))}) for one in at_work_first(seen)]
+        rows = [(run, {figure.key: figure for figure in reversed(overview(run))}) for run in at_work_first(seen)]
         return Markup(self._render("runs.html", rows=rows, name=self._name, left_out=left_out))  # noqa: S704  the template escapes
 
     def run(self, seen: Seen) -> Markup:
         """Renders one run."""
         if seen.run_state is None:
             return Markup(self._render("damaged.html", seen=seen))  # noqa: S704
-        one, made = seen.run_state, figures(seen)
-        table = one.table
+        run, made = seen.run_state, figures(seen)
+        table = run.table
         keys = dict.fromkeys((item.split, item.protocol) for item in table)
         values: dict[str, Any] = {
             "tiles": _tiles(made),
             "figures": [figure for figure in made if figure.key not in _BESIDE and "site" not in figure.labels],
-            "charts": self._drawn(f"run {seen.name}", one, _charts_of),
-            "training": self._drawn(f"training {seen.name}", one, _training_of),
-            "training_note": training_note(one.windows, not one.has_guarantee),
+            "charts": self._drawn(f"run {seen.name}", run, _charts_of),
+            "training": self._drawn(f"training {seen.name}", run, _training_of),
+            "training_note": training_note(run.windows, not run.has_guarantee),
             "groups": [(*key, [item for item in table if (item.split, item.protocol) == key]) for key in keys],
-            "awaited": one.awaited[1].awaited if one.awaited else [],
+            "awaited": run.awaited[1].awaited if run.awaited else [],
             "most": next((figure.shown for figure in made if figure.key == "sites_awaited_seconds"), ""),
-            "discarded": one.discarded[-_LAST:][::-1],
-            "card": card_html(one.card) if one.card else "",
+            "discarded": run.discarded[-_LAST:][::-1],
+            "card": card_html(run.card) if run.card else "",
         }
-        return Markup(self._render("run.html", seen=seen, run=one, **values))  # noqa: S704
+        return Markup(self._render("run.html", seen=seen, run=run, **values))  # noqa: S704
 
     def search(self, name: str, query: str, answers: Sequence[str], trouble: str, searched: int) -> Markup:
         """Renders the search by text: the form, and the pictures that were found, as ``data:`` addresses."""
@@ -97,35 +97,35 @@ class Pages:
         """Renders a page that says why it has no content."""
         return self.page("dpfed", "", Markup(self._render("refusal.html", sentence=sentence)))  # noqa: S704
 
-    def _drawn(self, key: str, one: RunState, draw: Callable[[RunState], list[tuple[str, Canvas]]]) -> list[tuple[str, Markup]]:
+    def _drawn(self, key: str, run: RunState, draw: Callable[[RunState], list[tuple[str, Canvas]]]) -> list[tuple[str, Markup]]:
         kept = self._charts.get(key)
-        if kept is None or kept[0] is not one:
+        if kept is None or kept[0] is not run:
             with _DRAWING:
-                kept = self._charts[key] = (one, [(title, inline_svg(canvas, title)) for title, canvas in draw(one)])
+                kept = self._charts[key] = (run, [(title, inline_svg(canvas, title)) for title, canvas in draw(run)])
         return kept[1]
 
     def _render(self, template: str, **values: Any) -> str:
         return self._environment.get_template(template).render(values)
 
 
-def _charts_of(one: RunState) -> list[tuple[str, Canvas]]:
+def _charts_of(run: RunState) -> list[tuple[str, Canvas]]:
     """Returns a run's charts with their titles."""
     drawn = []
-    if one.spent and one.planned:
-        drawn.append(("Epsilon over steps, against the plan", epsilon_plot(one.spent, one.expected, one.budget)))
-    first = headlines(one.table, 4)
-    if first and len({item["step"] for item in one.evaluations if item["model"] == "trained"}) > 1:
-        drawn.append(("Utility over steps", progress_plot(list(one.evaluations), [item.name for item in first])))
-    closed_form = one.plan is not None and one.plan.bounding.method.closed_form
-    if len(norms := one.series("noisy_gradient_norm")) > 1 and not closed_form:
+    if run.spent and run.planned:
+        drawn.append(("Epsilon over steps, against the plan", epsilon_plot(run.spent, run.expected, run.budget)))
+    first = headlines(run.table, 4)
+    if first and len({item["step"] for item in run.evaluations if item["model"] == "trained"}) > 1:
+        drawn.append(("Utility over steps", progress_plot(list(run.evaluations), [item.name for item in first])))
+    closed_form = run.plan is not None and run.plan.bounding.method.closed_form
+    if len(norms := run.series("noisy_gradient_norm")) > 1 and not closed_form:
         drawn.append(("Norm of the noisy gradient", norm_plot(norms, None)))
     return drawn
 
 
-def _training_of(one: RunState) -> list[tuple[str, Canvas]]:
+def _training_of(run: RunState) -> list[tuple[str, Canvas]]:
     """Returns the charts of the released training metrics, with their titles."""
-    fixed = one.plan is not None and one.plan.bounding.clipping == "fixed"
-    return training_plots(one.windows, one.plan.bounding.clip_norm if fixed and one.plan else None)
+    fixed = run.plan is not None and run.plan.bounding.clipping == "fixed"
+    return training_plots(run.windows, run.plan.bounding.clip_norm if fixed and run.plan else None)
 
 
 @cache

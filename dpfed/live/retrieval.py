@@ -33,7 +33,7 @@ class Found:
 
     Attributes:
         pictures: Pictures found, the nearest first, as ``data:`` addresses.
-        trouble: Reason why there are none; empty: the search succeeded.
+        trouble: Reason why there are no pictures; empty: the search succeeded.
         searched: Number of pictures that were searched.
     """
 

@@ -16,10 +16,10 @@ class SiteRow:
 
     Attributes:
         name: Name of the site.
-        answered: Number of steps in which its answer was counted.
+        answered: Number of steps in which the site's answer was counted.
         missed: Number of steps without a valid answer of the site.
-        last_reason: Step and reason of the last missed answer; empty: none was missed.
-        seconds: Seconds of its last answer, as the coordinator saw it; ``None``: not known.
+        last_reason: Step and reason of the last missed answer; empty: no answer was missed.
+        seconds: Seconds until the site's last answer, as the coordinator saw them; ``None``: not known.
         past: Outcome of each of the last steps: ``answered``, ``missed``, or ``discarded`` if the site answered and the step
             was discarded.
     """

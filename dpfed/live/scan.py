@@ -29,13 +29,13 @@ class Seen:
 
     Attributes:
         name: Name of the run in the list.
-        run_state: State according to the run's files; ``None``: they cannot be read.
-        trouble: Reason why they cannot be read, a sentence.
+        run_state: State according to the run's files; ``None``: the files cannot be read.
+        trouble: Reason why the files cannot be read, a sentence; empty: they can be read.
         state: ``finished``, ``running``, ``stopped`` (or running unseen by this machine), or ``damaged``.
         seconds: Seconds of a step; ``None``: not known, or the run is not running.
         left: Seconds until the last step; ``None``: not known, or the run is not running.
         last: Time of the last step, seconds since the epoch; ``None``: not known, or the run is not running.
-        elsewhere: Whether this machine cannot tell if a process runs it.
+        elsewhere: Whether this machine cannot tell if a process is working on the run.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Scan:
     """Scanner of the runs in a folder.
 
     Attributes:
-        left_out: Sentence about folders that the last scan did not search; empty: it searched all.
+        left_out: Sentence about folders that the last scan did not search; empty: the scan searched all folders.
 
     Args:
         root: Folder of runs, a run, or a site's folder.
@@ -80,8 +80,8 @@ class Scan:
         """Returns the folders of runs and sites by name, in the order of their names."""
         if self.single is not None:
             return {self.single: self.root}
-        found, self.left_out = _below(self.root)
-        return {visible(path.relative_to(self.root).as_posix()): path for path in sorted(found)}
+        paths, self.left_out = _below(self.root)
+        return {visible(path.relative_to(self.root).as_posix()): path for path in sorted(paths)}
 
     def all(self) -> list[Seen]:
         """Returns every run as it is now."""
@@ -116,7 +116,7 @@ class Scan:
             return Seen(name, run_state, "", "running", throughput.seconds, left, throughput.last)
 
     def _fresh(self, signature: dict[Path, tuple[int, int]]) -> bool:
-        """Returns whether a file was written a moment ago. It is used where a lock of another machine or container is unseen.
+        """Returns whether a file was written a moment ago; used where the lock of another machine or container is unseen.
 
         A time far in the future does not count: this machine's clock was set back, or the other machine's clock is wrong.
         """
@@ -126,7 +126,7 @@ class Scan:
 
 def at_work_first(seen: Iterable[Seen]) -> list[Seen]:
     """Returns runs in the order of a list: running ones first."""
-    return sorted(seen, key=lambda one: one.state != "running")
+    return sorted(seen, key=lambda run: run.state != "running")
 
 
 def _below(root: Path) -> tuple[list[Path], str]:
@@ -134,20 +134,20 @@ def _below(root: Path) -> tuple[list[Path], str]:
 
     Links are not followed. Hidden folders, such as drafts, are ignored.
     """
-    found: list[Path] = []
+    runs: list[Path] = []
     level, looked, deep = [root], 0, 0
     while level and deep < _DEEP and looked < _MOST:
         inside: list[Path] = []
         for folder in level[: _MOST - looked]:
             for path in _folders(folder):
-                (found if is_run(path) or is_site(path) else inside).append(path)
+                (runs if is_run(path) or is_site(path) else inside).append(path)
         rest = level[_MOST - looked :]
         looked, deep, level = looked + len(level), deep + 1, inside
     if not rest and not level:
-        return found, ""
+        return runs, ""
     first = visible((rest or level)[0].relative_to(root).as_posix())
     return (
-        found,
+        runs,
         f"some folders were not searched, such as {first}: there are more than {_DEEP} levels or {_MOST:,} folders; watch one "
         "of these folders instead",
     )
@@ -159,7 +159,7 @@ def _folders(folder: Path) -> list[Path]:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
         return []
-    return [Path(one.path) for one in entries if not one.name.startswith(".") and one.is_dir(follow_symlinks=False)]
+    return [Path(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)]
 
 
 _READ = (
@@ -178,12 +178,12 @@ _READ = (
 
 def _signature(files: Iterable[Path]) -> dict[Path, tuple[int, int]]:
     """Returns time (nanoseconds) and size (bytes) of the files that exist."""
-    found = {}
+    signature = {}
     for file in files:
         with contextlib.suppress(OSError):
             status = os.stat(file)
-            found[file] = (status.st_mtime_ns, status.st_size)
-    return found
+            signature[file] = (status.st_mtime_ns, status.st_size)
+    return signature
 
 
 def _changed_outside(folder: Path) -> dict[Path, tuple[int, int]]:

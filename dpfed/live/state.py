@@ -41,8 +41,8 @@ class RunState:
         finished: Whether the run is finished.
         ledger: Ledger of the privacy spent; ``None``: nothing was spent yet.
         budget: The largest epsilon that a site agreed to, or the epsilon of the records' lifetime budget; ``None``: not known.
-        lifetime: Lifetime budgets with a reservation of this run: each in words, and the fraction of it that all runs together
-            take.
+        lifetime: Lifetime budgets with a reservation of this run: each budget in words, and the fraction of the budget that all
+            runs together take.
         metrics: Lines of metrics.jsonl.
         results: Evaluations in results.json; empty until the run is finished.
         card: Text of the privacy card, or of the page that replaces it for a run without a guarantee; empty: not written yet.
@@ -167,7 +167,7 @@ class RunState:
 
 
 def is_run(folder: Path) -> bool:
-    """Returns whether a folder is a run's, and not a similar one, such as a coordinator's."""
+    """Returns whether a folder is a run's, and not a similar folder, such as a coordinator's."""
     return (folder / "config.toml").is_file() and (folder / ".lock").is_file() and not (folder / "identity.key").exists()
 
 
@@ -182,7 +182,8 @@ def read(folder: Path, name: str, running: bool) -> RunState:
     Args:
         folder: Folder of a run or a site.
         name: Name in the list of runs.
-        running: Whether a process runs it. If not, arrival times are ignored: they are those of a process that has ended.
+        running: Whether a process is working on the run. If not, arrival times are ignored: they are those of a process
+            that has ended.
 
     Raises:
         UserError: If a file is damaged; the message names it.
@@ -282,13 +283,13 @@ def _budgets(path: Path) -> list[tuple[str, Path]]:
         return []
     try:
         noted = json.loads(read_text(path))
-        return [(str(one["id"]), Path(noted["store"])) for one in noted["budgets"]]
+        return [(str(budget["id"]), Path(noted["store"])) for budget in noted["budgets"]]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}): restore it. [watch-budget-damaged]") from error
 
 
 def _terms(path: Path) -> dict[str, Any]:
-    """Returns the shown part of the terms, trust mode and names of the sites; empty: there are no terms."""
+    """Returns the part of the terms that is shown: trust mode and names of the sites; empty if there are no terms."""
     if not path.exists():
         return {}
     try:

@@ -37,9 +37,9 @@ def view(seen: Sequence[Seen], single: bool, left_out: str = "") -> RenderableTy
     """Returns the view of runs, with the most important lines first, because a small terminal shows no more.
 
     Args:
-        seen: The runs.
+        seen: Runs.
         single: Whether a single run is watched, and not a folder of runs.
-        left_out: Sentence about folders that were not searched; empty: none.
+        left_out: Sentence about folders that were not searched; empty: all were searched.
     """
     return _one(seen[0]) if single else Group(_list(seen), *([_text(left_out, "yellow")] if left_out else []))
 
@@ -50,43 +50,43 @@ def _list(seen: Sequence[Seen]) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     for column in ("run", "", "steps", "time left", "epsilon", "utility"):
         table.add_column(column, overflow="fold")
-    for one in at_work_first(seen):
-        by = {figure.key: figure for figure in reversed(overview(one))}
+    for run in at_work_first(seen):
+        by = {figure.key: figure for figure in reversed(overview(run))}
         cells = [_text(by[key].shown) if key in by else "" for key in ("steps_done", "seconds_left", "epsilon_spent")]
-        best = f"{by['evaluation'].label}: {by['evaluation'].shown}" if "evaluation" in by else one.trouble
-        table.add_row(_text(one.name), Text(one.state, STYLES[one.state]), *cells, _text(best))
+        best = f"{by['evaluation'].label}: {by['evaluation'].shown}" if "evaluation" in by else run.trouble
+        table.add_row(_text(run.name), Text(run.state, STYLES[run.state]), *cells, _text(best))
     return table
 
 
 def _one(seen: Seen) -> RenderableType:
-    one = seen.run_state
-    if one is None:
+    run = seen.run_state
+    if run is None:
         return Text.assemble((f"{visible(seen.name)}: damaged\n", STYLES["damaged"]), visible(seen.trouble))
     parts: list[RenderableType] = [
-        Text.assemble((visible(one.title), "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {visible(one.kind)}", "dim"))
+        Text.assemble((visible(run.title), "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {visible(run.kind)}", "dim"))
     ]
-    if one.planned:
+    if run.planned:
         bar = Table.grid()  # a bar on its own does not end its line
-        bar.add_row(ProgressBar(total=one.planned, completed=min(one.done, one.planned), width=_WIDE))
+        bar.add_row(ProgressBar(total=run.planned, completed=min(run.done, run.planned), width=_WIDE))
         parts.append(bar)
     parts.append(_table(_rows(overview(seen))))
-    if one.sites:
-        parts.append(_sites(one))
-    if one.discarded:
+    if run.sites:
+        parts.append(_sites(run))
+    if run.discarded:
         parts.append(Text("discarded steps, which are charged:", "dim"))
-        parts += [_text(f"  step {step}: {reason}") for step, reason in one.discarded[-_REASONS:]]
-    guarantee = _text(one.guarantee, "" if one.has_guarantee or one.ledger is None else "bold red")
-    parts.insert(len(parts) if one.has_guarantee else 1, guarantee)
-    parts += [_text(f"Mark: {mark}", "yellow") for mark in one.marks]
+        parts += [_text(f"  step {step}: {reason}") for step, reason in run.discarded[-_REASONS:]]
+    guarantee = _text(run.guarantee, "" if run.has_guarantee or run.ledger is None else "bold red")
+    parts.insert(len(parts) if run.has_guarantee else 1, guarantee)
+    parts += [_text(f"Mark: {mark}", "yellow") for mark in run.marks]
     if rows := _rows(details(seen)):
         parts.append(_table(rows))
-    if one.evaluations:
+    if run.evaluations:
         parts.append(Text("Figures of evaluation are exact; epsilon does not cover them.", "dim"))
     return Group(*parts)
 
 
 def _rows(made: Sequence[Figure]) -> list[tuple[str, str]]:
-    return [(one.label, one.shown) for one in made if one.key not in _UNSEEN and "site" not in one.labels]
+    return [(figure.label, figure.shown) for figure in made if figure.key not in _UNSEEN and "site" not in figure.labels]
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> Table:
@@ -97,12 +97,12 @@ def _table(rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _sites(one: RunState) -> Table:
+def _sites(run: RunState) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("site", "answered", "missed", "last answer", "last steps"):
         table.add_column(column, justify="right" if column in ("answered", "missed") else "left")
-    awaited = one.awaited[1].awaited if one.awaited else []
-    for site in one.sites:
+    awaited = run.awaited[1].awaited if run.awaited else []
+    for site in run.sites:
         took = "awaited" if site.name in awaited else "" if site.seconds is None else f"after {duration(site.seconds)}"
         past = Text.assemble(*(_MARKS[what] for what in site.past[-_WIDE // 2 :]))
         table.add_row(_text(site.name), f"{site.answered:,}", f"{site.missed:,}", took, past)

@@ -13,13 +13,13 @@ def is_audit(facts: Any) -> bool:
     numbers = ("claim", "delta", "shown", "moved", "sensitivity", "confidence", "certainty", "owners")
     of_finding = ("epsilon", "rate", "steps")
     try:
-        found = facts["findings"]
-        values = [facts[name] for name in numbers] + [one[name] for one in found for name in of_finding]
-        words = [facts["day"], *(one["channel"] for one in found)]
-        flags = [facts["contradicted"], *(one["contradicts"] for one in found)]
+        findings = facts["findings"]
+        values = [facts[name] for name in numbers] + [finding[name] for finding in findings for name in of_finding]
+        words = [facts["day"], *(finding["channel"] for finding in findings)]
+        flags = [facts["contradicted"], *(finding["contradicts"] for finding in findings)]
     except (TypeError, LookupError):
         return False
-    return bool(found) and all(
+    return bool(findings) and all(
         [
             *(isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value) for value in values),
             *(isinstance(word, str) for word in words),
@@ -41,20 +41,22 @@ def label(finding: dict[str, Any]) -> str:
 
 def on_card(audit: dict[str, Any]) -> str:
     """Returns the text for a card: the day, the attacked mechanism, the verdict, and the result of each attack."""
-    each = "; ".join(f"{label(one)}: {round_down(one['epsilon'])}" for one in audit["findings"])
+    each = "; ".join(f"{label(attack)}: {round_down(attack['epsilon'])}" for attack in audit["findings"])
     return f"{audit['day']}, {attacked(audit)}: {verdict(audit)} At least, by attack: {each}"
 
 
 def verdict(audit: dict[str, Any]) -> str:
-    """Returns the verdict, in a sentence or two."""
+    """Returns the verdict on the claim, in a few sentences."""
     claim = f"epsilon {round_up(audit['claim'])}, delta {round_up(audit['delta'])}"
     reasons = []
     if not audit["moved"] <= audit["sensitivity"] * 1.001:
         moved, claimed = f"{audit['moved']:.4g}", f"{audit['sensitivity']:.4g}"
         reasons.append(f"one record moved the sum by {moved}, and the sensitivity is claimed to be {claimed}")
-    for one in audit["findings"]:
-        if one["contradicts"]:
-            reasons.append(f"{label(one)}: at least epsilon {round_down(one['epsilon'])}, seen in the {one['channel']}")
+    for finding in audit["findings"]:
+        if finding["contradicts"]:
+            reasons.append(
+                f"{label(finding)}: at least epsilon {round_down(finding['epsilon'])}, seen in the {finding['channel']}"
+            )
     if reasons:
         return f"The claim ({claim}) is contradicted: {'; '.join(reasons)}. Do not use this run, nor this installation."
     if not audit["shown"] <= audit["claim"]:

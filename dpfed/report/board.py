@@ -70,8 +70,8 @@ def _unfinished(facts: CardFacts) -> str:
 
 def _protected(facts: CardFacts) -> Iterator[str]:
     what, count = "units" if facts.of_units else "records", facts.plan.sampling.records
-    one, _, meant = facts.unit.partition(": ")
-    yield f"To each of the {count:,} training {what}, one at a time." + (f" {one.capitalize()} is {meant}." if meant else "")
+    unit, _, meant = facts.unit.partition(": ")
+    yield f"To each of the {count:,} training {what}, one at a time." + (f" {unit.capitalize()} is {meant}." if meant else "")
     if DECLARED_PUBLIC in facts.secrets:
         yield DECLARED_PUBLIC
     if not facts.of_units:
@@ -114,9 +114,9 @@ def _learnt(facts: CardFacts) -> Iterator[str]:
         if not mark.voids:
             yield mark.text
     if facts.audit:
-        yield f"What attacks on this mechanism found, which were tried with generated records: {facts.audit}"
+        yield f"The result of attacks on this mechanism, which were tried with generated records: {facts.audit}"
     else:
-        yield "Perhaps less than all this. Nobody has tried it out on this run yet; `dpfed audit privacy` does so."
+        yield "Perhaps less than all this. Nobody has attacked this run's mechanism yet; `dpfed audit privacy` does so."
 
 
 def _plain(value: object) -> object:

@@ -41,7 +41,7 @@ def training_note(windows: Sequence[MetricsWindow], void: bool) -> str:
 
     Args:
         windows: Released figures of a run, in order.
-        void: True if the run has no guarantee.
+        void: Whether the run has no guarantee.
     """
     if not windows:
         return ""

@@ -1,6 +1,6 @@
-"""The facts that a privacy card states, as values: the caller reads them from the run, `dpfed.report.card` words them.
+"""The facts that a privacy card states, as values. The caller reads them from the run; `dpfed.report.card` words them.
 
-Also here: what a reader must know besides the promise: marks, and what no promise covers.
+This module also has the texts of the marks, which a reader must know besides the promise, and of what no promise covers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Mark:
 
     Attributes:
         text: Text of the mark.
-        voids: True if no guarantee holds because of it.
+        voids: Whether no guarantee holds because of the mark.
     """
 
     text: str
@@ -167,19 +167,19 @@ class CardFacts:
         protected: Privacy unit in a word: ``record``, or the kind of unit, such as ``person``.
         trained: Trained parameters and their start, such as ``all 234,567 parameters; starting weights: random``.
         epsilon_spent: Epsilon of the steps charged so far.
-        other_accountant: Name of the accountant that cross-checks it.
-        other_epsilon: Epsilon of that accountant for the steps charged; ``None``: there is none.
+        other_accountant: Name of the second accountant, which cross-checks epsilon.
+        other_epsilon: Epsilon of the second accountant for the steps charged; ``None``: epsilon is not cross-checked.
         steps_charged: Number of steps in the ledger.
         sampler: Description of the sampler, such as ``Poisson: every record independently``.
-        options: Public numbers of the method.
         grouping: Description of how sampled records are assigned to groups.
         trust_mode: Trust mode, which says who sees what.
-        noise: Kind of noise, such as ``Gaussian, in floating point``.
-        noise_from: Description of who adds the noise, such as ``added once a step``.
-        sites: Lines about the sites of a federation, one each.
         outputs: Outputs that leave the trust boundary.
+        noise: Kind of noise, such as ``Gaussian, in floating point``.
+        noise_from: Description of who adds the noise, and when, such as ``added once a step``.
+        sites: Lines about the sites of a federation, one for each site.
         marks: Marks that a reader must know.
         not_protected: Statements of what the guarantee does not cover.
+        options: Public numbers of the method.
         secrets: Statements of what must stay secret, and who has it.
         budget: Lifetime budget of the records, in words.
         audit: Result of attacks on the claim, in words; empty: there was no audit.

@@ -1,4 +1,4 @@
-"""The picture files of records in a report, only of public or generated records. Reading them does not need torch."""
+"""The pictures of a report and their files, only of public or generated records. Reading the files does not need torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Section:
-    """One idea shown in pictures; ``layout`` is "grid", "strips" or "pairs": first before training, then after it."""
+    """One idea shown in pictures; ``layout`` is "grid", "strips", or "pairs" of strips before and after training."""
 
     title: str
     note: str

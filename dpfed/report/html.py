@@ -140,12 +140,12 @@ def _single(run: RunView) -> dict:
 
 
 def _maps(maps: Sequence[EmbeddingMap]) -> list[tuple[str, Figure]]:
-    """Draws two charts for each label, before and after training; one if only the trained model is known."""
+    """Draws two charts for each label, before and after training; one chart if only the trained model is known."""
     plots = []
-    for one in maps:
-        for when, points in (("before", one.before), ("after", one.after)):
+    for chart in maps:
+        for when, points in (("before", chart.before), ("after", chart.after)):
             if points:
-                plots.append((f"{when.capitalize()} training, by {one.label}", map_plot(points, one.classes, one.names)))
+                plots.append((f"{when.capitalize()} training, by {chart.label}", map_plot(points, chart.classes, chart.names)))
     return plots
 
 

@@ -15,7 +15,9 @@ _NAMES = ("name", "data.path", "data.stores")  # keys that only name the run or 
 
 
 def ladder(runs: Sequence[RunView], figures: Sequence[Result | None]) -> list[tuple[str, str, str, str]]:
-    """Returns the rungs: name of the run, changed keys, its figure, and the difference from the rung below.
+    """Returns the rungs: name of the run, changed keys, the run's figure, and the difference from the rung below.
+
+    The first rung is the first run's model before training, if that was measured.
 
     Args:
         runs: Runs in order, each with something added to the one before.

@@ -33,10 +33,12 @@ def build_gallery(
 
     Args:
         trained: Embedder of the trained model.
-        store: The records.
-        read: Images of the records, indices ``(n,)`` -> ``(n, C, H, W)``, uint8 or, of a user's own, floats.
-        config: Configuration of the run; ``evaluation.split`` chooses the records, or all splits where that one is empty.
-        untrained: Embedder of the model before training; ``None``: only the trained one is shown.
+        store: Records.
+        read: Function that reads images, indices ``(n,)`` -> images ``(n, C, H, W)``: uint8, or floats for a data set
+            of the user's own.
+        config: Configuration of the run; ``evaluation.split`` names the split of the records. Where it is ``none``, or has no
+            records, all splits are used.
+        untrained: Embedder of the model before training; ``None``: only the trained model is shown.
     """
     # This check protects privacy: a picture of a private record would leave the trust boundary without any noise.
     if not store.public:
@@ -47,13 +49,13 @@ def build_gallery(
     indices = np.sort(store.smallest(shown, min(POOL, config.evaluation.records or POOL)))
     kind = f"{'held-out ' * held_out}records of {store.name}"
     embedders = [trained] if untrained is None else [untrained, trained]
-    features = [one.features(indices) for one in embedders]
+    features = [embedder.features(indices) for embedder in embedders]
     captions = store.captions(indices) if store.kind == "image-text" else [[] for _ in indices]
     reads_text = trained.tokenizer is not None and any(captions)
     image_z: list[Tensor] = []
-    for one, own in zip(embedders, features, strict=True) if reads_text else ():
-        same = features_of(one.model) == "embed_images"  # heads of moments: their embeddings are its features
-        image_z.append(own if same else one.images(indices))
+    for embedder, frozen in zip(embedders, features, strict=True) if reads_text else ():
+        same = features_of(embedder.model) == "embed_images"  # heads of moments: their embeddings are its features
+        image_z.append(frozen if same else embedder.images(indices))
     sections: list[Section] = []
     pictures = _visible(read(indices))
     if pictures is not None:
@@ -61,10 +63,10 @@ def build_gallery(
         if reads_text:
             sections.append(_retrieval(trained, image_z[-1], pictures, captions))
         sections.append(_neighbours(features, pictures, kind))
-    found: tuple[Confusion, ...] = ()
+    charts: tuple[Confusion, ...] = ()
     if reads_text and held_out:
-        found = _confusions(embedders, image_z, store, indices, config)
-    return Gallery(tuple(sections), embedding_maps(features, store, indices), found)
+        charts = _confusions(embedders, image_z, store, indices, config)
+    return Gallery(tuple(sections), embedding_maps(features, store, indices), charts)
 
 
 def _samples(store: RecordSet, indices: np.ndarray, pictures: Tensor, captions: list[list[str]], kind: str) -> Section:
@@ -87,7 +89,7 @@ def _retrieval(embedder: Embedder, image_z: Tensor, pictures: Tensor, captions: 
     strips = tuple(
         Strip(
             captions[index][0],
-            tuple(Tile(_png(pictures[found]), role="right" if found == index else "plain") for found in answers),
+            tuple(Tile(_png(pictures[answer]), role="right" if answer == index else "plain") for answer in answers),
         )
         for index, answers in zip(asked, best, strict=True)
     )
@@ -96,8 +98,8 @@ def _retrieval(embedder: Embedder, image_z: Tensor, pictures: Tensor, captions: 
 
 
 def _neighbours(features: list[Tensor], pictures: Tensor, kind: str) -> Section:
-    """Shows the nearest records of a few: each record has a strip per model, the trained model's last."""
-    near = [_nearest(one) for one in features]
+    """Shows the nearest records of a few records: each of these has a strip for each model, the trained model last."""
+    near = [_nearest(z) for z in features]
     strips = tuple(
         Strip("", (Tile(_png(pictures[i]), role="query"), *(Tile(_png(pictures[j])) for j in of_model[i])))
         for i in range(len(near[0]))
@@ -121,20 +123,20 @@ def _confusions(
     embedders: list[Embedder], image_z: list[Tensor], store: RecordSet, indices: np.ndarray, config: Config
 ) -> tuple[Confusion, ...]:
     """Counts each model's confusions, for each label that zero-shot classification can predict."""
-    found = []
+    charts = []
     for column in class_columns(store, config.evaluation):
         labels = torch.from_numpy(np.asarray(store.labels[column][indices], dtype=np.int64))
         names, labelled = store.label_names[column], labels >= 0
         if not labelled.any() or len(names) < 2:
             continue
         counts = []
-        for one, z in zip(embedders, image_z, strict=True):
-            class_z = class_embeddings(names, config.evaluation.templates, one.texts)
+        for embedder, z in zip(embedders, image_z, strict=True):
+            class_z = class_embeddings(names, config.evaluation.templates, embedder.texts)
             counts.append(confusions(z[labelled], class_z, labels[labelled]).numpy())
         shown = most_frequent(labels.numpy(), len(names), SHOWN)
-        cut = [_rows(one, shown) for one in counts]
-        found.append(Confusion(column, tuple(names[number] for number in shown), cut[-1], cut[0] if len(cut) > 1 else ()))
-    return tuple(found)
+        cut = [_rows(table, shown) for table in counts]
+        charts.append(Confusion(column, tuple(names[number] for number in shown), cut[-1], cut[0] if len(cut) > 1 else ()))
+    return tuple(charts)
 
 
 def _rows(counts: np.ndarray, shown: list[int]) -> Counts:

@@ -20,7 +20,7 @@ _PERPLEXITY = 20.0
 
 
 def embedding_maps(features: list[Tensor], store: RecordSet, indices: np.ndarray) -> tuple[EmbeddingMap, ...]:
-    """Returns a map for each of the first labels; all maps have the same positions, coloured by different labels.
+    """Returns a map for each of the first labels; all maps have the same positions, and each is coloured by its label.
 
     Args:
         features: Features of each model, ``(n, F)``, the trained model last.
@@ -31,7 +31,7 @@ def embedding_maps(features: list[Tensor], store: RecordSet, indices: np.ndarray
     chosen = np.sort(np.random.default_rng(0).permutation(len(indices))[:DOTS])  # a store may be ordered by class
     if not columns or len(chosen) < FEWEST:
         return ()
-    places = [places_of(one[chosen]) for one in features]
+    places = [places_of(z[chosen]) for z in features]
     return tuple(_coloured(name, store, indices[chosen], places) for name in columns)
 
 
@@ -48,9 +48,9 @@ def places_of(features: Tensor) -> Points:
         return ((0.5, 0.5),) * len(x)
     perplexity = min(_PERPLEXITY, (len(x) - 1) / 3)
     start = "pca" if min(x.shape) >= 2 else "random"
-    found = TSNE(2, perplexity=perplexity, init=start, random_state=0).fit_transform(x)
-    low, high = found.min(axis=0), found.max(axis=0)
-    return tuple((round(a, 4), round(b, 4)) for a, b in ((found - low) / np.maximum(high - low, 1e-12)).tolist())
+    positions = TSNE(2, perplexity=perplexity, init=start, random_state=0).fit_transform(x)
+    low, high = positions.min(axis=0), positions.max(axis=0)
+    return tuple((round(a, 4), round(b, 4)) for a, b in ((positions - low) / np.maximum(high - low, 1e-12)).tolist())
 
 
 def most_frequent(labels: np.ndarray, count: int, most: int) -> list[int]:

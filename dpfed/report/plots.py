@@ -64,7 +64,7 @@ def epsilon_plot(spent: EpsilonCurve, planned: EpsilonCurve, budget: float | Non
 
 
 def norm_plot(norms: Sequence[tuple[int, float]], noise: float | None) -> Figure:
-    """Draws the norm of the noisy gradient over steps, and that of the noise alone: where they meet, no signal is visible.
+    """Draws the norm of the noisy gradient over steps, and the norm of the noise alone. Where they meet, no signal is visible.
 
     Args:
         norms: Steps, and the norms of the noisy gradients.
@@ -90,7 +90,12 @@ def _over_steps(last: int) -> tuple[Figure, Axes]:
 
 
 def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> Figure:
-    """Draws metrics over steps: trained points, and the untrained model as a dashed line in the same colour."""
+    """Draws metrics over steps: trained points, and the untrained model as a dashed line in the same colour.
+
+    Args:
+        evaluations: Evaluations in results.json.
+        names: Names of the metrics to draw.
+    """
     canvas, axes = figure(WIDTH, HEIGHT)
     ends = []
     for name, colour in zip(names, SERIES, strict=False):
@@ -139,7 +144,7 @@ def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
 
     Args:
         results: Metrics, at least one.
-        tall: True to make it as high as two other charts, which stand beside it.
+        tall: Whether the chart is as high as two other charts, which stand beside it.
     """
     rows = list(results)
     canvas, axes = figure(WIDTH, 2 * HEIGHT + 0.6 if tall else max(HEIGHT, 0.4 * len(rows) + 0.4))
@@ -181,7 +186,7 @@ def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void
     Args:
         names: Names of the runs, each shown beside its bar.
         results: Metric of each run; ``None``: it was not measured.
-        void: True for each run without a guarantee; its bar is grey.
+        void: Whether each run has no guarantee; the bar of such a run is grey.
     """
     canvas, axes = figure(2 * WIDTH, 0.46 * len(names) + 1.0)
     ends = [0.0]
@@ -245,10 +250,10 @@ def map_plot(points: Sequence[tuple[float, float]], classes: Sequence[int], name
     place, of_class = np.asarray(points), np.asarray(classes)
     colours = [_CALLED[name] for name in names] if set(names) <= set(_CALLED) else SERIES
     for number in (-1, *range(len(names))):
-        own = place[of_class == number]
-        if len(own):
+        dots = place[of_class == number]
+        if len(dots):
             colour, name = (UNTRAINED, OTHERS) if number < 0 else (colours[number], shown[number])
-            axes.plot(own[:, 0], own[:, 1], "o", color=colour, markersize=3.4, markeredgewidth=0, label=name)
+            axes.plot(dots[:, 0], dots[:, 1], "o", color=colour, markersize=3.4, markeredgewidth=0, label=name)
     axes.set_xlim(-0.03, 1.03)
     axes.set_ylim(-0.03, 1.03)
     axes.grid(visible=False)

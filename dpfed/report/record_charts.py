@@ -67,7 +67,7 @@ class Confusion:
 
 def as_json(maps: tuple[EmbeddingMap, ...], confusions: tuple[Confusion, ...]) -> dict[str, Any]:
     """Converts the charts to the JSON that a run's folder stores."""
-    return {"maps": [vars(one) for one in maps], "confusions": [vars(one) for one in confusions]}
+    return {"maps": [vars(chart) for chart in maps], "confusions": [vars(chart) for chart in confusions]}
 
 
 def from_json(kept: Mapping[str, Any]) -> tuple[tuple[EmbeddingMap, ...], tuple[Confusion, ...]]:
@@ -78,22 +78,22 @@ def from_json(kept: Mapping[str, Any]) -> tuple[tuple[EmbeddingMap, ...], tuple[
     """
     maps = tuple(
         EmbeddingMap(
-            str(one["label"]),
-            _texts(one["names"], COLOURED),
-            tuple(map(int, one["classes"])),
-            _points(one["after"], len(one["classes"])),
-            _points(one["before"], len(one["classes"])) if one["before"] else (),
+            str(chart["label"]),
+            _texts(chart["names"], COLOURED),
+            tuple(map(int, chart["classes"])),
+            _points(chart["after"], len(chart["classes"])),
+            _points(chart["before"], len(chart["classes"])) if chart["before"] else (),
         )
-        for one in kept["maps"]
+        for chart in kept["maps"]
     )
     confusions = tuple(
         Confusion(
-            str(one["label"]),
-            _texts(one["names"], SHOWN),
-            _counts(one["after"], len(one["names"])),
-            _counts(one["before"], len(one["names"])) if one["before"] else (),
+            str(chart["label"]),
+            _texts(chart["names"], SHOWN),
+            _counts(chart["after"], len(chart["names"])),
+            _counts(chart["before"], len(chart["names"])) if chart["before"] else (),
         )
-        for one in kept["confusions"]
+        for chart in kept["confusions"]
     )
     return maps, confusions
 

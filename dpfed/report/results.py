@@ -1,4 +1,4 @@
-"""Evaluations in words: names, units, the untrained beside the trained model, and the choice of headline figures."""
+"""Evaluations in words: names, units, figures before and after training, and the choice of headline figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Result:
-    """One metric of a run: its last trained value beside its untrained one.
+    """One metric of a run: its last value of the trained model, beside its value of the untrained model.
 
     Attributes:
         name: Name, as in results.json.
@@ -43,8 +43,9 @@ class Result:
         split: Split of the records.
         untrained_interval: 95% interval over the draw of held-out records; ``None``: not known.
         trained_interval: 95% interval of the trained value; ``None``: not known.
-        change: 95% interval of trained minus untrained, on the same records, which also covers what noise alone does.
-        chance: Value of guessing; ``None``: not known.
+        change: 95% interval of trained minus untrained, on the same records, which also covers what noise alone does; ``None``:
+            not known.
+        chance: Value that guessing gives; ``None``: not known.
     """
 
     name: str
@@ -78,10 +79,10 @@ class Result:
 
 
 def results_of(evaluations: list[dict[str, Any]]) -> list[Result]:
-    """Returns one `Result` for each metric, in the order in which they were first measured."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    """Returns one `Result` for each metric, in the order in which the metrics were first measured."""
+    by_name: dict[str, dict[str, dict[str, Any]]] = {}
     for item in evaluations:
-        sides = found.setdefault(item["name"], {})
+        sides = by_name.setdefault(item["name"], {})
         if item["model"] not in sides or item["step"] >= sides[item["model"]]["step"]:
             sides[item["model"]] = item
     return [
@@ -96,7 +97,7 @@ def results_of(evaluations: list[dict[str, Any]]) -> list[Result]:
             _interval(sides.get("trained"), "change"),
             next(reversed(sides.values())).get("chance"),
         )
-        for name, sides in found.items()
+        for name, sides in by_name.items()
     ]
 
 
@@ -121,7 +122,7 @@ def label(name: str) -> str:
 
 
 def shown(value: float | None, interval: Interval | None = None) -> str:
-    """Returns a share in percent, with its error where that is known."""
+    """Returns a fraction in percent, with its error if the interval is known."""
     if value is None:
         return "–"
     text = f"{100 * value:.1f} %"
@@ -158,5 +159,5 @@ def _off(value: float, interval: Interval, digits: int = 1) -> str:
 
 
 def _interval(item: dict[str, Any] | None, key: str) -> Interval | None:
-    found = (item or {}).get(key)
-    return None if found is None else (float(found[0]), float(found[1]))
+    ends = (item or {}).get(key)
+    return None if ends is None else (float(ends[0]), float(ends[1]))

@@ -76,7 +76,7 @@ def inline_svg(canvas: Figure, title: str) -> Markup:
     text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)
     box = text.partition('viewBox="')[2].partition('"')[0]
     text = f'<svg viewBox="{box}" role="img" aria-label="{escape(title)}">{text[text.index(">") + 1 :]}'
-    text = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", lambda found: f"{found[1]}: {_paint(found[2])}", text)
+    text = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", lambda match: f"{match[1]}: {_paint(match[2])}", text)
     return Markup(text)  # noqa: S704  matplotlib draws all texts as paths; the title is escaped
 
 

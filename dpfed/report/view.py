@@ -29,7 +29,7 @@ class RunView:
         card_markdown: Privacy card.
         spent: Epsilon over steps, from the ledger; empty: its file is missing.
         gallery: Pictures; only for public or generated records.
-        audit: Result of attacks on the claim, if there were any.
+        audit: Result of attacks on the claim; ``None``: there were none.
         steps_of_sites: Last line of a federation's journal about each step.
     """
 
@@ -127,10 +127,10 @@ class RunView:
         trained = privacy.get("trained_parameters")
         if not (steady and trained):
             return None
-        std = math.sqrt(sum(one**2 for one in carried) / len(carried)) if carried else privacy["noise_std"]
+        std = math.sqrt(sum(part**2 for part in carried) / len(carried)) if carried else privacy["noise_std"]
         return std * math.sqrt(trained) / privacy["divisor"]
 
     @property
     def table(self) -> list[Result]:
-        """The last trained beside the untrained figures."""
+        """The last figures of the trained model beside those of the untrained model."""
         return results_of(self.evaluations)

@@ -129,7 +129,7 @@ _SMALL_IMAGE = {
     "model": {"kind": "image", "image": "cnn", "width": 32, "embedding": 8},
     "evaluation.bank": 10_000,
 }
-# Training from scratch, with a suitable temperature and clip norm: the paper's are for a pretrained tower.
+# Training from scratch, with a suitable temperature and clip norm: the paper's values are for a pretrained tower.
 _SMALL_TOWERS = {
     **_SMALL,
     "data.size": 32,
@@ -140,7 +140,7 @@ _SMALL_TOWERS = {
 }
 
 
-# Adam's steps have one length whatever the gradient's, so without noise, a learning rate for the small scale's noise diverges.
+# Adam's steps are as long for small gradients as for large ones. So without noise, a rate for the small scale's noise diverges.
 WITHOUT_PRIVACY = {"optimizer.learning_rate": 1e-3}
 
 

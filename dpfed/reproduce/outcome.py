@@ -25,7 +25,7 @@ class Row:
         label: Name of the method in the paper.
         method: Value of ``bounding.method``.
         setting: Setting that distinguishes the run from others of the same method; empty: none does.
-        x: Value on the axis of the experiment; ``None``: it has no axis.
+        x: Value on the axis of the experiment; ``None``: the experiment has no axis.
         epsilon: Epsilon of the guarantee; infinity: no privacy.
         metric: Name of the metric in results.json, without brackets.
         ours: Our figure, percent; ``None``: not measured.
@@ -125,9 +125,9 @@ def reproduce(request: Request, progress: Progress | None = None) -> Outcome:
 def _rows(request: Request, item: Planned, view: RunView) -> list[Row]:
     rows = []
     for metric in request.data.metrics:
-        found = next((result for result in view.table if result.name.partition("[")[0] == metric), None)
-        ours = None if found is None else found.untrained if item.variant.untrained else found.trained
-        bars = None if found is None else found.untrained_interval if item.variant.untrained else found.trained_interval
+        result = next((result for result in view.table if result.name.partition("[")[0] == metric), None)
+        ours = None if result is None else result.untrained if item.variant.untrained else result.trained
+        bars = None if result is None else result.untrained_interval if item.variant.untrained else result.trained_interval
         rows.append(
             Row(
                 item.variant.label,
@@ -155,8 +155,8 @@ def _published(request: Request, item: Planned, metric: str) -> float | None:
         "epsilon": item.epsilon,
         "metric": metric,
     }
-    found = beside("dp-gcl", request.experiment.table, data=request.data.name, **key)
-    return found.value if found is not None and isinstance(found.value, float) else None
+    figure = beside("dp-gcl", request.experiment.table, data=request.data.name, **key)
+    return figure.value if figure is not None and isinstance(figure.value, float) else None
 
 
 def _rounded(value: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""The papers' published figures, which dpfed ships as CSV files, one figure a row (``benchmarks/published/*.csv``)."""
+"""The papers' published figures, which dpfed ships as CSV files, one figure in each row (``benchmarks/published/*.csv``)."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def beside(paper: str, table: str, **key: str | float) -> Published | None:
     Returns:
         The figure; ``None`` if no figure of the table, or more than one, has these values.
     """
-    found = [row for row in published(paper, table) if all(getattr(row, name) == value for name, value in key.items())]
-    return found[0] if len(found) == 1 else None
+    matches = [row for row in published(paper, table) if all(getattr(row, name) == value for name, value in key.items())]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _figure(row: dict[str, str]) -> Published:

@@ -53,8 +53,8 @@ class Request:
     @property
     def name(self) -> str:
         """The name of the results: experiment, data and scale, and the epsilons if they are not the experiment's own."""
-        own = () if self.epsilons == self.experiment.epsilons else self.epsilons
-        promises = "".join(f"-epsilon{epsilon:g}" for epsilon in own)
+        epsilons = () if self.epsilons == self.experiment.epsilons else self.epsilons
+        promises = "".join(f"-epsilon{epsilon:g}" for epsilon in epsilons)
         return f"{self.experiment.name}-{self.data.name}-{self.scale}{promises}"
 
 
@@ -66,7 +66,7 @@ class Planned:
         variant: Variant of the experiment that the run trains.
         epsilon: Epsilon of the run's guarantee, infinity without privacy.
         config: Configuration, named after the data set, the method and a hash of the whole configuration.
-        folder: Folder of the run; runs with the same configuration share it, also those of different experiments.
+        folder: Folder of the run; runs with the same configuration have the same folder, also those of different experiments.
     """
 
     variant: Variant
@@ -76,7 +76,7 @@ class Planned:
 
 
 def plan_runs(request: Request) -> list[Planned]:
-    """Plans all runs of an experiment; it trains nothing.
+    """Plans all runs of an experiment. Nothing is trained.
 
     Args:
         request: Request of the user.
@@ -87,8 +87,8 @@ def plan_runs(request: Request) -> list[Planned]:
     experiment = request.experiment
     if experiment.pretrained and request.scale == "cpu":
         raise UserError(f"{experiment.name} is about pretrained towers: use --scale gpu. [experiment-scale]")
-    own = experiment.axis == "epsilon"
-    if own and request.epsilons != experiment.epsilons:
+    has_epsilons = experiment.axis == "epsilon"
+    if has_epsilons and request.epsilons != experiment.epsilons:
         raise UserError(f"{experiment.name} has values of epsilon of its own: leave --epsilon out. [experiment-epsilons]")
     if request.out.exists() and not request.out.is_dir():
         raise UserError(f"{request.out} is a file, and runs and results need a folder: choose another --out. [experiment-out]")
@@ -139,9 +139,9 @@ def require_right_data(request: Request, planned: list[Planned], progress: Progr
     if request.data.classes is None:
         return
     store = records_of(planned[0].config, import_progress(progress), say=progress.note)
-    found = {name: len(classes) for name, classes in store.label_names.items()}
-    if request.data.classes not in found.values():
-        words = ", ".join(f"{count} classes of '{name}'" for name, count in found.items()) or "no labels"
+    counts = {name: len(classes) for name, classes in store.label_names.items()}
+    if request.data.classes not in counts.values():
+        words = ", ".join(f"{count} classes of '{name}'" for name, count in counts.items()) or "no labels"
         raise UserError(
             f"{request.data.name} has {request.data.classes} classes, and {request.path} has {words}: give the right place "
             "with --path. [experiment-classes]"

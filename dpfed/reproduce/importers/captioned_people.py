@@ -183,9 +183,9 @@ def _item(name: str, caption: object, where: str) -> str:
     Raises:
         UserError: If the name contains no item id, or the caption is not text.
     """
-    found = _ITEM.search(name)
-    if found is None:
+    match = _ITEM.search(name)
+    if match is None:
         raise UserError(f"{where} is {name!r}, without an id; expected a name such as X-id_00000080-Y.jpg. [paper-item-id]")
     if not isinstance(caption, str):
         raise UserError(f"{where} ({name}) has no text as its caption; expected file names to captions. [paper-item-caption]")
-    return found[1]
+    return match[1]

@@ -70,8 +70,8 @@ def _first_version(path: Path) -> list[Path]:
     candidates = [path] + [
         root / split / "radiology" for root in (path, path / "data") for split in ("train", "validation", "test")
     ]
-    found = [folder for folder in candidates if _holds_tabs(folder / "captions.txt") and (folder / "images").is_dir()]
-    return found[:1] if found[:1] == [path] else found
+    folders = [folder for folder in candidates if _holds_tabs(folder / "captions.txt") and (folder / "images").is_dir()]
+    return folders[:1] if folders[:1] == [path] else folders
 
 
 def _holds_tabs(captions: Path) -> bool:
