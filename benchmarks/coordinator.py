@@ -88,7 +88,7 @@ class Way:
         busy, started = time.process_time(), time.perf_counter()
         self.runs.apply(number, total)
         applied = time.perf_counter()
-        self.runs._wait()
+        self.runs.wait()
         beside, of_step = time.perf_counter(), time.process_time()
         self.runs.commit()
         ended, at_end = time.perf_counter(), time.process_time()

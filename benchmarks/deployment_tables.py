@@ -196,6 +196,8 @@ def scaling() -> str:
             latency=1e-6 * h100["transport"]["latency_microseconds"],
             noise=coordinator["noise_seconds_per_million"],
             bookkeeping=coordinator["bookkeeping_seconds_per_million"],
+            each_step=coordinator.get("seconds_per_step", 0.0),  # the result file may be older than these two
+            commit=coordinator.get("commit_seconds_per_million", 0.0),
             price=0.0,
             keys=h100["worker"]["gaps_seconds_per_million_keys"],
             drawn=h100["worker"]["seconds_per_million_drawn"],

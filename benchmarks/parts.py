@@ -30,7 +30,6 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import Parts, build
-from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 
 STEPS = 5  # timed, behind one that warms up
@@ -79,8 +78,8 @@ def _coordinator(parts: Parts, randomness: Randomness) -> dict[str, float]:
     """Noise, books and checkpoints, per million of the parameters that this run trains."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", parts.plan)
-        coordinator = parts.learner.coordinator(randomness, ledger, Releases(Path(folder) / "releases"))
-        return seconds_of(coordinator, parts.model, parts.plan, parts.learner.device)
+        coordinator = parts.learner.coordinator(randomness, ledger)
+        return seconds_of(coordinator, parts.model, parts.plan, ledger, randomness, Path(folder))
 
 
 class _Timers:

@@ -14,7 +14,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from benchmarks.record import write_result
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.clipping import Clip
 from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, Views, choose_engine
+from dpfed.callbacks import StepSummary
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, ViewsConfig
 from dpfed.data.store.pictures import Wanted, in_processes
 from dpfed.data.store.record import RecordInput
@@ -38,13 +39,14 @@ from dpfed.data.views.images import ImageViews
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.blocks import block_length
-from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.resolution import pick_device
 from dpfed.training.checkpoint import Checkpoints, Position
+from dpfed.training.commits import Commits
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.releases import Releases
+from dpfed.training.group import Group
 
 GROUP, VIEWS, REPEATS = 16, 3, 5  # two views and one intra-group augmentation
 # Model, side of the images, records at a time on a CPU and on a GPU; none: too slow to be of use there.
@@ -57,7 +59,7 @@ MODELS = {
 }
 VIEWS_OF_IMAGES = ViewsConfig(crop_scale=(0.2, 1.0), crop_ratio=(0.75, 1.333), flip=0.5, jitter=0.8, grayscale=0.2)
 DECODED = 512  # images
-COORDINATED = 4_000_000  # parameters
+COORDINATED = 1_000_000, 11_200_000  # parameters
 SIZES = (1, 1_000_000, 11_000_000)  # floats that travel
 
 
@@ -167,47 +169,73 @@ def _jpeg(number: int, size: int) -> bytes:
 
 
 def coordinator(device: torch.device) -> dict[str, float]:
-    """Returns the figures of `seconds_of` for a model of `COORDINATED` parameters on a device."""
-    model = nn.ParameterList([nn.Parameter(torch.zeros(COORDINATED, device=device))])
-    plan = PrivacyPlan.of(100_000, 1024, 16, clip_norm=1.0, steps=100, noise_multiplier=1.0, delta=1e-6)
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan, block=block_length(COORDINATED))
-        releases = Releases(Path(folder) / "releases")
-        runs = Coordinator(plan, model, OptimizerConfig(), Randomness.from_seed(0), ledger, releases)
-        return seconds_of(runs, model, plan, device)
-
-
-def seconds_of(runs: Coordinator, model: nn.Module, plan: PrivacyPlan, device: torch.device) -> dict[str, float]:
-    """Measures a coordinator.
-
-    Args:
-        runs: Coordinator.
-        model: Model of the coordinator.
-        plan: Privacy plan.
-        device: Device of the model.
+    """Measures a coordinator on a device, with models of each size of `COORDINATED`.
 
     Returns:
-        Seconds per million parameters: of noise and optimizer, of the bookkeeping beside the next sum, and of a checkpoint.
+        The figures of `seconds_of` for the larger model, but noise and optimizer as a straight line through both sizes:
+        seconds per million parameters, and seconds per step.
     """
-    numel = TrainableVector(model).numel
-    ahead, whole, runs.ahead = [], [], True
+    plan = PrivacyPlan.of(100_000, 1024, 16, clip_norm=1.0, steps=100, noise_multiplier=1.0, delta=1e-6)
+    figures: dict[str, float] = {}
+    waits = []
+    for size in COORDINATED:
+        model = nn.ParameterList([nn.Parameter(torch.zeros(size, device=device))])
+        with tempfile.TemporaryDirectory() as folder:
+            ledger, randomness = (
+                Ledger.create(Path(folder) / "ledger.jsonl", plan, block=block_length(size)),
+                Randomness.fresh(),
+            )
+            runs = Coordinator(plan, model, OptimizerConfig(), randomness, ledger)
+            figures = seconds_of(runs, model, plan, ledger, randomness, Path(folder))
+        waits.append(figures["noise_seconds_per_million"] * size / 1e6)
+    slope = max(0.0, (waits[1] - waits[0]) / (COORDINATED[1] - COORDINATED[0]) * 1e6)
+    each = max(0.0, waits[1] - slope * COORDINATED[1] / 1e6)
+    return figures | {"noise_seconds_per_million": round(slope, 6), "seconds_per_step": round(each, 6)}
+
+
+def seconds_of(
+    runs: Coordinator, model: nn.Module, plan: PrivacyPlan, ledger: Ledger, randomness: Randomness, folder: Path
+) -> dict[str, float]:
+    """Measures a coordinator that charges its steps in groups, as in one process and in a cluster.
+
+    Args:
+        runs: Coordinator without releases.
+        model: Model of the coordinator.
+        plan: Privacy plan.
+        ledger: Ledger of the coordinator.
+        randomness: Randomness of the coordinator.
+        folder: Folder for its files.
+
+    Returns:
+        Seconds per million parameters: of noise and optimizer, of the digest beside the next sum, of a commit, and of a
+        checkpoint.
+    """
+    numel, device = TrainableVector(model).numel, next(model.parameters()).device
+    commits = Commits(folder / "commits", randomness, folder / "checkpoints", model)
+    checkpoints, written = Checkpoints(folder / "checkpoints", keep=1), itertools.count()
+
+    def hold(releases: Sequence[Release], summaries: Sequence[StepSummary]) -> Callable[[], None]:
+        position = Position(summaries[-1].done, ledger.charged + len(releases), plan.fingerprint)
+        draft = commits.write(runs, position, releases, summaries)
+        return lambda: commits.name(draft)
+
+    checkpoint = median_seconds(lambda: checkpoints.save(Position(next(written), 0, plan.fingerprint), model, runs))
+    runs.in_groups(Group(hold, plan.steps))
+    seconds: dict[str, list[float]] = {"noise": [], "bookkeeping": [], "commit": []}
     for number in range(min(REPEATS + 1, plan.steps)):
         zeros = torch.zeros(numel + plan.statistics_count, dtype=torch.int64, device=device)
         total = BoundedSum(zeros, plan.sensitivity, plan.groups, unit=plan.grid_of().unit)
+        zeros.sum().item()  # waits for the device
         started = time.perf_counter()
-        runs.apply(number, total)  # it asks the device whether the parameters are finite
-        ahead.append(time.perf_counter() - started)
+        runs.apply(number, total)
+        applied = time.perf_counter()
+        runs.wait()
+        digested = time.perf_counter()
         runs.commit()
-        whole.append(time.perf_counter() - started)
-    noise, both = statistics.median(ahead[1:]), statistics.median(whole[1:])
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoints, written = Checkpoints(Path(folder), keep=1), itertools.count()
-        checkpoint = median_seconds(lambda: checkpoints.save(Position(next(written), 0, plan.fingerprint), model, runs))
-    return {
-        "noise_seconds_per_million": round(noise / numel * 1e6, 5),
-        "bookkeeping_seconds_per_million": round((both - noise) / numel * 1e6, 5),
-        "checkpoint_seconds_per_million": round(checkpoint / numel * 1e6, 5),
-    }
+        for name, took in zip(seconds, (applied - started, digested - applied, time.perf_counter() - digested), strict=True):
+            seconds[name].append(took)
+    medians = {name: statistics.median(took[1:]) for name, took in seconds.items()} | {"checkpoint": checkpoint}
+    return {f"{name}_seconds_per_million": round(took / numel * 1e6, 6) for name, took in medians.items()}
 
 
 def transport() -> dict:
@@ -284,6 +312,7 @@ def assumed(figures: dict, model: dict) -> str:
         "ahead": float(model.get("reads_ahead", True)),
         "noise": coordinator["noise_seconds_per_million"],
         "bookkeeping": coordinator["bookkeeping_seconds_per_million"],
+        "commit": coordinator.get("commit_seconds_per_million", 0.0),
         "each_step": coordinator.get("seconds_per_step", 0.0),
         "keys": worker["gaps_seconds_per_million_keys"],
         "drawn": worker["seconds_per_million_drawn"],

@@ -20,6 +20,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 
 _PARAMETER_BYTES = 4  # bytes of a parameter: float32
+_BETWEEN_COMMITS = 10.0  # seconds, about (`dpfed.runs.commit_pace`)
 _SET_ASIDE = 0.15  # cost of skipping a drawn record of another worker's group, as a fraction of the cost of grouping a record
 
 
@@ -34,7 +35,7 @@ class Machines:
         bandwidth: Bytes per second over the slowest link between two workers.
         latency: Seconds of a message in addition to the time for its bytes.
         noise: Seconds of the coordinator per million parameters, for noise and optimizer. All workers wait for them.
-        bookkeeping: Seconds of the coordinator per million parameters for digest, kept release and ledger, during the next sum.
+        bookkeeping: Seconds of the coordinator per million parameters for the digest, during the next sum.
         price: Dollars per GPU and hour.
         gpus_per_node: Number of GPUs that are rented together.
         keys: Seconds in which a worker draws among a million records, for a block of steps in which each record is drawn once.
@@ -43,6 +44,7 @@ class Machines:
         ahead: Whether images are read and decoded while gradients are computed.
         views: Seconds in which a worker makes a record's views.
         each_step: Seconds of the coordinator per step, independent of the number of parameters.
+        commit: Seconds of the coordinator per million parameters for a commit, for which all workers wait.
 
     Raises:
         UserError: If a figure is negative, not finite, or zero where it must be positive.
@@ -61,6 +63,7 @@ class Machines:
     ahead: bool = True
     views: float = 0.0
     each_step: float = 0.0
+    commit: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("throughput", "bandwidth", "gpus_per_node"):
@@ -83,7 +86,8 @@ class Estimate:
         views: Seconds of a step in which the busiest worker makes views.
         gradients: Seconds of a step in which the busiest worker computes gradients.
         transport: Seconds of a step for reduce and broadcast.
-        coordinator: Seconds of a step in which all wait for noise, optimizer, or bookkeeping that takes longer than a sum.
+        coordinator: Seconds of a step in which all wait for noise, optimizer, commit, or a digest that takes longer than a sum.
+            The time of a commit is divided among its steps.
         bytes_per_step: Bytes of a worker's own sum and of the new parameters together.
         hours: Hours of the whole run.
         dollars: Dollars of the whole run: hours x GPUs x price.
@@ -207,14 +211,16 @@ def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
     size = (_bytes_up(plan) + _PARAMETER_BYTES) * parameters
     transport = transport_seconds(size, workers, machines.bandwidth, machines.latency)
     meanwhile = sampling + waiting + records * machines.views + gradients + transport
-    books = max(0.0, machines.bookkeeping * millions - meanwhile)
+    waiting_for_noise = machines.each_step + (machines.noise * millions if plan.private else 0.0)
+    waiting_for_noise += max(0.0, machines.bookkeeping * millions - meanwhile)
+    commit = machines.commit * millions / max(1.0, _BETWEEN_COMMITS // max(1e-6, meanwhile + waiting_for_noise))
     return {
         "sampling": sampling,
         "decoding": waiting,
         "views": records * machines.views,
         "gradients": gradients,
         "transport": transport,
-        "coordinator": machines.each_step + (machines.noise * millions if plan.private else 0.0) + books,
+        "coordinator": waiting_for_noise + commit,
     }
 
 

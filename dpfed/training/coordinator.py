@@ -133,12 +133,12 @@ class Coordinator:
             OSError: If a release or state could not be saved or charged.
             UserError: If the budget is spent.
         """
-        self._wait()
+        self.wait()
         if self._group is not None:
             self._group.charge(self._ledger)
 
-    def _wait(self) -> None:
-        """Waits for the thread that saves and charges the last release."""
+    def wait(self) -> None:
+        """Waits for the thread that digests, saves or charges the last release."""
         if self._committing is not None:
             self._committing.result()
             self._committing = None
@@ -223,7 +223,7 @@ class Coordinator:
         Raises:
             UserError: For the reasons given at `apply`.
         """
-        self._wait()
+        self.wait()
         require_planned(total, step, plan=self._plan, size=self.blocks.size)
         noisy, recorded, owed = total.values, self._ledger.release_of(step), [] if self._group is None else self._group.releases
         if recorded is None:

@@ -41,11 +41,13 @@ def test_steps_over_private_records_are_not_timed(tiny, tmp_path):
 
 
 def test_a_file_of_the_throughput_has_what_the_simulator_reads(monkeypatch):
-    monkeypatch.setattr(throughput, "COORDINATED", 10_000)
+    monkeypatch.setattr(throughput, "COORDINATED", (10_000, 20_000))
     monkeypatch.setattr(throughput, "DECODED", 4)
     assert throughput.decoded_images(32) > 0 and throughput.made_views(32, 2, 4, torch.device("cpu")) > 0
     assert set(throughput.coordinator(torch.device("cpu"))) == {
         "noise_seconds_per_million",
         "bookkeeping_seconds_per_million",
+        "commit_seconds_per_million",
         "checkpoint_seconds_per_million",
+        "seconds_per_step",
     }

@@ -81,6 +81,14 @@ def test_seconds_bytes_hours_and_dollars_by_hand(promise):
     assert ten.efficiency == pytest.approx(20.25 / (10 * ten.step))
 
 
+def test_a_commit_is_divided_among_the_steps_of_ten_seconds(promise):
+    machines = dataclasses.replace(MACHINES, throughput=10_000.0, commit=0.4, latency=0.0, bandwidth=1e15, bookkeeping=0.0)
+    one = estimate(promise, machines, 5_000_000, 1)  # a step of 1 second and 0.25 for the noise: eight in ten seconds
+    assert one.coordinator == pytest.approx(0.25 + 5 * 0.4 / 8)
+    slow = estimate(promise, dataclasses.replace(machines, throughput=500.0), 5_000_000, 1)  # each step takes 20 seconds
+    assert slow.coordinator == pytest.approx(0.25 + 5 * 0.4)
+
+
 def test_drawing_reading_and_views_by_hand(promise):
     """N = 1,000,000, B = 10,000: q = 0.01, so a block has 100 steps, and the run has two."""
     data = dataclasses.replace(MACHINES, keys=0.3, drawn=2.0, decoding=1 / 1000, views=1 / 4000)
