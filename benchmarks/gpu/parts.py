@@ -18,10 +18,11 @@ _FIRST = "engines", "noise"  # of the checks
 def measure() -> list[Part]:
     """All that matters, what matters most first."""
     found = [Part("checks", (name,), 10.0, checks.CHECKS[name]) for name in _FIRST]
-    *plain, captured, compiled = steps.PLAIN
+    *plain, captured, fused, compiled = steps.PLAIN
     for name in steps.CASES:
         found.append(_step(name, "private", _SECONDS.get(name, 20.0), steps.private))
-        found.append(_step(name, captured, 20.0, functools.partial(steps.plain, way=captured)))
+        way = fused if fused in steps.ways(name) else captured  # the fastest one, as far as is known
+        found.append(_step(name, way, 20.0, functools.partial(steps.plain, way=way)))
     found += [
         Part("throughput", ("coordinator",), 10.0, lambda place: throughput.coordinator(place.device)),
         Part("step", ("views",), 3.0, steps.views),
@@ -32,9 +33,11 @@ def measure() -> list[Part]:
         Part("checks", ("others", name), 15.0, functools.partial(checks.others, name=name), tiny=name == "small CNN")
         for name in checks.SHARED
     ]
-    for way in (*plain[::-1], compiled):
+    begun = {part.path for part in found}
+    for way in (captured, *plain[::-1], compiled):
         seconds = 60.0 if way == compiled else 10.0
-        found += [_step(name, way, seconds, functools.partial(steps.plain, way=way)) for name in steps.CASES]
+        names = [name for name in steps.CASES if way in steps.ways(name) and (name, way) not in begun]
+        found += [_step(name, way, seconds, functools.partial(steps.plain, way=way)) for name in names]
     return found + _for_cost()
 
 
@@ -44,8 +47,18 @@ def _step(name: str, way: str, seconds: float, work: Callable[..., Any]) -> Part
 
 
 def table() -> list[Part]:
-    """DP-GCL's CIFAR-10 cell of the paper's Table 1: epsilon 10, at its own settings."""
-    return [Part("table1", ("group, epsilon 10",), 60.0, training.cell)]
+    """Returns cells of the paper's Table 1 on CIFAR-10 at its own settings, and a training in bf16 beside one in fp32."""
+    found = [_cell(*one) for one in (("group", 10.0), ("batch", 10.0), ("none", None))]
+    found += [
+        Part("precision", (precision,), 60.0, functools.partial(training.in_precision, precision=precision))
+        for precision in ("bf16", "fp32")
+    ]
+    return found + [_cell(method, epsilon) for epsilon in (4.0, 1.0) for method in ("group", "batch")]
+
+
+def _cell(method: str, epsilon: float | None) -> Part:
+    name = method if epsilon is None else f"{method}, epsilon {epsilon:.0f}"
+    return Part("table1", (name,), 60.0, functools.partial(training.cell, method=method, epsilon=epsilon))
 
 
 def _for_cost() -> list[Part]:

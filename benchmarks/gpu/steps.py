@@ -11,10 +11,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,9 @@ from benchmarks import throughput
 from benchmarks.gpu.place import Place
 from dpfed.config import Config, parse_config
 from dpfed.data.processes import cores
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.records import open_or_write
+from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.images import ImageViews
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.objectives.infonce import group_loss
@@ -56,7 +61,13 @@ CASES = {
     "ResNet-50, 224 px": Case({"image": "resnet50", "width": 64, "stem": "imagenet"}, 224, 256),
 }
 _TINY = Case({"image": "cnn", "width": 8}, 16, 32)
-PLAIN = ("fp32", "bf16, channels last", "bf16, channels last, graph", "bf16, channels last, compiled")
+FUSED = "bf16, channels last, our GroupNorm, graph"
+PLAIN = ("fp32", "bf16, channels last", "bf16, channels last, graph", FUSED, "bf16, channels last, compiled")
+
+
+def ways(name: str) -> tuple[str, ...]:
+    """Returns the plain steps of a case: without a GroupNorm there is nothing to fuse."""
+    return tuple(way for way in PLAIN if way != FUSED or CASES[name].model.get("image", "").startswith("resnet"))
 
 
 def config_of(place: Place, name: str) -> Config:
@@ -64,7 +75,7 @@ def config_of(place: Place, name: str) -> Config:
     case = _TINY if place.tiny else CASES[name]
     tree = {
         "name": "gpu",
-        "data": {"records": case.batch * 5 // 4, "stores": str(place.work / "stores"), "size": case.side},
+        "data": {"source": "store", "path": str(_records(place, case)), "size": case.side},
         "views": {"crop_scale": [0.2, 1.0], "flip": 0.5, "jitter": 0.8, "grayscale": 0.2},
         "model": case.model,
         "bounding": {"group_size": GROUP, "microbatch": case.batch, "engine": "layerwise"},
@@ -73,6 +84,21 @@ def config_of(place: Place, name: str) -> Config:
         "evaluation": {"split": "none"},
     }
     return parse_config(tree)
+
+
+def _records(place: Place, case: Case) -> Path:
+    """Returns a store of pictures of the model's own size with captions, so that no step waits for a host that scales them."""
+    path = place.work / "stores" / f"noise-{case.side}px-{case.batch}"
+
+    def write(target: Path) -> None:
+        generator = np.random.default_rng(0)
+        with StoreWriter(target, name="noise", kind="image-text", size=case.side, public=True) as writer:
+            for number in range(case.batch * 5 // 4):
+                picture = generator.integers(0, 256, (case.side, case.side, 3), np.uint8)
+                writer.add(RecordInput(str(number), picture, (f"a photo of thing number {number}",), split="train"))
+
+    open_or_write(path, write)
+    return path
 
 
 class _Enough(Exception):
@@ -143,6 +169,11 @@ class _Plain:
         torch.backends.cudnn.deterministic = False
         torch.manual_seed(0)
         self._device, self._microbatch, self._bf16 = device, microbatch, "bf16" in way
+        self._mode: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+        if way == FUSED:
+            from benchmarks.gpu.fused_norm import FusedNorm  # it needs Triton
+
+            self._mode = FusedNorm
         model = build_model(config.model, config.objective, config.adaptation, config.data.size or 32).to(device).train()
         self._model: nn.Module = model.to(memory_format=torch.channels_last) if self._bf16 else model
         self._called = torch.compile(self._loss) if "compiled" in way else self._loss
@@ -178,7 +209,7 @@ class _Plain:
         return views if self._tokens is None else views | {"text": self._tokens[part]}
 
     def _loss(self, views: dict[str, Tensor]) -> Tensor:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16), self._mode():
             embeddings = self._model(views)
         present = torch.ones(len(views["image"]), dtype=torch.bool, device=self._device)
         return group_loss({name: z.float() for name, z in embeddings.items()}, present, self._model.temperature)
@@ -211,8 +242,10 @@ def views(place: Place) -> dict[str, float]:
     return {"ms_of_4096": round(2_048e3 / rate, 2)}
 
 
-def decoding(place: Place) -> dict[str, float]:
-    """JPEG files of 224 px decoded in a second, by one core and by all that the machine has for it."""
+def decoding(place: Place) -> dict[str, Any]:
+    """Measures JPEG files of 224 px decoded in a second, by one core and by all; says whether the cores are whole ones."""
     side = 32 if place.tiny else 224
     alone, together = (throughput.decoded_images(side, workers) for workers in (1, None))
-    return {"one_core": round(alone, 1), "all": round(together, 1), "cores": cores()}
+    siblings = {path.read_text().strip() for path in Path("/sys/devices/system/cpu").glob("cpu*/topology/thread_siblings_list")}
+    facts = {"whole_cores": min(cores(), len(siblings))} if siblings else {}
+    return {"one_core": round(alone, 1), "all": round(together, 1), "cores": cores(), **facts}

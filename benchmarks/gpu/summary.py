@@ -18,7 +18,8 @@ def summary(results: Path) -> str:
         path.stem.removeprefix("gpu-"): json.loads(path.read_text(encoding="utf-8"))["figures"]
         for path in sorted(results.glob("gpu-*.json"))
     }
-    return "\n".join([*_steps(found.get("step", {})), *_others(found), *_cells(found.get("table1", {}))])
+    lines = [*_steps(found.get("step", {})), *_others(found), *_cells(found.get("table1", {}))]
+    return "\n".join([*lines, *_precisions(found.get("precision", {}))])
 
 
 def _steps(step: dict[str, Any]) -> Iterator[str]:
@@ -39,7 +40,9 @@ def _steps(step: dict[str, Any]) -> Iterator[str]:
         yield f"4,096 views of 32 px: {step['views']['ms_of_4096']:.1f} ms"
     if "all" in (decoded := step.get("decoding", {})):
         share = decoded["all"] / decoded["one_core"] / decoded["cores"]
-        cores = f"{decoded['cores']} cores {decoded['all']:,.0f}"
+        whole = decoded.get("whole_cores", decoded["cores"])
+        threads = f", {whole} of them whole" if whole != decoded["cores"] else ""
+        cores = f"{decoded['cores']} cores{threads} {decoded['all']:,.0f}"
         yield f"decoding at 224 px, images a second: one core {decoded['one_core']:,.0f}, {cores} ({share:.2f} of linear)"
 
 
@@ -65,3 +68,9 @@ def _cells(table: dict[str, Any]) -> Iterator[str]:
     for cell in table.values():
         for row in cell.get("rows", ()):
             yield f"{row['name']:<10}{row['metric']:<20} ours {row['ours']}, published {row['published']}"
+
+
+def _precisions(found: dict[str, Any]) -> Iterator[str]:
+    for precision, run in found.items():
+        if run.get("knn"):
+            yield f"{run['steps']:,} steps in {precision}: kNN {run['knn'][0][1]} before, {run['knn'][-1][1]} after"

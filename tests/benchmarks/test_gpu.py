@@ -1,5 +1,6 @@
 """The command for borrowed GPUs, tried without one: every part gives figures, and what is cut short goes on."""
 
+import contextlib
 import json
 import os
 import re
@@ -15,10 +16,12 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import checks, loads, parts, steps, wheels, worker
+from benchmarks.gpu import checks, loads, parts, steps, training, wheels, worker
 from benchmarks.gpu.place import Part, Place, Results, TimeIsUp
 from benchmarks.gpu.summary import summary
 from benchmarks.gpu.training import cell
+from dpfed.config import ModelConfig, ObjectiveConfig
+from dpfed.models.building import build_model
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from tests.patience import run_to_end
@@ -85,11 +88,44 @@ def test_long_parts_give_figures_too(call, monkeypatch):
 def test_the_calls_have_what_they_promise():
     found = parts.measure()
     assert {part.path[0] for part in found if part.file == "checks"} == {*checks.CHECKS, "others"}
-    ways = [(name, way) for name in steps.CASES for way in ("private", *steps.PLAIN)]
+    ways = [(name, way) for name in steps.CASES for way in ("private", *steps.ways(name))]
+    assert steps.FUSED in steps.ways("ResNet-50, 224 px") and steps.FUSED not in steps.ways("ViT-B-32 LoRA, 224 px")
     assert sorted(part.path for part in found if part.file == "step" and len(part.path) == 2) == sorted(ways)
     assert len({part.name for part in found}) == len(found)
     first = found[: 1 + next(number for number, part in enumerate(found) if part.path[0] == "others")]
     assert sum(part.seconds for part in first) <= 400, "a call of seven minutes does these"
+    cells = [part.path[0] for part in parts.table() if part.file == "table1"]
+    assert sorted(cells) == sorted(["none", *(f"{method}, epsilon {e}" for method in ("group", "batch") for e in (1, 4, 10))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["none", "batch, epsilon 4"])
+def test_other_cells_have_figures_too(place, name):
+    (part,) = (part for part in parts.table() if part.path == (name,))
+    (metrics,) = {row["metric"] for row in part.work(place)["rows"]} & {"knn3_accuracy"}
+    assert metrics
+
+
+def test_a_training_in_two_precisions_starts_alike(place):
+    """In bf16 a CPU refuses; in float32 the curves are there."""
+    found = training.in_precision(place, "fp32")
+    assert [step for step, _ in found["knn"]] == [0, 2, 4] and len(found["noisy_gradient_norms"]) == 4
+
+
+def test_a_plain_step_may_have_our_group_norm():
+    pytest.importorskip("triton")
+    from benchmarks.gpu.fused_norm import FusedNorm
+
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(image="resnet18", width=8), ObjectiveConfig(), size=32)
+    images, gradients = torch.randn(2, 3, 32, 32), []
+    for mode in (contextlib.nullcontext(), FusedNorm()):
+        model.zero_grad()
+        with mode:
+            model.encoder(images).square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.encoder.parameters()])
+    for plain, fused in zip(*gradients, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-4 * plain.abs().max().item())
 
 
 def test_a_part_that_does_not_fit_makes_room_for_a_shorter_one(call, place, monkeypatch, capsys):
