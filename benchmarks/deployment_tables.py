@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from benchmarks.record import figures, made_by
-from dpfed.cluster.estimate import Machines, estimate, largest_shard
+from dpfed.cluster.estimate import Machines, estimate, largest_share
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 
@@ -207,7 +207,7 @@ def scaling() -> str:
         plans = (PrivacyPlan.of(50_000_000, batch, 16, 1.0, 1200, 1.0, 1e-9) for batch in _BATCHES)
         shares = (estimate(plan, machines, model["parameters"], 64).efficiency for plan in plans)
         lines.append(f"| {name} | " + " | ".join(f"{share:.0%}" for share in shares) + " |")
-    even = _BATCHES[0] / 64 / largest_shard(_BATCHES[0] / 64, 64)
+    even = _BATCHES[0] / 64 / largest_share(_BATCHES[0] // 16, 16.0, 64)
     ideal = f"even a coordinator that took no time would give {even:.0%}: all workers wait for the one with most records."
     lines += ["", f"At B = {_BATCHES[0]:,} {ideal}"]
     return "\n".join(lines)

@@ -53,7 +53,11 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
         description="What wants a GPU, in a call of minutes.",
         epilog="docs/results.md says more.",
     )
-    actions = {"measure": "all that matters (the default)", "table": "cells of Table 1, and bf16 beside fp32", "take": "only take what was carried"}
+    actions = {
+        "measure": "all that matters (the default)",
+        "table": "cells of Table 1, and bf16 beside fp32",
+        "take": "only take what was carried",
+    }
     actions |= {"pack": "before, where there is no GPU", "fetch": "after it"}
     help = "; ".join(f"{name}: {words}" for name, words in actions.items())
     parser.add_argument("action", nargs="?", choices=actions, default="measure", help=help)

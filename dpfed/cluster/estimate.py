@@ -1,7 +1,7 @@
 """Estimate of a run's time, bytes and dollars with many workers, computed from a few measured or assumed figures.
 
 A step has three parts, one after the other. First, every worker draws its records, reads them, makes their views and computes
-the clipped gradients of its groups; all wait for the worker that drew most records. Second, the sums go to the coordinator, and
+the clipped gradients of its groups; all wait for the worker that has most records. Second, the sums go to the coordinator, and
 the new parameters come back. Third, in between, the coordinator adds the noise and takes the optimizer's step. The coordinator
 writes the ledger and the release while the next sum is computed. Checkpoints, failures of workers and evaluation are not
 counted.
@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from dpfed.data.sampling import dealt
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 
 _PARAMETER_BYTES = 4  # bytes of a parameter: float32
+_DRAWS = 16  # draws whose mean is taken
 _BETWEEN_COMMITS = 10.0  # seconds, about (`dpfed.runs.commit_pace`)
 _SET_ASIDE = 0.15  # cost of skipping a drawn record of another worker's group, as a fraction of the cost of grouping a record
 
@@ -41,7 +43,7 @@ class Machines:
         keys: Seconds in which a worker draws among a million records, for a block of steps in which each record is drawn once.
         drawn: Seconds in which a worker puts a million drawn records into groups.
         decoding: Seconds in which a worker reads and decodes a record's image.
-        ahead: Whether images are read and decoded while gradients are computed.
+        ahead: Whether images are read and decoded, and the records of the next step drawn, while gradients are computed.
         views: Seconds in which a worker makes a record's views.
         each_step: Seconds of the coordinator per step, independent of the number of parameters.
         commit: Seconds of the coordinator per million parameters for a commit, for which all workers wait.
@@ -80,8 +82,9 @@ class Estimate:
     Attributes:
         workers: W, the number of workers, one GPU each.
         gpus: Number of rented GPUs, in whole nodes.
-        largest_shard: Expected number of records that the busiest worker of a step draws.
-        sampling: Seconds of a step in which the busiest worker draws; the time for a block is divided among its steps.
+        largest_shard: Expected number of records of the busiest worker in a step.
+        sampling: Seconds of a step in which the busiest worker waits for draws; the time for a block is divided among its
+            steps.
         decoding: Seconds of a step in which the busiest worker waits for images.
         views: Seconds of a step in which the busiest worker makes views.
         gradients: Seconds of a step in which the busiest worker computes gradients.
@@ -148,7 +151,7 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
     return Estimate(
         workers=workers,
         gpus=gpus,
-        largest_shard=largest_shard(_records(plan) / workers, workers),
+        largest_shard=_of_the_busiest(plan, workers),
         **step,
         bytes_per_step=0 if workers == 1 else (_bytes_up(plan) + _PARAMETER_BYTES) * parameters,
         hours=hours,
@@ -160,8 +163,8 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
 def largest_shard(mean: float, workers: int) -> float:
     """Returns the expected maximum of W independent Poisson variables: ``sum over k >= 0 of 1 - P(X <= k)^W``.
 
-    Each record is drawn, and its group assigned to a worker, independently of all others. So the number of a worker's records
-    in a step is approximately Poisson, as long as these records are a small part of all.
+    Where each record makes a group, its key decides its worker, and it is drawn independently of all others. So the number of a
+    worker's records in a step is approximately Poisson, as long as these records are a small part of all.
 
     Args:
         mean: B/W, the expected number of records of one worker in a step.
@@ -173,6 +176,23 @@ def largest_shard(mean: float, workers: int) -> float:
     log_probability = np.concatenate([[0.0], np.cumsum(np.log(mean / k))]) - mean  # log P(X = 0, 1, 2, ...)
     at_most = np.cumsum(np.exp(log_probability)).clip(max=1.0)
     return float(np.sum(1.0 - at_most**workers))
+
+
+def largest_share(groups: int, size: float, workers: int) -> float:
+    """Returns the expected number of records of the busiest of W workers that divide groups by size (`dealt`).
+
+    It is the mean of `_DRAWS` draws of all groups, from a fixed seed.
+
+    Args:
+        groups: K, the number of groups.
+        size: B/K, the expected number of records of a group.
+        workers: W, the number of workers.
+    """
+    random, busiest = np.random.default_rng(0), []
+    for _ in range(_DRAWS):
+        sizes = random.poisson(size, groups)
+        busiest.append(np.bincount(dealt(sizes, workers), weights=sizes).max())
+    return float(np.mean(busiest))
 
 
 def transport_seconds(size: int, workers: int, bandwidth: float, latency: float) -> float:
@@ -203,10 +223,11 @@ def bottleneck(one: Estimate) -> str:
 
 def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> dict[str, float]:
     """Returns the seconds of a step by part."""
-    records, millions = largest_shard(_records(plan) / workers, workers), parameters / 1e6
+    records, millions = _of_the_busiest(plan, workers), parameters / 1e6
     gradients, decoding = records / machines.throughput, records * machines.decoding
     grouped = records + (_SET_ASIDE * (_records(plan) - records) if _divides_groups(plan) else 0.0)
     sampling = _drawing(plan, machines, workers) + machines.drawn * grouped / 1e6
+    sampling = max(0.0, sampling - gradients) if machines.ahead else sampling
     waiting = max(0.0, decoding - gradients) if machines.ahead else decoding
     size = (_bytes_up(plan) + _PARAMETER_BYTES) * parameters
     transport = transport_seconds(size, workers, machines.bandwidth, machines.latency)
@@ -234,6 +255,13 @@ def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
     # `keys` is measured for a block in which each record is drawn once: two gaps, the first one and one for the draw.
     once = 0.5 * (1 + plan.sampling.rate * block)
     return machines.keys * millions * once * math.ceil(plan.steps / block) / plan.steps
+
+
+def _of_the_busiest(plan: PrivacyPlan, workers: int) -> float:
+    """Returns the expected number of records of the busiest worker in a step."""
+    if workers == 1 or not _divides_groups(plan):
+        return largest_shard(_records(plan) / workers, workers)
+    return plan.sampling.per_unit * largest_share(plan.groups, plan.sampling.batch / plan.groups, workers)
 
 
 def _divides_groups(plan: PrivacyPlan) -> bool:

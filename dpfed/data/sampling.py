@@ -136,6 +136,7 @@ def draw_step(
     participants: Callable[[int], np.ndarray] | None = None,
     rank: int = 0,
     world_size: int = 1,
+    by_size: bool = True,
 ) -> StepDraw:
     """Draws the records of one step and their groups.
 
@@ -149,7 +150,10 @@ def draw_step(
         units: Keys of the records' units, ``(n,)`` uint64; ``None`` if records are protected individually.
         participants: Result of `participants_of` for these records, which caches draws for later steps; default: a new one.
         rank: Rank of the worker, 0 .. world_size - 1.
-        world_size: Number of workers that divide the groups: group g belongs to rank g modulo this number.
+        world_size: Number of workers that divide the groups.
+        by_size: Whether groups are divided by their sizes (`dealt`), so that workers have about equally many records. Then a
+            further record may move other groups to other workers, so their sums must be exact. Otherwise group g belongs to
+            rank g modulo `world_size`.
 
     Returns:
         The drawn records by group; possibly none at all. All records of one unit are in one group. Where the method puts
@@ -164,8 +168,11 @@ def draw_step(
     else:
         uniforms = randomness.per_record("sample", step, protected[drawn], 2)[:, 1]
         group = np.minimum((uniforms * groups).astype(np.int64), groups - 1)
-        mine = group % world_size == rank
-        drawn, group = drawn[mine], group[mine]
+        if world_size > 1:
+            sizes = np.minimum(np.bincount(group, minlength=groups), plan.bounding.cap or len(group))
+            owners = dealt(sizes, world_size) if by_size else np.arange(groups) % world_size
+            mine = owners[group] == rank
+            drawn, group = drawn[mine], group[mine]
     if units is not None:
         _, unit = np.unique(units[drawn], return_inverse=True)
         kept = _least(unit, randomness.per_record("unit", step, keys[drawn], 1)[:, 0], plan.sampling.per_unit)
@@ -179,6 +186,23 @@ def draw_step(
     offsets = np.flatnonzero(np.diff(group, prepend=-1))
     made_by = protected[drawn[offsets]] if alone else None
     return StepDraw(drawn if indices is None else indices[drawn], np.append(offsets, len(drawn)).astype(np.int64), made_by)
+
+
+def dealt(sizes: np.ndarray, world_size: int) -> np.ndarray:
+    """Deals groups to workers by size, the largest ones first, to and fro, as cards are dealt in rounds.
+
+    Args:
+        sizes: Sizes of all groups, ``(K,)`` int64.
+        world_size: Number of workers.
+
+    Returns:
+        The rank of each group, ``(K,)`` int64.
+    """
+    ranks = np.empty(len(sizes), np.int64)
+    turn = np.arange(len(sizes))
+    there, place = turn // world_size % 2 == 0, turn % world_size
+    ranks[np.argsort(-sizes, kind="stable")] = np.where(there, place, world_size - 1 - place)
+    return ranks
 
 
 def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:

@@ -186,9 +186,12 @@ class Worker:
                 views, offsets = self._public_negatives.joined(
                     views, offsets, keys, self._randomness, step, self._vector.device
                 )
-            if end == len(draw):
+            is_last, computes_beside = end == len(draw), self._vector.device.type == "cuda"
+            if is_last and not computes_beside:
                 self._prefetch(step + 1)
             norms.append(self.engine.add_clipped(GroupBatch(views, offsets, step), clip, total, *asked))
+            if is_last and computes_beside:  # a GPU computes while the host draws
+                self._prefetch(step + 1)
         if not ranges:
             self._prefetch(step + 1)
         return norms
@@ -212,6 +215,7 @@ class Worker:
             self._units,
             self._participants,
             *self._divided,
+            by_size=self.engine.adds_whole_parts,  # else each worker's sum is rounded, and only one of them may change
         )
 
     def _prefetch(self, step: int) -> None:

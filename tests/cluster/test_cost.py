@@ -70,8 +70,8 @@ def test_seconds_bytes_hours_and_dollars_by_hand(promise):
     assert one.dollars == pytest.approx(200 * 20.25 / 3600 * 8 * 3.0)  # the node of eight is paid for
 
     ten = estimate(promise, MACHINES, parameters=5_000_000, workers=10)
-    assert ten.gradients == pytest.approx(largest_shard(1000.0, 10) / 500)
-    assert 2.0 < ten.gradients < 2.2  # a thousand records, and some more on the busiest
+    assert ten.gradients == pytest.approx(ten.largest_shard / 500)
+    assert 1000 <= ten.largest_shard < 1010  # groups are dealt by size, so the busiest has hardly more than a tenth
     assert ten.transport == pytest.approx(2 * 9 * 1e-4 + (40e6 + 20e6) / 2e9)  # whole numbers of 64 bits, and float32
     assert ten.coordinator == pytest.approx(0.25)  # 5 million at 0.05: books are written beside the next sum of 2 seconds
     slow = estimate(promise, dataclasses.replace(MACHINES, bookkeeping=1.0), parameters=5_000_000, workers=10)
@@ -93,9 +93,13 @@ def test_drawing_reading_and_views_by_hand(promise):
     """N = 1,000,000, B = 10,000: q = 0.01, so a block has 100 steps, and the run has two."""
     data = dataclasses.replace(MACHINES, keys=0.3, drawn=2.0, decoding=1 / 1000, views=1 / 4000)
     one = estimate(promise, data, 5_000_000, 1)
+    # Draws and ten seconds of reading beside twenty of gradients.
+    assert (one.sampling, one.decoding, one.views) == pytest.approx((0.0, 0.0, 2.5))
+    assert one.step == pytest.approx(2.5 + 20.25)
+    data = dataclasses.replace(data, ahead=False)
+    one = estimate(promise, data, 5_000_000, 1)
     assert one.sampling == pytest.approx(2 * 0.3 / 200 + 2.0 * 0.01)
-    assert (one.decoding, one.views) == pytest.approx((0.0, 2.5))  # ten seconds of reading beside twenty of gradients
-    assert one.step == pytest.approx(one.sampling + 2.5 + 20.25)
+    assert one.step == pytest.approx(one.sampling + 10.0 + 2.5 + 20.25)
     four = estimate(promise, data, 5_000_000, 4)
     grouped = four.largest_shard + 0.15 * (10_000 - four.largest_shard)  # draws among all, and sets aside what is others'
     assert four.sampling == pytest.approx(2 * 0.3 / 200 + 2.0 * grouped / 1e6)
@@ -105,8 +109,7 @@ def test_drawing_reading_and_views_by_hand(promise):
     )  # fmt: skip
     four = estimate(alone, data, 5_000_000, 4)  # records are divided
     assert four.sampling == pytest.approx(2 * 0.3 / 4 / 200 + 2.0 * four.largest_shard / 1e6)
-    assert estimate(promise, dataclasses.replace(data, ahead=False), 5_000_000, 1).decoding == pytest.approx(10.0)
-    slow = estimate(promise, dataclasses.replace(data, decoding=1 / 400), 5_000_000, 1)
+    slow = estimate(promise, dataclasses.replace(data, decoding=1 / 400, ahead=True), 5_000_000, 1)
     assert slow.decoding == pytest.approx(25.0 - 20.0)  # what the gradients do not hide
 
 

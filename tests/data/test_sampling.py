@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpfed.data.sampling import StepDraw, draw_step
+from dpfed.data.sampling import StepDraw, dealt, draw_step
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
@@ -173,3 +173,23 @@ def test_groups_and_samples_are_new_and_independent_in_each_step():
     half = plan(records=400, batch=200)
     drawn = [np.isin(np.arange(400), draw_step(half, randomness, step, np.arange(400), key, 1).indices) for step in range(40)]
     assert np.abs(np.corrcoef(drawn) - np.eye(40)).max() < 0.25
+
+
+@pytest.mark.parametrize(("groups", "workers"), [(64, 64), (100, 7), (4096, 64), (5, 1)])
+def test_groups_dealt_by_size_leave_workers_about_equally_many_records(groups, workers):
+    sizes = np.random.default_rng(3).poisson(16, groups)
+    ranks = dealt(sizes, workers)
+    each, records = np.bincount(ranks, minlength=workers), np.bincount(ranks, weights=sizes, minlength=workers)
+    assert set(each) <= {groups // workers, -(-groups // workers)}
+    largest = max(sizes.max(), 1.01 * sizes.sum() / workers) if groups == workers or groups > 1000 else sizes.sum()
+    assert records.sum() == sizes.sum() and records.max() <= largest
+    assert records.max() <= np.bincount(np.arange(groups) % workers, weights=sizes).max()
+
+
+@pytest.mark.parametrize("by_size", [True, False])
+def test_workers_divide_a_steps_groups_without_overlap(by_size):
+    many, secret = keys(400), Randomness.from_seed(1)
+    draws = [draw_step(plan(), secret, 2, None, many, 30, rank=rank, world_size=3, by_size=by_size) for rank in range(3)]
+    alone = groups_of(draw_step(plan(), secret, 2, None, many, 30), many)
+    divided = [group for draw in draws for group in groups_of(draw, many)]
+    assert sorted(map(sorted, divided)) == sorted(map(sorted, alone))

@@ -165,6 +165,28 @@ def test_owners_share_records_and_groups_without_overlap(tiny, world_size):
     assert total.values.any() and torch.equal(total.values, alone.bounded_sum(0).values)
 
 
+def test_neighbours_stay_within_2c_though_groups_move_to_other_workers(tiny):
+    parts, secret, moved_groups = parts_with(tiny, group_size=4), Randomness.from_seed(5), 0
+    indices, keys = parts.store.split("train"), parts.store.keys
+
+    def shares(kept):
+        draws, total = [], None
+        for rank in range(3):
+            worker = parts.with_learner(rank=rank, world_size=3).learner.worker(secret)
+            keep_only(worker, kept, keys)
+            part = worker.bounded_sum(0)
+            total = part if total is None else total + part
+            draws.append({frozenset(draw.members(g).tolist()) for draw in [worker.draw(0)] for g in range(len(draw))})
+        return total.numbers(), draws
+
+    whole, before = shares(indices)
+    for gone in drawn_of(parts, secret)[:4]:
+        fewer, after = shares(indices[indices != gone])
+        moved_groups += sum(len(one - set().union(*before[:rank], *before[rank + 1 :]) ^ one) for rank, one in enumerate(after))
+        assert 0 < (whole - fewer).norm() <= parts.plan.sensitivity * (1 + 1e-6)
+    assert moved_groups  # or it would be the same test as with one worker
+
+
 def test_the_microbatch_does_not_change_the_sum(tiny):
     results = []
     for microbatch in (1, 16, 4096):
@@ -176,7 +198,7 @@ def test_the_microbatch_does_not_change_the_sum(tiny):
 def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
     """The mechanism broken on purpose: the same worker with the paper's grouping instead of independent draws."""
 
-    def chunked(plan, randomness, step, indices, keys, groups, *_):
+    def chunked(plan, randomness, step, indices, keys, groups, *_, **__):
         drawn = np.sort(worker_room_draw(plan, randomness, step, indices, keys, groups).indices)
         offsets = np.arange(0, len(drawn) + plan.bounding.group_size, plan.bounding.group_size)
         return StepDraw(drawn, np.minimum(offsets, len(drawn)))
@@ -240,7 +262,7 @@ def test_units_drawn_by_record_keys_move_the_sum_beyond_2c(tiny, monkeypatch):
     """The mechanism broken on purpose: every record of a unit is drawn, and chooses its group, for itself."""
     by_record = worker_room.draw_step
 
-    def draw_step(plan, randomness, step, indices, keys, groups, units=None, *_):
+    def draw_step(plan, randomness, step, indices, keys, groups, units=None, *_, **__):
         return by_record(plan, randomness, step, indices, keys, groups)
 
     monkeypatch.setattr(worker_room, "draw_step", draw_step)
