@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")  # some countries write 1,5
 
 
 def class_of(value: object) -> str | None:
-    """Gives the class that a cell names one spelling: 1, 1.0 and ``"1.0"`` are ``"1"``.
+    """Writes the class that a cell names in one spelling: 1, 1.0 and ``"1.0"`` all become ``"1"``.
 
     Returns:
         The class; ``None`` for a cell without a class: an empty cell, NaN, infinity, -1, or a word that pandas reads as an

@@ -233,7 +233,7 @@ def _trains(parts: tuple[str, ...]) -> bool:
 
 
 def _refuse_names(root: Path, files: Sequence[Path]) -> None:
-    """Refuses images if the file names of all speak of splits: some of training, some of another split."""
+    """Refuses images whose file names all speak of splits: some of training, others of another split."""
     splits = set()
     for file in files:
         if (split := split_of(Path(file.stem))) is None:

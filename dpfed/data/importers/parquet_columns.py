@@ -278,7 +278,10 @@ def _classes_of(
 
 
 def _named(cell: object, names: tuple[str, ...] | None, numeric: bool) -> str | None:
-    """Returns the class that a cell means; ``None``: no class. A number without a name in the metadata is no known class."""
+    """Returns the class that a cell means; ``None``: no class.
+
+    In a column of numbers, a number that the metadata do not name becomes a text that is no known class.
+    """
     if names is not None and not numeric and str(cell) in names:
         return str(cell)
     written = class_of(cell)
