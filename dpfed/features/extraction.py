@@ -113,7 +113,7 @@ class FeatureCache:
             return features
 
     def _say_why(self, error: Exception) -> None:
-        self.progress.note(f"only this run uses its features of frozen towers: they cannot be kept beside the store: {error}")
+        self.progress.note(f"only this run uses its features of frozen towers; they cannot be kept beside the store: {error}")
 
     def _passing(self, extraction: _Extraction, key: str, rows: np.ndarray) -> Features:
         """Returns features in `folder`, or in a temporary folder."""
