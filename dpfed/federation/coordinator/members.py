@@ -19,7 +19,7 @@ _LONGEST = 600.0  # seconds of the longest pause
 
 
 class Backoff:
-    """Pauses after which sites that hung are asked again. A pause doubles each time in a row, up to ten minutes.
+    """Pauses after which sites that hung are asked again. Each time in a row doubles a site's pause, up to ten minutes.
 
     Args:
         clock: Function that returns the time in seconds; default: `time.monotonic`.

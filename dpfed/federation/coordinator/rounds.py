@@ -95,7 +95,7 @@ class Federation:
         """
         if self._paid.release_of(step) is not None:
             raise UserError(
-                f"step {step} was released, and its release is not kept any more; the sites do not answer a step again. Resume "
+                f"step {step} was released, and its release is not kept any more; the sites do not answer a step twice. Resume "
                 "from the newest checkpoint. [round-released]"
             )
         if self._journal.opened(step):  # by a server that died during the step

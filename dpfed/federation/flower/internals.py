@@ -42,7 +42,7 @@ VERSION = FLOWER_VERSION
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _FIRST, _LONGEST = 0.05, 0.4  # seconds between tries to fetch an object that is not there yet: shortest, longest
-_OBJECTS, _CHUNK = (16, 1 << 20)  # most objects of a reply beside the chunks of its vector; least bytes of such a chunk
+_OBJECTS, _CHUNK = 16, 1 << 20  # most objects of a reply beside the chunks of its vector; least bytes of such a chunk
 _TRIES, _BETWEEN = 6, 1.0  # tries of a request to a SuperNode on this machine that breaks off; seconds between them
 _LONGEST_IDLE = 0.2  # seconds; an idle SuperNode then sends five signed requests a second, of a few hundred bytes each
 
