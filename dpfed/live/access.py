@@ -55,8 +55,8 @@ class Access:
 
         Args:
             query: Token in the address; ``None``: none.
-            cookies: The ``Cookie`` header.
-            authorization: The ``Authorization`` header, such as ``Bearer TOKEN``.
+            cookies: Value of the ``Cookie`` header.
+            authorization: Value of the ``Authorization`` header, such as ``Bearer TOKEN``.
         """
         given = [query or "", _cookie(cookies, self.cookie), authorization.removeprefix("Bearer ")]
         return any(hmac.compare_digest(candidate.encode(), self.token.encode()) for candidate in given)

@@ -39,7 +39,7 @@ def sites_of(names: Sequence[str], steps: Sequence[Mapping[str, Any]], arrival_l
 
     Args:
         names: Names of the sites in the terms.
-        steps: The journal's last line about each step, in order.
+        steps: Last line of the journal about each step, in order.
         arrival_log: Arrival times of the answers to the last steps, while the run continues.
     """
     over = [line for line in steps if line["event"] != "opened"]

@@ -40,7 +40,7 @@ class RunState:
         kind: Kind of the run, in words, such as ``one worker``.
         finished: Whether the run is finished.
         ledger: Ledger of the privacy spent; ``None``: nothing was spent yet.
-        budget: The largest epsilon that a site agreed to, or the epsilon of the records' lifetime budget; ``None``: not known.
+        budget: Largest epsilon that a site agreed to, or the epsilon of the records' lifetime budget; ``None``: not known.
         lifetime: Lifetime budgets with a reservation of this run: each budget in words, and the fraction of the budget that all
             runs together take.
         metrics: Lines of metrics.jsonl.

@@ -21,7 +21,7 @@ def ladder(runs: Sequence[RunView], figures: Sequence[Result | None]) -> list[tu
 
     Args:
         runs: Runs in order, each with something added to the one before.
-        figures: The same metric of each run; ``None``: it was not measured.
+        figures: Result of the same metric for each run; ``None``: it was not measured.
     """
     rungs = []
     first = figures[0]

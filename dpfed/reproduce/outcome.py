@@ -29,7 +29,7 @@ class Row:
         epsilon: Epsilon of the guarantee; infinity: no privacy.
         metric: Name of the metric in results.json, without brackets.
         ours: Our figure, percent; ``None``: not measured.
-        published: The paper's figure, percent; ``None``: the paper has none.
+        published: Figure of the paper, percent; ``None``: the paper has none.
         sound: Whether the run's guarantee holds; ``False`` without privacy.
         run: Name of the run.
         interval: 95% confidence interval of `ours` over the draw of held-out records, percent; ``None``: not known.
