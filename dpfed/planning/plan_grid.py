@@ -147,7 +147,7 @@ def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0)
             last, sigma = here, math.exp(here[0] - here[1] / slope)
     except (UserError, ValueError, OverflowError):
         return None
-    return changed
+    return changed if abs(here[1]) < 0.05 else None
 
 
 def finite(value: float) -> float | None:

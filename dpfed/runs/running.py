@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,7 +159,7 @@ def _told_of_a_full_disk(run: RunDirectory) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not str(error.filename or "").startswith(str(run.path)):
+        if not Path(str(error.filename or "")).is_relative_to(run.path):
             raise
         raise UserError(
             f"{run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpfed.data.items.item import described
+from dpfed.data.items.item import BrokenItem, described
 from dpfed.data.items.loading import ItemLoader, Recipe, Request, Transform, answer, generators_kept
 from dpfed.data.items.records import Records
 from dpfed.data.options import ViewsConfig
@@ -244,7 +244,11 @@ def _unchanged(image: Any) -> Any:
 def _tried(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray) -> tuple[Tensor, bool]:
     """Returns the views of some records, ``(n, V, C, H, W)``, and whether the transform makes all views of an image at once."""
     with generators_kept():
-        first = recipe.parts.image_of(_item(recipe, int(rows[0])))
+        item = _item(recipe, int(rows[0]))
+        try:
+            first = recipe.parts.image_of(item)
+        except BrokenItem as error:
+            raise UserError(f"item {rows[0]:,} of the records has no image: {error}. [views-no-image]") from error
         try:
             views = recipe.transform(first)
         except Exception as error:

@@ -409,9 +409,10 @@ def _chosen(name: str, store: str | Path, settings: dict[str, Any]) -> SiteSetti
 def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:
     """Returns the absolute paths of a site's copies, which do not depend on the folder from which the site is served."""
     default = Config()
-    model = {key: settings[key] for key in ("architecture", "weights", "start") if settings.get(key) is not None}
-    if "architecture" in model:
-        model["kind"] = "open_clip"
+    paths = ("architecture", "weights", "start", "text", "anchors")
+    model = {key: settings[key] for key in paths if settings.get(key) is not None}
+    if "architecture" in model or "text" in model:
+        model["kind"] = "open_clip" if "architecture" in model else "image-text"
     public = default.public.model_copy(update={"path": settings.get("public")})
     config = with_absolute_paths(default.model_copy(update={"model": default.model.model_copy(update=model), "public": public}))
     return {key: getattr(config.model, key) for key in model if key != "kind"} | {"public": config.public.path}

@@ -188,6 +188,11 @@ def test_other_options_that_are_wrong_are_said():
         views_of(augment(), plain=lambda image: torch.zeros(3, 5, 5))
 
 
+def test_an_item_without_an_image_is_said():
+    with pytest.raises(UserError, match="views-no-image"):
+        views_of(augment(), [{"label": 3}] * 20)
+
+
 def test_an_item_that_breaks_later_is_said_with_its_place():
     items = [picture(n) for n in range(30)]
     found = views_of(augment(), items)

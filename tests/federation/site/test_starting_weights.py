@@ -9,7 +9,7 @@ import torch
 from dpfed.building.model import facts_of
 from dpfed.config import AdaptationConfig, parse_config
 from dpfed.errors import UserError
-from dpfed.federation.site.folder import SiteSettings
+from dpfed.federation.site.folder import SiteFolder, SiteSettings
 from dpfed.federation.site.serving import site_config
 from dpfed.federation.site.worker import frozen_digest
 from dpfed.models.building import build_model
@@ -101,3 +101,14 @@ def test_terms_that_do_not_say_which_weights_are_refused(agreed):
     model = config.model.model_copy(update={"start_digest": None})
     with pytest.raises(UserError, match="weights have no digest.*terms-contradiction"):
         terms_of(config.model_copy(update={"model": model}))
+
+
+def test_the_paths_of_a_sites_copies_are_absolute(shapes, tmp_path, monkeypatch):
+    """So a site that is served from another folder opens the same files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tower").mkdir()
+    path = tmp_path / "site"
+    site = SiteFolder.create(path, "north", shapes.path, text="local-dir:tower", anchors="anchors.safetensors")
+    settings = site.settings()
+    assert settings.text is not None and settings.text.endswith(str(tmp_path / "tower"))
+    assert settings.anchors == str(tmp_path / "anchors.safetensors")
