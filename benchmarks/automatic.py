@@ -26,7 +26,7 @@ from dpfed.automatic.expectation import recall_of_moments
 from dpfed.automatic.request import Request
 from dpfed.automatic.running import pretrain as automatic
 from dpfed.building.plan import plan_of
-from dpfed.config import load_config, parse_config
+from dpfed.config import Config, load_config, parse_config
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.paths import is_store
 from dpfed.runs.pretraining import make_start, pretrain
@@ -108,8 +108,9 @@ def reached(cell: Cell, work: Path, draws: int, known: dict[str, Any] | None) ->
     name = f"{cell.name}-{str(cell.epsilon).removesuffix('.0')}".replace(",", "").replace(" ", "-")
     stores = () if is_store(cell.data) else (f"data.stores={work}",)
     request = Request(cell.data, cell.epsilon, model=cell.model, minutes=_MINUTES, assignments=stores)
-    chosen = choose(request)
+    chosen, recipe = choose(request), _recipe(cell, work)
     row: dict[str, Any] = {"set": cell.name, "epsilon": cell.epsilon, "chosen": [str(one) for one in chosen.choices[3:]]}
+    row["is the recipe"] = _trains_alike(chosen.config, recipe)
     row |= {"expected": chosen.expectation.facts(), "automatic": [], "by hand": []}
     if known is not None:
         row |= {way: known[way] for way in ("automatic", "by hand")}
@@ -117,12 +118,21 @@ def reached(cell: Cell, work: Path, draws: int, known: dict[str, Any] | None) ->
         run = automatic(request, work / "runs" / f"{name}-automatic-{draw}")
         before, after = _figures(run, cell.metrics)
         row["automatic"].append([round(before, 1), round(after, 1)])
-        recipe = load_config(cell.recipe[0], [*cell.recipe[1:], f"privacy.epsilon={cell.epsilon}", f"data.stores={work}"])
         if recipe.model.start == "procedural":
             make_start(recipe)
         before, after = _figures(pretrain(recipe, work / "runs" / f"{name}-hand-{draw}", resume=True), cell.metrics)
         row["by hand"].append([round(before, 1), round(after, 1)])
     return row
+
+
+def _recipe(cell: Cell, work: Path) -> Config:
+    return load_config(cell.recipe[0], [*cell.recipe[1:], f"privacy.epsilon={cell.epsilon}", f"data.stores={work}"])
+
+
+def _trains_alike(one: Config, other: Config) -> bool:
+    """Returns whether two configurations train alike on the same records: they may only measure other things."""
+    found, wanted = (config.model_dump(mode="json") for config in (one, other))
+    return all(found[name] == wanted[name] for name in found if name not in ("name", "data", "evaluation"))
 
 
 def predicted_moments() -> list[dict[str, Any]]:
@@ -153,7 +163,8 @@ def main(work: str, cifar: str, draws: str = "1", only: str = "") -> None:
     found = {(row["set"], row["epsilon"]): row for row in figures("automatic")["trained"]}
     for cell in cells(folder, Path(cifar).absolute()):
         key = (cell.name, cell.epsilon)
-        if only not in ("", cell.name) or len(found.get(key, {}).get("by hand", ())) >= int(draws):
+        known = found.get(key, {})
+        if only not in ("", cell.name) or len(known.get("by hand", ())) >= int(draws) and "is the recipe" in known:
             continue
         row = reached(cell, folder, int(draws), found.get(key))
         print(json.dumps(row), flush=True)
