@@ -206,6 +206,8 @@ def table() -> str:
         "tower; a run has taken several since. "
     )
     for name, about in (("cifar10", "30,000 images of CIFAR-10"), ("shapes", "100,000 shapes, R@10,")):
+        if name not in sets:
+            continue
         cells = MANY[name]
         today = [_figures(sets[name], CHANGES[0].says, cell) for cell in cells]
         gains = [f"today {', '.join(f'{100 * statistics.mean(one):.1f}' for one in today)}"]
