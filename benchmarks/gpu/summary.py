@@ -30,12 +30,12 @@ def _steps(step: dict[str, Any]) -> Iterator[str]:
             continue
         plain = {way: figures["ms"] for way, figures in ways.items() if way != "private" and "ms" in figures}
         best = min(plain, key=plain.__getitem__, default=None)
-        private = ways["private"]
-        if "ms" not in private:
-            yield f"{name:<26}{private['failed']}"
+        row = ways["private"]
+        if "ms" not in row:
+            yield f"{name:<26}{row['failed']}"
             continue
-        beside = f"{plain[best]:>10.1f}{private['ms'] / plain[best]:>7.2f}" if best else f"{'':>17}"
-        yield f"{name:<26}{private['ms']:>11.1f}{beside}{private['records_per_second']:>11,.0f}{private['peak_gib']:>10.1f}  {best or ''}"
+        beside = f"{plain[best]:>10.1f}{row['ms'] / plain[best]:>7.2f}" if best else f"{'':>17}"
+        yield f"{name:<26}{row['ms']:>11.1f}{beside}{row['records_per_second']:>11,.0f}{row['peak_gib']:>10.1f}  {best or ''}"
     if "ms_of_4096" in step.get("views", {}):
         yield f"4,096 views of 32 px: {step['views']['ms_of_4096']:.1f} ms"
     if "all" in (decoded := step.get("decoding", {})):

@@ -185,5 +185,5 @@ def test_captions_of_classes_may_be_in_both():
 
 def test_a_large_public_matrix_is_thinned_out(monkeypatch):
     monkeypatch.setattr(room, "MOST_PUBLIC", 150)
-    basis, expected = made(public=(PUBLIC[0], PUBLIC[1])), np.linspace(0, 299, 150).round().astype(int)
-    assert torch.equal(basis.bases["image"].rows, principal_basis(torch.from_numpy(PUBLIC[0][expected]), 256).rows)
+    result, expected = made(public=(PUBLIC[0], PUBLIC[1])), np.linspace(0, 299, 150).round().astype(int)
+    assert torch.equal(result.bases["image"].rows, principal_basis(torch.from_numpy(PUBLIC[0][expected]), 256).rows)
