@@ -75,35 +75,35 @@ def test_numpy_and_python_generators_are_seeded_too():
         pixels = v2.functional.to_dtype(v2.functional.to_image(image), torch.float32, scale=True)
         return pixels * random.random() + float(np.random.rand())  # noqa: NPY002, S311
 
-    maker = views_of(noisy)
-    assert torch.equal(made(maker, [2, 5]), made(maker, [5, 2]).flip(0))
+    source = views_of(noisy)
+    assert torch.equal(made(source, [2, 5]), made(source, [5, 2]).flip(0))
 
 
 def test_a_transform_may_give_all_views_at_once():
     one = augment()
-    maker = views_of(lambda image: [one(image), one(image), one(image)])
-    assert maker.count == 3 and maker.draws == 1
-    assert torch.equal(made(maker, [1, 8])[1:], made(maker, [8]))
+    source = views_of(lambda image: [one(image), one(image), one(image)])
+    assert source.count == 3 and source.draws == 1
+    assert torch.equal(made(source, [1, 8])[1:], made(source, [8]))
 
 
 @pytest.mark.parametrize(("channels", "kind"), [(1, torch.uint8), (5, torch.uint8), (4, torch.uint16), (2, torch.float32)])
 def test_tensors_of_any_channels_make_views(channels, kind):
     items = [(torch.rand(channels, 10, 14) * 200).to(kind) for _ in range(8)]
     crop = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.RandomCrop((8, 6))])
-    maker = views_of(crop, items)
-    assert maker.shape == (channels, 8, 6) and maker.read(maker.records, np.arange(3)).shape == (3, channels, 8, 6)
+    source = views_of(crop, items)
+    assert source.shape == (channels, 8, 6) and source.read(source.records, np.arange(3)).shape == (3, channels, 8, 6)
 
 
 def test_plain_images_have_the_normalisation_of_the_transform():
     normal = v2.Normalize([0.5] * 3, [0.25] * 3)
-    maker = views_of(v2.Compose([*augment().transforms, normal]), [picture(2)] * 4)
+    source = views_of(v2.Compose([*augment().transforms, normal]), [picture(2)] * 4)
     wanted = v2.functional.to_dtype(v2.functional.to_image(picture(2)), torch.float32, scale=True)
-    assert torch.allclose(maker.read(maker.records, np.array([0]))[0], normal(wanted))
+    assert torch.allclose(source.read(source.records, np.array([0]))[0], normal(wanted))
 
 
 def test_grey_pictures_make_colour_views_by_default():
-    maker = views_of(simclr_transform(SIDE), [picture(n).convert("L") for n in range(6)])
-    assert maker.shape == (3, SIDE, SIDE)
+    source = views_of(simclr_transform(SIDE), [picture(n).convert("L") for n in range(6)])
+    assert source.shape == (3, SIDE, SIDE)
 
 
 class Counts:
@@ -195,7 +195,7 @@ def test_an_item_without_an_image_is_said():
 
 def test_an_item_that_breaks_later_is_said_with_its_place():
     items = [picture(n) for n in range(30)]
-    maker = views_of(augment(), items)
+    source = views_of(augment(), items)
     items[25] = "gone"
     with pytest.raises(UserError, match="item 25 of the records cannot be used"):
-        maker.loader(Request(np.array([3, 25])))
+        source.loader(Request(np.array([3, 25])))
