@@ -47,12 +47,12 @@ class Kept:
         if folder and place.exists():
             return float.fromhex(place.read_text())
         _keep_curves()
-        found = float(_fresh(*self._made_of).compose(self._event).get_epsilon(delta))
+        epsilon = float(_fresh(*self._made_of).compose(self._event).get_epsilon(delta))
         if folder:
             draft = place.with_suffix(f".{os.getpid()}")
-            draft.write_text(found.hex())
+            draft.write_text(epsilon.hex())
             draft.replace(place)
-        return found
+        return epsilon
 
 
 @functools.cache

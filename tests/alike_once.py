@@ -29,9 +29,9 @@ class AlikeOnce:
         trial = next(iter(batch_invariance.trials(views, padding, padding.totals[:1], vocabulary, before, (2, 3))))
         with torch.random.fork_rng(devices=[]):
             first = run_pass(trial.views, trial.sizes, trial.total)
-        found = [part for place in trial.probes for part in first.of(place)]
+        parts = [part for place in trial.probes for part in first.of(place)]
         shapes = tuple((name, view.shape[1:], view.dtype) for name, view in views.items())
-        told = _digest([*found, *model.state_dict().values()])
+        told = _digest([*parts, *model.state_dict().values()])
         asked = (repr(model), told, shapes, padding, vocabulary, brief, before)
         if asked not in self._passed:
             _REAL(run_pass, views, padding, model, vocabulary, brief, before)

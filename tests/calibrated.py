@@ -38,13 +38,13 @@ def kept_or_searched(target, draft, steps, delta, accountant) -> float:
     if known is not None and ANEW not in os.environ:
         if accounting.epsilon(accounting._with(draft, known), steps, delta, accountant) <= target:
             return known
-    found = search(target, draft, steps, delta, accountant)
-    assert known in (None, found), f"{FILE} is out of date: {known} for {found}; delete it"
+    multiplier = search(target, draft, steps, delta, accountant)
+    assert known in (None, multiplier), f"{FILE} is out of date: {known} for {multiplier}; delete it"
     if place.parent.is_dir():
         half = place.with_suffix(f".{os.getpid()}")
-        half.write_text(str(found))
+        half.write_text(str(multiplier))
         half.replace(place)
-    return found
+    return multiplier
 
 
 def keep() -> None:
@@ -58,5 +58,5 @@ def _kept() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    found = {path.name: float(path.read_text()) for path in Path(sys.argv[1]).iterdir() if not path.suffix}
-    FILE.write_text(json.dumps(dict(sorted({**_kept(), **found}.items())), indent=0) + "\n", encoding="utf-8")
+    multipliers = {path.name: float(path.read_text()) for path in Path(sys.argv[1]).iterdir() if not path.suffix}
+    FILE.write_text(json.dumps(dict(sorted({**_kept(), **multipliers}.items())), indent=0) + "\n", encoding="utf-8")

@@ -163,9 +163,9 @@ def dpfed(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
 @pytest.fixture(scope="session", autouse=True)
 def shared_accounting(tmp_path_factory) -> None:
     """The workers of a session share epsilons, and noise multipliers that nobody kept."""
-    own = tmp_path_factory.getbasetemp()
+    temporary = tmp_path_factory.getbasetemp()
     for name, variable in {"accounted": accounted.FOLDER, "calibrated": calibrated.FOLDER}.items():
-        folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+        folder = (temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary) / name
         folder.mkdir(exist_ok=True)
         os.environ[variable] = str(folder)
 

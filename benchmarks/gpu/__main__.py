@@ -157,9 +157,9 @@ def _lack(work: Path) -> str:
     """What this machine lacks, if anything."""
     words = "import importlib.util as u, sys, torch"
     code = f"{words}; sys.exit(2 * (u.find_spec('triton') is None) if torch.cuda.is_available() else 1)"
-    found = subprocess.run([sys.executable, "-c", code], env=_environment(work)).returncode
+    status = subprocess.run([sys.executable, "-c", code], env=_environment(work)).returncode
     said = {0: "", 2: "torch has no Triton here (pip install triton), without which a step is many times as slow"}
-    return said.get(found, "torch finds no GPU here (torch.cuda.is_available())")
+    return said.get(status, "torch finds no GPU here (torch.cuda.is_available())")
 
 
 def _environment(work: Path) -> dict[str, str]:

@@ -68,7 +68,7 @@ def engines(place: Place) -> dict[str, Any]:
     about zero falls on the other side.
     """
     torch.manual_seed(0)
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     for name, config in _TINY.items() if place.tiny else _MODELS.items():
         images = torch.randn(32, 3, 3, 32, 32, dtype=torch.float64)
         offsets = [0, 4, 5, 9, 17, 24, 32]  # one group has a record alone: it counts for nothing
@@ -77,9 +77,15 @@ def engines(place: Place) -> dict[str, Any]:
         model.to(place.device)
         batch = GroupBatch({"image": images.to(place.device)}, offsets)
         for engine in (LoopEngine(model), LayerwiseEngine(model, if_unlike="go on")):
-            total, own = _sums(engine, batch)
-            found[f"{name}, {engine.name}"] = {"sum": _off(total, expected), "norms": _off(own.sort()[0], norms.sort()[0])}
-    return {"passed": all(one["sum"] < EXACT and one["norms"] < EXACT for one in found.values()), "relative_difference": found}
+            total, group_norms = _sums(engine, batch)
+            differences[f"{name}, {engine.name}"] = {
+                "sum": _off(total, expected),
+                "norms": _off(group_norms.sort()[0], norms.sort()[0]),
+            }
+    return {
+        "passed": all(one["sum"] < EXACT and one["norms"] < EXACT for one in differences.values()),
+        "relative_difference": differences,
+    }
 
 
 def others(place: Place, name: str) -> dict[str, Any]:
@@ -92,13 +98,17 @@ def others(place: Place, name: str) -> dict[str, Any]:
         name: of one of `SHARED`.
     """
     config, adaptation, side = _SHARED_TINY[name] if place.tiny else SHARED[name]
-    found: dict[str, Any] = {}
+    by_precision: dict[str, Any] = {}
     for precision in ("bf16", "fp32"):
         model = build_model(config, ObjectiveConfig(), adaptation, side).to(place.device)
-        found[precision] = _moved_by_a_stranger(model, precision, side, place.device)
+        by_precision[precision] = _moved_by_a_stranger(model, precision, side, place.device)
         torch.cuda.empty_cache() if place.device.type == "cuda" else None
-    refused = "; ".join(f"{precision}: {one['refused']}" for precision, one in found.items() if one["refused"])
-    return {"passed": all(one["moved"] == 0 for one in found.values()), "steps_moved": found, "refused": refused or None}
+    refused = "; ".join(f"{precision}: {one['refused']}" for precision, one in by_precision.items() if one["refused"])
+    return {
+        "passed": all(one["moved"] == 0 for one in by_precision.values()),
+        "steps_moved": by_precision,
+        "refused": refused or None,
+    }
 
 
 def gradients(place: Place, name: str) -> dict[str, Any]:
@@ -155,14 +165,14 @@ def _moved_by_a_stranger(model: nn.Module, precision: Precision, side: int, devi
 
 def methods(place: Place) -> dict[str, Any]:
     """A worker's whole step with every method: drawn, augmented, clipped and added up there and on the CPU."""
-    found = {}
+    differences = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in _METHODS[:2] if place.tiny else _METHODS:
             there, here = (_step(name, Path(folder), device) for device in (place.device, CPU))
-            found[name] = _off(there, here)
+            differences[name] = _off(there, here)
         for name in () if place.tiny else _OWN_NOISE:
-            found[name] = 0.0 if torch.isfinite(_step(name, Path(folder), place.device)).all() else float("inf")
-    return {"passed": all(off < SUMS for off in found.values()), "relative_difference": found}
+            differences[name] = 0.0 if torch.isfinite(_step(name, Path(folder), place.device)).all() else float("inf")
+    return {"passed": all(off < SUMS for off in differences.values()), "relative_difference": differences}
 
 
 def noise(place: Place) -> dict[str, Any]:
@@ -202,8 +212,8 @@ def digests(place: Place) -> dict[str, Any]:
     same = [way(vector) == way(vector.to(place.device)) for way in (digest_of, hashed.digest) for vector in vectors]
     with tempfile.TemporaryDirectory() as folder:
         steps = [_step("images", Path(folder), place.device) for _ in range(2)]
-    found = {"universal_milliseconds": _milliseconds_of_a_digest(hashed, place.device), "step_repeats": torch.equal(*steps)}
-    return {"passed": all(same), **found}
+    figures = {"universal_milliseconds": _milliseconds_of_a_digest(hashed, place.device), "step_repeats": torch.equal(*steps)}
+    return {"passed": all(same), **figures}
 
 
 def _milliseconds_of_a_digest(hashed: UniversalHash, device: torch.device) -> float:
@@ -267,9 +277,9 @@ def _clipped(engine: Any, batch: GroupBatch, norms: Tensor) -> Tensor:
     return total.cpu().double()
 
 
-def _off(found: Tensor, expected: Tensor) -> float:
+def _off(result: Tensor, expected: Tensor) -> float:
     """Norm of the difference over the norm of what is expected."""
-    return ((found.cpu().double() - expected.cpu().double()).norm() / expected.cpu().double().norm()).item()
+    return ((result.cpu().double() - expected.cpu().double()).norm() / expected.cpu().double().norm()).item()
 
 
 def _config(name: str, folder: Path, device: torch.device) -> Config:

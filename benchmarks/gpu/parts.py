@@ -17,28 +17,28 @@ _FIRST = "engines", "noise"  # of the checks
 
 def measure() -> list[Part]:
     """All that matters, what matters most first."""
-    found = [Part("checks", (name,), 10.0, checks.CHECKS[name]) for name in _FIRST]
+    parts = [Part("checks", (name,), 10.0, checks.CHECKS[name]) for name in _FIRST]
     *plain, captured, fused, compiled = steps.PLAIN
     for name in steps.CASES:
-        found.append(_step(name, "private", _SECONDS.get(name, 20.0), steps.private))
+        parts.append(_step(name, "private", _SECONDS.get(name, 20.0), steps.private))
         way = fused if fused in steps.ways(name) else captured  # the fastest one, as far as is known
-        found.append(_step(name, way, 20.0, functools.partial(steps.plain, way=way)))
-    found += [
+        parts.append(_step(name, way, 20.0, functools.partial(steps.plain, way=way)))
+    parts += [
         Part("throughput", ("coordinator",), 10.0, lambda place: throughput.coordinator(place.device)),
         Part("step", ("views",), 3.0, steps.views),
         Part("step", ("decoding",), 10.0, steps.decoding),
     ]
-    found += [Part("checks", (name,), 10.0, check) for name, check in checks.CHECKS.items() if name not in _FIRST]
-    found += [
+    parts += [Part("checks", (name,), 10.0, check) for name, check in checks.CHECKS.items() if name not in _FIRST]
+    parts += [
         Part("checks", ("others", name), 15.0, functools.partial(checks.others, name=name), tiny=name == "small CNN")
         for name in checks.SHARED
     ]
-    begun = {part.path for part in found}
+    begun = {part.path for part in parts}
     for way in (captured, *plain[::-1], compiled):
         seconds = 60.0 if way == compiled else 10.0
         names = [name for name in steps.CASES if way in steps.ways(name) and (name, way) not in begun]
-        found += [_step(name, way, seconds, functools.partial(steps.plain, way=way)) for name in names]
-    return found + _for_cost()
+        parts += [_step(name, way, seconds, functools.partial(steps.plain, way=way)) for name in names]
+    return parts + _for_cost()
 
 
 def _step(name: str, way: str, seconds: float, work: Callable[..., Any]) -> Part:
@@ -48,12 +48,12 @@ def _step(name: str, way: str, seconds: float, work: Callable[..., Any]) -> Part
 
 def table() -> list[Part]:
     """Returns cells of the paper's Table 1 on CIFAR-10 at its own settings, and a training in bf16 beside one in fp32."""
-    found = [_cell(*one) for one in (("group", 10.0), ("batch", 10.0), ("none", None))]
-    found += [
+    parts = [_cell(*one) for one in (("group", 10.0), ("batch", 10.0), ("none", None))]
+    parts += [
         Part("precision", (precision,), 60.0, functools.partial(training.in_precision, precision=precision))
         for precision in ("bf16", "fp32")
     ]
-    return found + [_cell(method, epsilon) for epsilon in (4.0, 1.0) for method in ("group", "batch")]
+    return parts + [_cell(method, epsilon) for epsilon in (4.0, 1.0) for method in ("group", "batch")]
 
 
 def _cell(method: str, epsilon: float | None) -> Part:

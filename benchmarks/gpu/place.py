@@ -86,10 +86,10 @@ class Results:
 
     def find(self, part: Part) -> Any:
         """The figures of a part; ``None``: not measured yet."""
-        found: Any = self.figures(part.file)
+        figures: Any = self.figures(part.file)
         for key in part.path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+            figures = figures.get(key) if isinstance(figures, dict) else None
+        return figures
 
     def add(self, part: Part, figures: Any) -> None:
         """Keeps what a part gave."""

@@ -14,12 +14,12 @@ def summary(results: Path) -> str:
     Args:
         results: the folder with ``gpu-NAME.json``.
     """
-    found = {
+    figures = {
         path.stem.removeprefix("gpu-"): json.loads(path.read_text(encoding="utf-8"))["figures"]
         for path in sorted(results.glob("gpu-*.json"))
     }
-    lines = [*_steps(found.get("step", {})), *_others(found), *_cells(found.get("table1", {}))]
-    return "\n".join([*lines, *_precisions(found.get("precision", {}))])
+    lines = [*_steps(figures.get("step", {})), *_others(figures), *_cells(figures.get("table1", {}))]
+    return "\n".join([*lines, *_precisions(figures.get("precision", {}))])
 
 
 def _steps(step: dict[str, Any]) -> Iterator[str]:
@@ -30,12 +30,12 @@ def _steps(step: dict[str, Any]) -> Iterator[str]:
             continue
         plain = {way: figures["ms"] for way, figures in ways.items() if way != "private" and "ms" in figures}
         best = min(plain, key=plain.__getitem__, default=None)
-        own = ways["private"]
-        if "ms" not in own:
-            yield f"{name:<26}{own['failed']}"
+        row = ways["private"]
+        if "ms" not in row:
+            yield f"{name:<26}{row['failed']}"
             continue
-        beside = f"{plain[best]:>10.1f}{own['ms'] / plain[best]:>7.2f}" if best else f"{'':>17}"
-        yield f"{name:<26}{own['ms']:>11.1f}{beside}{own['records_per_second']:>11,.0f}{own['peak_gib']:>10.1f}  {best or ''}"
+        beside = f"{plain[best]:>10.1f}{row['ms'] / plain[best]:>7.2f}" if best else f"{'':>17}"
+        yield f"{name:<26}{row['ms']:>11.1f}{beside}{row['records_per_second']:>11,.0f}{row['peak_gib']:>10.1f}  {best or ''}"
     if "ms_of_4096" in step.get("views", {}):
         yield f"4,096 views of 32 px: {step['views']['ms_of_4096']:.1f} ms"
     if "all" in (decoded := step.get("decoding", {})):
@@ -46,10 +46,10 @@ def _steps(step: dict[str, Any]) -> Iterator[str]:
         yield f"decoding at 224 px, images a second: one core {decoded['one_core']:,.0f}, {cores} ({share:.2f} of linear)"
 
 
-def _others(found: dict[str, Any]) -> Iterator[str]:
-    for name, seconds in found.get("throughput", {}).get("coordinator", {}).items():
+def _others(figures: dict[str, Any]) -> Iterator[str]:
+    for name, seconds in figures.get("throughput", {}).get("coordinator", {}).items():
         yield f"coordinator, {name.replace('_', ' ')}: {seconds}"
-    for name, check in _checks(found.get("checks", {})):
+    for name, check in _checks(figures.get("checks", {})):
         refused = f" (refused: {check['refused']})" if check.get("refused") else ""
         graph = [precision for precision, one in check.get("steps_moved", {}).items() if one.get("recorded")]
         recorded = f", passes in a CUDA graph: {', '.join(graph) or 'none'}" if "steps_moved" in check else ""
@@ -70,7 +70,7 @@ def _cells(table: dict[str, Any]) -> Iterator[str]:
             yield f"{row['name']:<10}{row['metric']:<20} ours {row['ours']}, published {row['published']}"
 
 
-def _precisions(found: dict[str, Any]) -> Iterator[str]:
-    for precision, run in found.items():
+def _precisions(runs: dict[str, Any]) -> Iterator[str]:
+    for precision, run in runs.items():
         if run.get("knn"):
             yield f"{run['steps']:,} steps in {precision}: kNN {run['knn'][0][1]} before, {run['knn'][-1][1]} after"

@@ -29,14 +29,14 @@ def needed(there: Iterable[str] = THERE) -> list[str]:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     open_requirements = [*project["dependencies"], *project["optional-dependencies"]["clip"]]
-    skipped, found = {canonical(name) for name in (*there, *_DOWNLOADS_ONLY)}, set()
+    skipped, packages = {canonical(name) for name in (*there, *_DOWNLOADS_ONLY)}, set()
     while open_requirements:
         requirement = Requirement(open_requirements.pop())
         name = canonical(requirement.name)
-        if name not in skipped | found and (requirement.marker is None or requirement.marker.evaluate(_environment())):
-            found.add(name)
+        if name not in skipped | packages and (requirement.marker is None or requirement.marker.evaluate(_environment())):
+            packages.add(name)
             open_requirements += importlib.metadata.requires(name) or []
-    return sorted(found)
+    return sorted(packages)
 
 
 def locked(names: Iterable[str]) -> str:
@@ -121,7 +121,7 @@ def _pip() -> list[str]:
     """pip, which can fetch wheels for another machine; uv cannot, but it can run pip."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
-    if found := shutil.which("pip"):
-        return [found]
+    if pip := shutil.which("pip"):
+        return [pip]
     uv = shutil.which("uv")
     return [uv, "tool", "run", "pip"] if uv else [sys.executable, "-m", "uv", "tool", "run", "pip"]

@@ -141,11 +141,11 @@ class Sweep:
 
     def figures(self, tried: dict[str, list[str]]) -> dict[str, Any]:
         """By the command."""
-        found = {}
+        figures = {}
         for name in sorted({start.command for start in self.done}):
             starts = [start for start in self.done if start.command == name]
             stopped = [start for start in starts if start.end != "before"]
-            found[name] = {
+            figures[name] = {
                 "starts": len(starts),
                 "moments": {
                     number.name: len({start.moment for start in starts if start.number == number})
@@ -166,7 +166,7 @@ class Sweep:
                     if start.wrong
                 ],
             }
-        return found
+        return figures
 
 
 def _latest(folder: Path) -> int:
@@ -194,7 +194,7 @@ def main() -> None:
     began = time.monotonic()
     sweep.run()
     seconds = round(time.monotonic() - began)
-    found = sweep.figures(sweep.follow())
+    by_command = sweep.figures(sweep.follow())
     for start in sweep.done:
         if start.wrong:
             print(f"WRONG {start.folder} {start.command}, {start.number.name} at {start.moment} s: {start.wrong}\n{start.said}")
@@ -202,9 +202,12 @@ def main() -> None:
     before = json.loads(known.read_text())["figures"] if known.exists() else {}
     of = {"commit": commit(), "starts_at_once": _AT_ONCE, "seconds": seconds}
     if asked.random:
-        figures = {**before, "random": {**of, "seed": asked.seed, "by_command": found}}
+        figures = {**before, "random": {**of, "seed": asked.seed, "by_command": by_command}}
     else:
-        figures = {**before, "commands": before.get("commands", {}) | {name: {**of, **value} for name, value in found.items()}}
+        figures = {
+            **before,
+            "commands": before.get("commands", {}) | {name: {**of, **value} for name, value in by_command.items()},
+        }
     print(write_result(_NAME, figures, seeds=[asked.seed]))
 
 

@@ -27,7 +27,7 @@ _FINGERPRINT = re.compile(r"(?:[0-9a-f]{4} ){7}[0-9a-f]{4}")
 
 def environment(folder: Path) -> dict[str, str]:
     """Of a command in a folder of its own: budgets, home and temporary files lie there."""
-    own = {
+    settings = {
         "DPFED_BUDGETS": str(folder / "budgets"),
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder / "tmp"),
@@ -37,7 +37,7 @@ def environment(folder: Path) -> dict[str, str]:
         "RAY_TMPDIR": str(folder.parent / "ray"),
     }
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "RAY_", "FLWR_", "DPFED_"))}
-    return kept | own
+    return kept | settings
 
 
 def make_seed(folder: Path) -> dict[str, str]:

@@ -150,15 +150,15 @@ def _left_running(mark: str) -> list[str]:
 
 
 def _marked(mark: str) -> list[int]:
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+                    processes.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return processes
 
 
 def _free_port() -> int:

@@ -85,7 +85,7 @@ def _unreadable(path: Path) -> str:
 def _unlike_its_fingerprint(path: Path) -> str:
     try:
         store = RecordStore.open(path)
-        found = contents_of(store, bytes.fromhex(store.contents_key or ""))["fingerprint"]
+        fingerprint = contents_of(store, bytes.fromhex(store.contents_key or ""))["fingerprint"]
     except Exception as error:
         return f"is no store: {type(error).__name__}: {str(error)[:200]}"
-    return "" if found == store.contents else "is not what its fingerprint says"
+    return "" if fingerprint == store.contents else "is not what its fingerprint says"

@@ -76,11 +76,11 @@ def main() -> None:
     for part in options.parts or PARTS:
         _say(f"{part}, seed {options.seed}")
         folder = Path(tempfile.mkdtemp(prefix="dpfed-torture-", dir=options.folder))
-        found = PARTS[part](folder, random.Random(f"{part} {options.seed}"), options.kills)
-        path = write_result(f"torture-{part}", found, [options.seed])
-        _say(f"{part}: {found['wrong'] or 'nothing lost, nothing under-reported'}; {path}")
-        wrong += found["wrong"]
-        if not found["wrong"]:
+        figures = PARTS[part](folder, random.Random(f"{part} {options.seed}"), options.kills)
+        path = write_result(f"torture-{part}", figures, [options.seed])
+        _say(f"{part}: {figures['wrong'] or 'nothing lost, nothing under-reported'}; {path}")
+        wrong += figures["wrong"]
+        if not figures["wrong"]:
             shutil.rmtree(folder)
         else:
             _say(f"everything is kept in {folder}")

@@ -65,9 +65,9 @@ class Cluster:
             job = self._submit(run)
             _wait_for(run, self._dice.randrange(1, STEPS - 4), job)
             restarts, wrong = self._do(fault, run, job, place)
-            charged, found = wrong_on_the_way(run, self.undisturbed)
+            charged, problems = wrong_on_the_way(run, self.undisturbed)
             if not restarts:
-                wrong += found  # otherwise it goes on meanwhile
+                wrong += problems  # otherwise it goes on meanwhile
                 done = self._submit(run, "--resume").wait()
             else:
                 done = job.wait()

@@ -290,7 +290,7 @@ def _unpaid(torment: Torment, lines: dict[int, dict[str, Any]], steps: int) -> I
     ledger = Ledger.open(torment.run.ledger)
     yield from (f"the run has not paid for step {step}" for step in range(steps) if ledger.release_of(step) is None)
     for name, place in torment.places.items():
-        own = Ledger.open(SiteFolder(place).ledger)
+        site_ledger = Ledger.open(SiteFolder(place).ledger)
         for step, line in lines.items():
-            if name in (line.get("arrived") or []) and own.release_of(step) is None:
+            if name in (line.get("arrived") or []) and site_ledger.release_of(step) is None:
                 yield f"{name} answered step {step} and has not paid for it"

@@ -63,8 +63,8 @@ class Machine:
         for _ in range(self._dice.choice([1, 1, 2, 3])):
             death = self._death()
             end = self._train(run, death)
-            charged, found = wrong_on_the_way(run, self.undisturbed)
-            wrong += found
+            charged, problems = wrong_on_the_way(run, self.undisturbed)
+            wrong += problems
             lives.append({"what": type(death).__name__, "ended": end.code, "after": charged})
         return self._told(run, {"lives": lives}, wrong)
 

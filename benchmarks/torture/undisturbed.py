@@ -57,8 +57,8 @@ def outcome_of(folder: Path) -> Outcome:
 
 def releases_of(ledger: Ledger) -> list[Release]:
     """All that a ledger charged, by step."""
-    found = (ledger.release_of(step) for step in range(ledger.last_step + 1))
-    return [release for release in found if release is not None]
+    releases = (ledger.release_of(step) for step in range(ledger.last_step + 1))
+    return [release for release in releases if release is not None]
 
 
 def wrong_at_the_end(folder: Path, undisturbed: Outcome) -> list[str]:

@@ -53,14 +53,14 @@ class Machine:
             (self._folder / part).mkdir(parents=True, exist_ok=True)
         (self._folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
         (self._folder / "resolv.conf").write_text("# nobody is asked for a name\n")
-        own = {
+        inherited = {
             key: value
             for key, value in os.environ.items()
             if not key.startswith(("RAY_", "FLWR_")) and "proxy" not in key.lower()
         }
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         more = {"HOME": str(self._folder / "home"), "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self.environment = {**own, **more, "PYTHONUNBUFFERED": "1"}
+        self.environment = {**inherited, **more, "PYTHONUNBUFFERED": "1"}
         self._init: subprocess.Popen[bytes] | None = None
 
     def boot(self, switch: Switch) -> None:
@@ -244,7 +244,7 @@ def no_other_clock() -> str:
 
 def until(look, what: str, seconds: float = 10.0):
     patience = Patience(seconds)
-    while (found := look()) is None:
+    while (result := look()) is None:
         assert not patience.ended, f"no {what} in {seconds:g} s"
         time.sleep(0.02)
-    return found
+    return result

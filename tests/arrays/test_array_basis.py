@@ -36,9 +36,9 @@ def test_it_is_a_function_of_public_rows_alone(monkeypatch):
     other = two_views(90, (24, 16), seed=4)
     x, y = (rows_of(side, "XY"[number]) for number, side in enumerate(other))
     monkeypatch.setattr(type(x), "block", _only_public(type(x).block))
-    found = basis_of(PUBLIC, x, y, False, None)
+    result = basis_of(PUBLIC, x, y, False, None)
     for side, public in zip(("image", "text"), PUBLIC, strict=True):
-        expected, basis = principal_basis(torch.from_numpy(public), 256), found.bases[side]
+        expected, basis = principal_basis(torch.from_numpy(public), 256), result.bases[side]
         assert torch.equal(basis.rows, expected.rows) and torch.equal(basis.centre, expected.centre)
     with pytest.raises(AssertionError, match="private"):
         x.block(np.arange(3))
@@ -57,12 +57,12 @@ def test_rows_are_mapped_before_they_are_added_up():
     fit = Fit(WANTED, ArrayRecords(rows_of(X, "X"), rows_of(Y, "Y"), None, "."), made())
     layout = fit.heads.layout
     assert layout.dimensions == 24 and layout.cross_share == 0.9
-    found = fit.worker(Randomness.from_seed(0)).bounded_sum(0).numbers()[:48].view(2, 24).numpy() / layout.scales[0]
-    for side, rows, own in zip(("image", "text"), (X, Y), found, strict=True):
+    totals = fit.worker(Randomness.from_seed(0)).bounded_sum(0).numbers()[:48].view(2, 24).numpy() / layout.scales[0]
+    for side, rows, total in zip(("image", "text"), (X, Y), totals, strict=True):
         basis = fit.basis.bases[side]
         double = Basis(basis.rows.double(), basis.centre.double()).project(torch.from_numpy(rows).double()).sum(0)
-        np.testing.assert_allclose(own[: len(double)], double.numpy(), atol=1e-2)
-        assert not own[len(double) :].any()  # rows of zeros follow a basis with fewer rows
+        np.testing.assert_allclose(total[: len(double)], double.numpy(), atol=1e-2)
+        assert not total[len(double) :].any()  # rows of zeros follow a basis with fewer rows
 
 
 def test_a_row_moves_each_sum_by_its_share_at_most():
@@ -102,11 +102,11 @@ def test_the_papers_name_it_and_saved_heads_have_it(tmp_path):
 def test_the_heads_with_an_origin_are_enough_in_three_lines():
     cca = dpfed.PrivateCCA(epsilon=3, basis=PUBLIC).fit(X, Y)
     heads = {name: torch.from_numpy(value) for name, value in cca.heads_.items()}
-    for given, side, found in zip((X, Y), ("image", "text"), cca.transform(X, Y), strict=True):
+    for given, side, embedded in zip((X, Y), ("image", "text"), cca.transform(X, Y), strict=True):
         apart = F.normalize(torch.from_numpy(given), dim=-1) - heads[f"{side}.origin"]
         unit = F.normalize(apart @ heads[f"{side}.projection"].T, dim=-1)
         embedding = F.normalize((unit - heads[f"{side}.centre"]) @ heads[f"{side}.matrix"], dim=-1)
-        torch.testing.assert_close(embedding, torch.from_numpy(found), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(embedding, torch.from_numpy(embedded), atol=1e-5, rtol=1e-4)
 
 
 def test_random_is_what_no_basis_is():
@@ -185,5 +185,5 @@ def test_captions_of_classes_may_be_in_both():
 
 def test_a_large_public_matrix_is_thinned_out(monkeypatch):
     monkeypatch.setattr(room, "MOST_PUBLIC", 150)
-    found, expected = made(public=(PUBLIC[0], PUBLIC[1])), np.linspace(0, 299, 150).round().astype(int)
-    assert torch.equal(found.bases["image"].rows, principal_basis(torch.from_numpy(PUBLIC[0][expected]), 256).rows)
+    result, expected = made(public=(PUBLIC[0], PUBLIC[1])), np.linspace(0, 299, 150).round().astype(int)
+    assert torch.equal(result.bases["image"].rows, principal_basis(torch.from_numpy(PUBLIC[0][expected]), 256).rows)

@@ -77,8 +77,8 @@ def test_fits_that_do_not_add_up_are_not_added_up(tmp_path):
     assert "all fits together have no guarantee" in said and "(4.00" not in said
     groups = np.arange(len(X)) // 2
     card("mixed")
-    for own in (groups, None):
-        said = card("mixed", own)
+    for given in (groups, None):
+        said = card("mixed", given)
         assert "claims nothing for all fits together" in said and "(4.00" not in said and "(6.00" not in said
     card("groups", groups)
     assert "if all used the same rows in the same groups, all fits together are (4.00, 2.00e-5)" in card("groups", groups)

@@ -122,12 +122,12 @@ def test_rows_of_a_group_are_averaged(kind):
     assert (fit.plan.sampling.records, fit.plan.promise.unit) == (N // 4, "user")
     expected = np.zeros(20)
     for number in range(N // 4):
-        own = X[4 * number : 4 * number + 4].astype("f8")
-        expected += (own / np.linalg.norm(own, axis=1, keepdims=True)).mean(0)
+        rows = X[4 * number : 4 * number + 4].astype("f8")
+        expected += (rows / np.linalg.norm(rows, axis=1, keepdims=True)).mean(0)
     layout = fit.heads.layout
-    found = fit.worker(Randomness.from_seed(0)).bounded_sum(0).numbers()[: layout.dimensions]
+    sums = fit.worker(Randomness.from_seed(0)).bounded_sum(0).numbers()[: layout.dimensions]
     projected = fit.heads.basis("image").rows.double().numpy() @ expected if layout.dimensions < 20 else expected
-    np.testing.assert_allclose(found.numpy() / layout.scales[0], projected, atol=1e-2)
+    np.testing.assert_allclose(sums.numpy() / layout.scales[0], projected, atol=1e-2)
 
 
 def test_rows_that_name_no_group_are_groups_of_their_own():
@@ -225,7 +225,7 @@ def test_other_columns_than_those_that_were_fitted():
 def test_files_whose_names_differ_are_not_pairs(tmp_path):
     names = [f"picture {number}" for number in range(N)]
     one, two, three = (
-        in_parquet(side, tmp_path, own) for side, own in ((X, names), (Y, ["a", *names[1:]]), (Y, ["b", *names[1:]]))
+        in_parquet(side, tmp_path, ids) for side, ids in ((X, names), (Y, ["a", *names[1:]]), (Y, ["b", *names[1:]]))
     )
     with pytest.raises(UserError, match="arrays-names"):
         dpfed.PrivateCCA(epsilon=3).fit(one, two)

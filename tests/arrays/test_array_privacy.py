@@ -73,10 +73,10 @@ def test_one_row_moves_both_sums_by_the_sensitivity_at_most(kind, widths):
     x[-1:] = HOSTILE[kind](x[-1:]) if x.ndim == 2 else HOSTILE[kind](x[-1])[None]
     if y is not None:
         y[-1:] = HOSTILE[kind](y[-1:])
-    found = moved(x, y, None, slice(0, -1), None)
-    assert max(found) <= 1
+    distances = moved(x, y, None, slice(0, -1), None)
+    assert max(distances) <= 1
     if kind == "ordinary":
-        assert min(found) > 0.98
+        assert min(distances) > 0.98
 
 
 def test_a_group_moves_the_sums_as_one_row_does():
@@ -91,8 +91,8 @@ def test_a_group_moves_the_sums_as_one_row_does():
 def test_the_order_of_the_rows_changes_no_bit():
     x, y = two_views(N, (24, 5))
     groups, order = np.arange(N) // 3, np.random.default_rng(0).permutation(N)
-    for own in (None, groups):
-        one, two = fit_of(x, y, own), fit_of(x[order], y[order], own if own is None else own[order])
+    for grouping in (None, groups):
+        one, two = fit_of(x, y, grouping), fit_of(x[order], y[order], grouping if grouping is None else grouping[order])
         assert all(torch.equal(*sums) for sums in zip(sums_of(one), sums_of(two), strict=True))
 
 
@@ -124,11 +124,11 @@ def released(monkeypatch, count, **options):
 
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
 def test_every_number_has_the_planned_noise_and_fits_have_their_own(monkeypatch, noise):
-    found = released(monkeypatch, 12, noise=noise, delta=1e-3)
-    numbers = found.numel()
-    assert found.std().item() == pytest.approx(1, abs=5 / math.sqrt(2 * numbers))
-    assert abs(torch.corrcoef(found)[0, 1].item()) < 5 / math.sqrt(found.shape[1])
-    assert abs(torch.corrcoef(found.T[:40]).fill_diagonal_(0).mean().item()) < 0.1
+    releases = released(monkeypatch, 12, noise=noise, delta=1e-3)
+    numbers = releases.numel()
+    assert releases.std().item() == pytest.approx(1, abs=5 / math.sqrt(2 * numbers))
+    assert abs(torch.corrcoef(releases)[0, 1].item()) < 5 / math.sqrt(releases.shape[1])
+    assert abs(torch.corrcoef(releases.T[:40]).fill_diagonal_(0).mean().item()) < 0.1
 
 
 def test_noise_that_is_too_small_is_seen(monkeypatch):
@@ -136,10 +136,10 @@ def test_noise_that_is_too_small_is_seen(monkeypatch):
     monkeypatch.setattr(
         fitting.PrivacyPlan, "noise_of", lambda self, shares=1: GaussianNoise(0.5 * plain(self).std, plain(self).unit)
     )
-    found = released(monkeypatch, 4, delta=1e-3)
+    releases = released(monkeypatch, 4, delta=1e-3)
     # What is divided by is halved, too, so the noise is held against the plan's own promise.
     plan = fit_of(*two_views(N, (24, 5)), wanted=Wanted(0.05, 1e-3)).plan
-    assert found.std().item() * plan.noise_std < 0.6 * plan.promised_noise_std
+    assert releases.std().item() * plan.noise_std < 0.6 * plan.promised_noise_std
 
 
 def test_each_sum_is_charged_on_disk_before_anything_follows(monkeypatch, tmp_path):

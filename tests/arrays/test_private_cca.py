@@ -73,10 +73,10 @@ def test_the_heads_are_enough_in_three_lines(views):
     x, y = (torch.from_numpy(side) for side in views)
     cca = dpfed.PrivateCCA(epsilon=3).fit(x[:TRAIN], y[:TRAIN])
     heads = {name: torch.from_numpy(value) for name, value in cca.heads_.items()}
-    for given, side, found in zip((x, y), ("image", "text"), cca.transform(x, y), strict=True):
+    for given, side, embedded in zip((x, y), ("image", "text"), cca.transform(x, y), strict=True):
         lengths = F.normalize(given @ heads[f"{side}.projection"].T, dim=-1)
         embedding = F.normalize((lengths - heads[f"{side}.centre"]) @ heads[f"{side}.matrix"], dim=-1)
-        torch.testing.assert_close(embedding, torch.from_numpy(found), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(embedding, torch.from_numpy(embedded), atol=1e-5, rtol=1e-4)
 
 
 def test_it_is_cloned_pickled_and_put_into_a_pipeline(views):
@@ -105,8 +105,8 @@ def test_towers_that_are_aligned_stay_so_where_noise_hides_all():
     x = two_views(400, (32, 32))[0]
     y = x + 0.1 * two_views(400, (32, 32), seed=5)[1]
     cca = dpfed.PrivateCCA(epsilon=0.01, aligned=True).fit(x[:200], y[:200])
-    own, text = unit(x[200:]), unit(y[200:])
-    assert cca.score(x[200:], y[200:]) == pytest.approx(recall(own, text), abs=0.05) and recall(own, text) > 0.95
+    image, text = unit(x[200:]), unit(y[200:])
+    assert cca.score(x[200:], y[200:]) == pytest.approx(recall(image, text), abs=0.05) and recall(image, text) > 0.95
 
 
 def test_a_fixed_seed_promises_nothing(views):

@@ -47,17 +47,17 @@ def saved(folder, of=of_timm, name="test_vit", **options):
 def run_code(dest, names):
     """What the text beside the weights says, done."""
     code = (dest / HOW).read_text().split("```python\n")[1].split("\n```")[0].replace("DEST", str(dest))
-    found = dict(names)
-    exec(code, found)
-    return found
+    variables = dict(names)
+    exec(code, variables)
+    return variables
 
 
 def transformed(dest, source):
     """The pixels that timm's text makes."""
     code = (source / HOW).read_text().split("```python\n")[1].split("\n```")[0].replace("DEST", str(source))
-    found = {}
-    exec(code, found)
-    return torch.stack([found["transform"](picture) for picture in pictures()])
+    variables = {}
+    exec(code, variables)
+    return torch.stack([variables["transform"](picture) for picture in pictures()])
 
 
 _RESIZED = [(format, resize) for format in ("timm", "transformers", "state-dict") for resize in ("pad", "crop", "squash")]
@@ -74,14 +74,14 @@ def test_a_timm_encoder(format, resize, tmp_path):
         if format == "transformers":
             from transformers import AutoModel
 
-            found = AutoModel.from_pretrained(tmp_path / format).eval()(pixel_values=pixels).pooler_output
+            features = AutoModel.from_pretrained(tmp_path / format).eval()(pixel_values=pixels).pooler_output
         elif format == "timm":
-            found = timm.create_model(f"local-dir:{tmp_path / format}", pretrained=True).eval()(pixels)
+            features = timm.create_model(f"local-dir:{tmp_path / format}", pretrained=True).eval()(pixels)
         elif format == "onnx":
-            found = run_code(tmp_path / format, {"pictures": pictures()})["image_features"]
+            features = run_code(tmp_path / format, {"pictures": pictures()})["image_features"]
         else:
-            found = run_code(tmp_path / format, {})["encoder"].eval()(pixels)
-    assert torch.allclose(torch.as_tensor(found), expected, atol=1e-5)
+            features = run_code(tmp_path / format, {})["encoder"].eval()(pixels)
+    assert torch.allclose(torch.as_tensor(features), expected, atol=1e-5)
     assert not (tmp_path / format / "model.json").exists()
 
 
@@ -96,9 +96,9 @@ def test_an_open_clip_model(tmp_path):
     tokens = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'out'}")(["a dog"])
     ours = load(tmp_path / "model")
     with torch.no_grad():
-        found = stock.eval().encode_image(torch.stack([preprocess(picture) for picture in pictures()]), normalize=True)
+        image = stock.eval().encode_image(torch.stack([preprocess(picture) for picture in pictures()]), normalize=True)
         text = stock.encode_text(tokens, normalize=True)
-    assert torch.allclose(found, ours.embed_images(pictures()), atol=1e-5)
+    assert torch.allclose(image, ours.embed_images(pictures()), atol=1e-5)
     assert torch.allclose(text, ours.embed_text("a dog"), atol=1e-5)
     (tmp_path / "onnx").mkdir()
     write_format("onnx", tmp_path / "model", tmp_path / "onnx")
@@ -122,10 +122,10 @@ def test_a_state_dict_says_what_builds_its_model(image, tmp_path):
     save_encoder(tmp_path / "model", model.eval(), facts)
     (tmp_path / "out").mkdir()
     write_format("state-dict", tmp_path / "model", tmp_path / "out")
-    found = run_code(tmp_path / "out", {})
+    variables = run_code(tmp_path / "out", {})
     images = ImageViews(ViewsConfig(), wanted).plain(square_images(pictures(), 32, wanted))
     with torch.no_grad():
-        theirs = found["encoder"].eval()(images) if "encoder" in found else found["model"].eval().features(images)
+        theirs = variables["encoder"].eval()(images) if "encoder" in variables else variables["model"].eval().features(images)
         assert torch.allclose(theirs, model.features(images), atol=1e-5)
     assert ("from tests.own_parts import small" in (tmp_path / "out" / HOW).read_text()) == (image != "cnn")
 

@@ -65,8 +65,8 @@ def test_a_run_without_it_is_not_read(run):
 def test_a_damaged_one_is_refused_or_makes_a_card_all_the_same(run, damage):
     (run.path / "provenance.json").write_text(json.dumps(damage))
     try:
-        found = run.provenance
+        facts = run.provenance
     except UserError as error:
         assert error.code == "provenance-odd"
     else:
-        assert dict(provenance.rows("id", found))
+        assert dict(provenance.rows("id", facts))

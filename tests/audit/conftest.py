@@ -19,10 +19,12 @@ def normal_signals():
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator)
 
-        own = normal(records, 1)  # what all draws of a record have in common
-        cosines = {kind: own + normal(records, pairs) + closer for kind, pairs in {"image-image": 10, "image-text": 25}.items()}
+        common = normal(records, 1)  # what all draws of a record have in common
+        cosines = {
+            kind: common + normal(records, pairs) + closer for kind, pairs in {"image-image": 10, "image-text": 25}.items()
+        }
         return Signals(
-            losses=own + normal(records, 5) - closer,
+            losses=common + normal(records, 5) - closer,
             gradients=normal(records, 7) - closer,
             similarities={kind: values.sort(descending=True).values for kind, values in cosines.items()},
         )

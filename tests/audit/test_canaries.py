@@ -48,8 +48,8 @@ def test_a_lone_canary_moves_its_place_by_the_shift_or_not(tmp_path, kind):
 @pytest.mark.parametrize("method", sparing(["group", "public", "batch", "sample"], "group", "public"))
 def test_neighbours_reach_the_sensitivity_and_stay_within(tmp_path, method):
     case = under(tmp_path, method, rate=1.0, batch=32, canaries=1)
-    found, most = most_moved(case), case.parts.plan.sensitivity
-    assert 0.9 * most <= found <= most * (1 + 1e-6)
+    distance, most = most_moved(case), case.parts.plan.sensitivity
+    assert 0.9 * most <= distance <= most * (1 + 1e-6)
 
 
 def test_the_audited_plan_has_the_runs_numbers(tmp_path):
@@ -67,8 +67,8 @@ def scores(count: int, shift: float, seed: int = 0) -> tuple[dict[str, np.ndarra
 @pytest.mark.parametrize("noise, wrong", [(1.0, False), (0.5, True)])
 def test_repetitions_show_the_noise_that_there_is(noise, wrong):
     """Against normal numbers, whose noise is known."""
-    found, there = scores(3000, 1 / noise)
-    (shown,) = of_repetitions(found, there, np.arange(3000) // 2 % 4 == 0, Family(1.0, 1.0, 1), 0.001)
+    by_channel, there = scores(3000, 1 / noise)
+    (shown,) = of_repetitions(by_channel, there, np.arange(3000) // 2 % 4 == 0, Family(1.0, 1.0, 1), 0.001)
     assert noise <= shown.noise <= 1.6 * noise and (shown.noise < 1) == wrong
 
 

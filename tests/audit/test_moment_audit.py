@@ -31,10 +31,10 @@ def claimed(request, tmp_path):
 
 @pytest.mark.parametrize("world_size", sparing([1, 2], 2))
 def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, world_size):
-    found = audit_claim(*claimed, world_size=world_size, experiments=EXPERIMENTS)
-    (only,) = found.findings
-    assert not only.contradicts and 0 < only.epsilon < found.claim
-    assert found.moved == pytest.approx(found.sensitivity, rel=1e-4) and found.moved <= found.sensitivity
+    audit = audit_claim(*claimed, world_size=world_size, experiments=EXPERIMENTS)
+    (only,) = audit.findings
+    assert not only.contradicts and 0 < only.epsilon < audit.claim
+    assert audit.moved == pytest.approx(audit.sensitivity, rel=1e-4) and audit.moved <= audit.sensitivity
 
 
 @pytest.mark.parametrize("claimed", [6.0], indirect=True)  # little is tried here, which shows what is far off
@@ -47,5 +47,5 @@ def test_noise_that_is_missing_is_caught(claimed, monkeypatch):
 def test_a_part_that_is_too_long_is_caught(claimed, monkeypatch):
     real = MomentsEngine._unit
     monkeypatch.setattr(MomentsEngine, "_unit", lambda self, side, features: 2 * real(self, side, features))
-    found = audit_claim(*claimed, experiments=EXPERIMENTS)
-    assert found.moved > found.sensitivity * 1.5
+    audit = audit_claim(*claimed, experiments=EXPERIMENTS)
+    assert audit.moved > audit.sensitivity * 1.5

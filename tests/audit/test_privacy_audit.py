@@ -44,9 +44,9 @@ def repeatable(monkeypatch):
 
 def claim(**changes) -> PrivacyAudit:
     facts = dict(steps=1, rate=1.0, tries=800, channel="noisy sums")
-    found = Finding(**{**facts, "noise": 1.2, "epsilon": 5.0, "contradicts": False, **changes})
+    finding = Finding(**{**facts, "noise": 1.2, "epsilon": 5.0, "contradicts": False, **changes})
     run = Finding(**{**facts, "noise": math.inf, "epsilon": 0.0, "contradicts": False})
-    return PrivacyAudit("claim", "group", 1, 8.0, 1e-5, 1.0, 2.0, 2.0, (found, run))
+    return PrivacyAudit("claim", "group", 1, 8.0, 1e-5, 1.0, 2.0, 2.0, (finding, run))
 
 
 def config_and_plan(**bounding):

@@ -36,9 +36,9 @@ def test_losses_and_gradients_are_those_of_the_groups(seen):
     for index in range(RECORDS):
         total = 0.0
         for draw in range(DRAWS):
-            own = model({name: view[index : index + 1, draw] for name, view in records.items()})
+            embeddings = model({name: view[index : index + 1, draw] for name, view in records.items()})
             known = model({name: view[:, draw] for name, view in references.items()})
-            group = {name: torch.cat([own[name], known[name].detach()]) for name in own}
+            group = {name: torch.cat([embeddings[name], known[name].detach()]) for name in embeddings}
             loss = group_loss(group, torch.ones(1 + REFERENCES, dtype=torch.bool), model.temperature)
             assert signals.losses[index, draw] == pytest.approx(float(loss.detach()), rel=1e-4)
             total = total + loss / DRAWS
@@ -49,14 +49,14 @@ def test_losses_and_gradients_are_those_of_the_groups(seen):
 def test_similarities_are_the_cosines_of_a_record_s_own_views(seen):
     model, records, _, signals = seen
     for index in range(RECORDS):
-        own = {
+        embeddings = {
             name: z.detach().flatten(0, 1) for name, z in model({name: view[index] for name, view in records.items()}).items()
         }
         expected = {}
         for a, b in [("image", "image"), ("image", "text"), ("text", "text")]:
-            if a in own and b in own:
-                pairs = [(i, j) for i in range(len(own[a])) for j in range(len(own[b])) if a != b or i < j]
-                expected[f"{a}-{b}"] = sorted((float(own[a][i] @ own[b][j]) for i, j in pairs), reverse=True)
+            if a in embeddings and b in embeddings:
+                pairs = [(i, j) for i in range(len(embeddings[a])) for j in range(len(embeddings[b])) if a != b or i < j]
+                expected[f"{a}-{b}"] = sorted((float(embeddings[a][i] @ embeddings[b][j]) for i, j in pairs), reverse=True)
         assert signals.similarities.keys() == expected.keys()
         for kind, values in expected.items():
             torch.testing.assert_close(

@@ -17,8 +17,8 @@ RATES = np.array([1e-4, 0.01, 0.1, 0.3, 0.5, 0.8, 0.99])
 @pytest.mark.parametrize("sigma, steps", [(1.0, 1), (0.7, 1), (2.0, 9)])
 def test_without_sampling_it_is_the_gaussian_one(sigma, steps):
     exact = norm.cdf(norm.ppf(RATES) + math.sqrt(steps) / sigma)
-    found = trade_off(sigma, 1.0, steps).most_tpr(RATES)
-    assert np.all(found >= exact - 1e-9) and np.allclose(found, exact, atol=2e-3)
+    tpr = trade_off(sigma, 1.0, steps).most_tpr(RATES)
+    assert np.all(tpr >= exact - 1e-9) and np.allclose(tpr, exact, atol=2e-3)
 
 
 def test_with_sampling_no_threshold_test_beats_the_curve():

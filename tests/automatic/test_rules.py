@@ -21,9 +21,9 @@ _PAIR = Towers(_TIMM, "two towers", "given", "unaligned", True)
 
 def situation(records=3_000, epsilon=8.0, kind="image", towers=None, public=None, given=None, device="cpu", **survey):
     facts = {"records": records, "splits": frozenset({"train"}), "labels": {"label": ["a", "b"]}, "unit_name": None, "side": 32}
-    found = Survey(Path("/photos"), "folder", kind, **{**facts, **survey})
+    surveyed = Survey(Path("/photos"), "folder", kind, **{**facts, **survey})
     towers = towers or small_towers(kind == "image-text", device, records)
-    return Situation(found, epsilon, towers, device, public, given or {}, records, "validation")
+    return Situation(surveyed, epsilon, towers, device, public, given or {}, records, "validation")
 
 
 def configured(one):
@@ -103,8 +103,8 @@ def test_a_size_that_is_not_known_is_not_said():
 def test_held_out_records_are_those_of_the_data_set_or_a_sixth():
     keys = [choice.keys for choice in before_import(situation(600))]
     assert {"data.validation": 100} in keys
-    own = situation(600, splits=frozenset({"train", "test"}))
-    assert not any("data.validation" in choice.keys for choice in before_import(own))
+    with_test = situation(600, splits=frozenset({"train", "test"}))
+    assert not any("data.validation" in choice.keys for choice in before_import(with_test))
     unlabelled = situation(600, labels={})  # no figure can be computed, so nothing is held out
     assert not any("data.validation" in choice.keys for choice in before_import(unlabelled))
 

@@ -63,9 +63,9 @@ def try_all(call, tried, monkeypatch):
     assert tried and call() == worker.DONE
     results = Results(call.work, "test")
     for part in tried:
-        found = results.find(part)
-        assert found is not None and "failed" not in (found if isinstance(found, dict) else {}), part.name
-        assert not isinstance(found, dict) or found.get("passed", True) is True, part.name
+        figures = results.find(part)
+        assert figures is not None and "failed" not in (figures if isinstance(figures, dict) else {}), part.name
+        assert not isinstance(figures, dict) or figures.get("passed", True) is True, part.name
 
 
 def parts_to_try() -> list[Part]:
@@ -86,13 +86,13 @@ def test_long_parts_give_figures_too(call, monkeypatch):
 
 
 def test_the_calls_have_what_they_promise():
-    found = parts.measure()
-    assert {part.path[0] for part in found if part.file == "checks"} == {*checks.CHECKS, "others"}
+    planned = parts.measure()
+    assert {part.path[0] for part in planned if part.file == "checks"} == {*checks.CHECKS, "others"}
     ways = [(name, way) for name in steps.CASES for way in ("private", *steps.ways(name))]
     assert steps.FUSED in steps.ways("ResNet-50, 224 px") and steps.FUSED not in steps.ways("ViT-B-32 LoRA, 224 px")
-    assert sorted(part.path for part in found if part.file == "step" and len(part.path) == 2) == sorted(ways)
-    assert len({part.name for part in found}) == len(found)
-    first = found[: 1 + next(number for number, part in enumerate(found) if part.path[0] == "others")]
+    assert sorted(part.path for part in planned if part.file == "step" and len(part.path) == 2) == sorted(ways)
+    assert len({part.name for part in planned}) == len(planned)
+    first = planned[: 1 + next(number for number, part in enumerate(planned) if part.path[0] == "others")]
     assert sum(part.seconds for part in first) <= 400, "a call of seven minutes does these"
     cells = [part.path[0] for part in parts.table() if part.file == "table1"]
     assert sorted(cells) == sorted(["none", *(f"{method}, epsilon {e}" for method in ("group", "batch") for e in (1, 4, 10))])
@@ -108,8 +108,8 @@ def test_other_cells_have_figures_too(place, name):
 
 def test_a_training_in_a_precision_has_its_curves(place):
     """The curves of figures and of noisy gradients are there."""
-    found = training.in_precision(place, "fp32")
-    assert [step for step, _ in found["knn"]] == [0, 2, 4] and len(found["noisy_gradient_norms"]) == 4
+    curves = training.in_precision(place, "fp32")
+    assert [step for step, _ in curves["knn"]] == [0, 2, 4] and len(curves["noisy_gradient_norms"]) == 4
 
 
 def test_a_plain_step_may_have_our_group_norm():
@@ -173,8 +173,8 @@ def test_noise_that_differs_is_seen(place, monkeypatch):
         return honest(self, values, scale * (1 + 1e-5 * len(calls)), *rest, **more)
 
     monkeypatch.setattr(Randomness, "normal_steps", other)
-    found = checks.noise(place)
-    assert not found["passed"] and not found["repeats"]
+    outcome = checks.noise(place)
+    assert not outcome["passed"] and not outcome["repeats"]
 
 
 def test_a_sum_that_differs_is_seen(place, monkeypatch):
@@ -281,18 +281,18 @@ def _with_needs(*names: str) -> set[str]:
     """Installed packages, and what these need."""
     from packaging.requirements import Requirement
 
-    found: set[str] = set()
+    packages: set[str] = set()
     open_names = [*names]
     while open_names:
         name = wheels.canonical(open_names.pop())
-        if name in found:
+        if name in packages:
             continue
-        found.add(name)
+        packages.add(name)
         for text in metadata.requires(name) or []:
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 open_names.append(requirement.name)
-    return found
+    return packages
 
 
 def _link(names, folder: Path) -> None:

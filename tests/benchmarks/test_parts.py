@@ -23,9 +23,9 @@ def test_the_parts_of_a_step_are_timed(tiny, monkeypatch):
         return honest(self, indices, *rest)
 
     monkeypatch.setattr(ViewMaker, "__call__", slow)
-    found = parts.of_run(parse_config(tiny), steps=2)
+    figures = parts.of_run(parse_config(tiny), steps=2)
     assert ViewMaker.__call__ is slow and Worker.draw.__name__ == "draw"  # nothing of the timers is left
-    one = found["gradients"]["tiny"]
+    one = figures["gradients"]["tiny"]
     assert 50 < one["views_per_second"] < 500 and one["records_per_second"] > 0 and one["decoded_per_second"] > 0
     assert not one["reads_ahead"]  # images of their size, on a CPU
 

@@ -83,14 +83,14 @@ def test_neighbours_exact_sums_differ_within_the_sensitivity(groups, world_size)
     one = torch.randn(dimensions, generator=generator)
     factor = clip_factors(one.norm(dtype=torch.float64)[None], Clip(R, R)).item()
     totals = []
-    for own in (one, -one):
+    for gradient in (one, -one):
         shares = [torch.zeros(dimensions, dtype=torch.int64) for _ in range(world_size)]
         for number in range(groups - 1 if groups < 1000 else 0):
             foreach.add_([shares[number % world_size]], [one], factor)
         if groups > 1000:  # the same, at once
             foreach.add_([shares[-1]], [one], factor)
             shares[-1] *= groups - 1
-        foreach.add_([shares[0]], [own], factor)
+        foreach.add_([shares[0]], [gradient], factor)
         first, *rest = (BoundedSum(share, 2.0, 1, unit=1 / R) for share in shares)
         for other in rest:
             first = first + other

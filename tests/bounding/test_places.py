@@ -18,14 +18,14 @@ GENERATOR = torch.Generator().manual_seed(0)
 def at_every_index(product, *shapes):
     """What a product gives for the same matrices at every index of a batch, among others."""
     one = [torch.randn(*shape, generator=GENERATOR) for shape in shapes]
-    found = []
+    products = []
     for count in (8, 20):
         for index in range(count):
             batch = [torch.randn(count, *shape, generator=GENERATOR) for shape in shapes]
-            for whole, own in zip(batch, one, strict=True):
-                whole[index] = own
-            found.append(product(*batch)[index].clone())
-    return found
+            for whole, matrix in zip(batch, one, strict=True):
+                whole[index] = matrix
+            products.append(product(*batch)[index].clone())
+    return products
 
 
 PRODUCTS = {
@@ -52,8 +52,8 @@ def test_a_row_has_the_same_product_at_every_place(columns):
     weight, bias = torch.randn(columns, 24, generator=GENERATOR), torch.randn(columns, generator=GENERATOR)
     with same_at_all_places():
         for product in (lambda rows: F.linear(rows, weight, bias), lambda rows: rows @ weight.T):
-            found = [out for out in at_every_index(product, (5, 24))[:8]]
-            assert all(torch.equal(found[0], other) for other in found)
+            products = [out for out in at_every_index(product, (5, 24))[:8]]
+            assert all(torch.equal(products[0], other) for other in products)
 
 
 @pytest.mark.parametrize("name", [*PRODUCTS, "linear"])
@@ -63,16 +63,16 @@ def test_what_is_computed_is_the_product(name):
     expected = product(*given)
     slopes = torch.autograd.grad(expected.square().sum(), given)
     with same_at_all_places():
-        found = product(*given)
-        found_slopes = torch.autograd.grad(found.square().sum(), given)
-    torch.testing.assert_close(found, expected)
+        result = product(*given)
+        found_slopes = torch.autograd.grad(result.square().sum(), given)
+    torch.testing.assert_close(result, expected)
     torch.testing.assert_close(found_slopes, slopes, rtol=1e-4, atol=1e-4)
 
 
 def test_rows_of_a_gram_matrix_begin_at_a_line_of_the_cache():
     rows = torch.randn(100, 9, generator=GENERATOR)
     grams = [aligned(torch.cat([torch.zeros(offset, 9), rows])[offset:]) for offset in range(5)]
-    assert all(own.data_ptr() % 64 == 0 and torch.equal(own @ own.T, grams[0] @ grams[0].T) for own in grams)
+    assert all(gram.data_ptr() % 64 == 0 and torch.equal(gram @ gram.T, grams[0] @ grams[0].T) for gram in grams)
 
 
 class Odd(nn.Module):

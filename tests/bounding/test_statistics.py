@@ -26,10 +26,10 @@ HOSTILE = [0.0, -0.0, 1e-300, 1e-9, 0.69, 0.7, 0.71, 1e30, math.inf, -math.inf, 
 def test_whatever_a_group_is_it_moves_the_sum_within_its_box(norm, loss):
     statistics = PLAN.statistics
     losses = torch.tensor([[loss], [2.0]], dtype=torch.float64)
-    found = UNIT * sum_of_statistics(statistics, torch.tensor([norm], dtype=torch.float64), losses, 0.7, 0.7, UNIT).double()
-    assert found.abs().max() <= statistics.unit / 2
+    figures = UNIT * sum_of_statistics(statistics, torch.tensor([norm], dtype=torch.float64), losses, 0.7, 0.7, UNIT).double()
+    assert figures.abs().max() <= statistics.unit / 2
     # So with the gradient of norm C that it may have beside it, it lies in the ball that the noise is for.
-    assert math.hypot(PLAN.bounding.clip_norm, found.norm().item()) <= PLAN.longest_part
+    assert math.hypot(PLAN.bounding.clip_norm, figures.norm().item()) <= PLAN.longest_part
 
 
 def test_the_figures_are_what_they_are_called():
@@ -37,10 +37,10 @@ def test_the_figures_are_what_they_are_called():
     norms = torch.rand(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
     norms = norms[((norms - 0.7).abs() > 0.05) & ((norms - 2).abs() > 0.15)]
     losses = torch.stack([torch.rand(len(norms), dtype=torch.float64) * 8, torch.full((len(norms),), 2.0)])
-    found = UNIT * sum_of_statistics(PLAN.statistics, norms, losses, 2.0, 0.7, UNIT) / PLAN.statistics.unit / len(norms) + 0.5
+    figures = UNIT * sum_of_statistics(PLAN.statistics, norms, losses, 2.0, 0.7, UNIT) / PLAN.statistics.unit / len(norms) + 0.5
     expected = [(norms < 2).double().mean(), losses[0].mean() / 2 / 4.0, (norms < 0.7).double().mean()]
     assert PLAN.statistics.names == ("below", "loss", "within")
-    assert found.tolist() == pytest.approx(
+    assert figures.tolist() == pytest.approx(
         [value.item() for value in expected], abs=1e-5
     )  # a step of the grid is 1e-6 of a figure's range
 
@@ -69,13 +69,13 @@ def test_every_engine_gives_the_losses_of_its_groups(model, name):
 def test_others_figures_stay_what_they_are(name):
     """Here the threshold lies on a norm, and another group shares the pass."""
     batch, network = batch_for(MODELS["two towers"]), build_model(MODELS["two towers"], ObjectiveConfig())
-    engine, found = build_engine(name, network, "fp32", group_loss, 4), []
+    engine, kept = build_engine(name, network, "fp32", group_loss, 4), []
     for records in (0, 2, 40):
         one, losses = a_further_group_of_nothing(batch, records) if records else batch, []
         norms = engine.add_clipped(one, 1.0, engine.zeros(), losses)
-        found.append((norms[torch.isfinite(norms)], losses[0][:, torch.isfinite(losses[0][0])]))
-    threshold = found[0][0].median().item()
-    sums = [sum_of_statistics(PLAN.statistics, norms, losses, threshold, threshold, UNIT) for norms, losses in found]
+        kept.append((norms[torch.isfinite(norms)], losses[0][:, torch.isfinite(losses[0][0])]))
+    threshold = kept[0][0].median().item()
+    sums = [sum_of_statistics(PLAN.statistics, norms, losses, threshold, threshold, UNIT) for norms, losses in kept]
     assert torch.equal(sums[0], sums[1]) and torch.equal(sums[0], sums[2])
 
 

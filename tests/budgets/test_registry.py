@@ -27,8 +27,8 @@ def budgeted(store, reservation):
 
 
 def taken(store):
-    (found,) = budgets_of(store)
-    return len(found.budget.accounts)
+    (entry,) = budgets_of(store)
+    return len(entry.budget.accounts)
 
 
 def test_a_store_without_a_budget_is_left_alone(store, reservation, own_registry):
@@ -44,23 +44,23 @@ def test_another_store_than_the_budgeted_one_is_not_written_to(budgeted, tmp_pat
 
 
 def test_both_copies_are_equal_and_the_shelf_is_the_owners(budgeted):
-    (found,) = budgets_of(budgeted)
-    assert read(budgeted.path / BUDGET_LEDGER) == found.budget == read(registry() / f"{found.budget.head.id}.jsonl")
+    (entry,) = budgets_of(budgeted)
+    assert read(budgeted.path / BUDGET_LEDGER) == entry.budget == read(registry() / f"{entry.budget.head.id}.jsonl")
     assert registry().stat().st_mode & 0o077 == 0
 
 
 def test_a_removed_book_is_written_again_from_the_shelf(budgeted, reservation):
     (budgeted.path / BUDGET_LEDGER).unlink()
-    (found,) = budgets_of(budgeted)
-    assert found.by_name is None and len(found.budget.accounts) == 1
+    (entry,) = budgets_of(budgeted)
+    assert entry.by_name is None and len(entry.budget.accounts) == 1
     reserve(budgeted, [reservation(2)])
     assert len(read(budgeted.path / BUDGET_LEDGER).accounts) == 2
 
 
 @pytest.mark.parametrize("kept", [0, 40])
 def test_a_copy_cut_short_is_written_again_from_the_other(budgeted, reservation, kept):
-    (found,) = budgets_of(budgeted)
-    copies = [budgeted.path / BUDGET_LEDGER, registry() / f"{found.budget.head.id}.jsonl"]
+    (entry,) = budgets_of(budgeted)
+    copies = [budgeted.path / BUDGET_LEDGER, registry() / f"{entry.budget.head.id}.jsonl"]
     for number, copy in enumerate(copies, start=2):
         os.truncate(copy, kept)
         assert taken(budgeted) == number - 1
@@ -72,8 +72,8 @@ def test_a_copy_cut_short_is_written_again_from_the_other(budgeted, reservation,
 @pytest.mark.parametrize("other", ["cut", "gone"])
 @pytest.mark.parametrize("first", [True, False], ids=["store", "shelf"])
 def test_a_budget_without_a_readable_copy_is_not_none(budgeted, reservation, kept, other, first):
-    (found,) = budgets_of(budgeted)
-    copies = [budgeted.path / BUDGET_LEDGER, registry() / f"{found.budget.head.id}.jsonl"]
+    (entry,) = budgets_of(budgeted)
+    copies = [budgeted.path / BUDGET_LEDGER, registry() / f"{entry.budget.head.id}.jsonl"]
     here, there = copies if first else reversed(copies)
     os.truncate(here, kept)
     os.truncate(there, kept) if other == "cut" else there.unlink()
@@ -136,8 +136,8 @@ def test_an_import_done_again_is_recognised_by_its_names(budgeted, tmp_path, res
     """Its fingerprint is another, as every import of private records draws a key."""
     again = write_store(tmp_path / "again", names)
     assert again.contents != budgeted.contents
-    (found,) = budgets_of(again)
-    assert found.by_name == pytest.approx(len(set(names) & set(NAMES)) / len(NAMES), abs=0.1)
+    (entry,) = budgets_of(again)
+    assert entry.by_name == pytest.approx(len(set(names) & set(NAMES)) / len(NAMES), abs=0.1)
     reserve(again, [reservation(2)])
     assert taken(budgeted) == 2 and not (again.path / BUDGET_LEDGER).exists()
 
@@ -151,8 +151,8 @@ def test_a_copy_with_another_header_is_known_by_its_names(budgeted, tmp_path):
     with pytest.raises(UserError, match="budget-other-records"):
         budgets_of(RecordStore.open(copy))
     (copy / BUDGET_LEDGER).unlink()
-    (found,) = budgets_of(RecordStore.open(copy))
-    assert found.by_name == 1
+    (entry,) = budgets_of(RecordStore.open(copy))
+    assert entry.by_name == 1
 
 
 def test_equal_names_get_their_own_budget_only_in_words(budgeted, tmp_path, reservation):
@@ -239,11 +239,11 @@ def test_a_copys_new_budget_does_not_replace_the_first(budgeted, reservation, mo
     monkeypatch.setenv("DPFED_BUDGETS", str(tmp_path / "another user's"))
     set_budget(copy, 100, 1e-6)
     monkeypatch.setenv("DPFED_BUDGETS", str(first))
-    assert sorted(found.budget.filter.epsilon for found in budgets_of(copy)) == [8, 100]
+    assert sorted(entry.budget.filter.epsilon for entry in budgets_of(copy)) == [8, 100]
     with pytest.raises(UserError, match="budget-no-room"):
         reserve(copy, [reservation(9, steps=100_000)])
     reserve(copy, [reservation(2)])
-    assert {found.budget.filter.epsilon: len(found.budget.accounts) for found in budgets_of(budgeted)} == {8: 2, 100: 1}
+    assert {entry.budget.filter.epsilon: len(entry.budget.accounts) for entry in budgets_of(budgeted)} == {8: 2, 100: 1}
 
 
 def test_a_damaged_book_moved_away_is_replaced_by_its_copy(budgeted, reservation):

@@ -22,8 +22,8 @@ from tests.patience import at_most
 
 
 def budget_of(store):
-    (found,) = budgets_of(store)
-    return found.budget
+    (entry,) = budgets_of(store)
+    return entry.budget
 
 
 def test_what_is_taken_is_the_sum_of_the_runs_by_an_accountant(store, reservation):

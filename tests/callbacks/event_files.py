@@ -26,7 +26,7 @@ def records(file: Path) -> list:
     """The records of a W&B run that was written offline, in order."""
     from wandb.proto import wandb_internal_pb2
 
-    data, at, part, found = file.read_bytes(), _HEADER, b"", []
+    data, at, part, entries = file.read_bytes(), _HEADER, b"", []
     while at + _HEADER <= len(data):
         if (left := _BLOCK - at % _BLOCK) < _HEADER:
             at += left
@@ -35,9 +35,9 @@ def records(file: Path) -> list:
         part += data[at + _HEADER : at + _HEADER + length]
         at += _HEADER + length
         if kind in _LAST:
-            found.append(wandb_internal_pb2.Record.FromString(part))
+            entries.append(wandb_internal_pb2.Record.FromString(part))
             part = b""
-    return found
+    return entries
 
 
 def history(file: Path) -> list[dict]:

@@ -92,13 +92,13 @@ def metrics(run):
 
 def expected(run):
     """Name, step and value of all that a tracker should have, from the run's own file."""
-    found = {}
+    points = {}
     for line in metrics(run):
         if "evaluation" in line:
-            found[f"evaluation/{line['evaluation']['name']}", line["step"]] = line["evaluation"]["value"]
+            points[f"evaluation/{line['evaluation']['name']}", line["step"]] = line["evaluation"]["value"]
         else:
-            found |= {(name, line["step"]): line[name.removeprefix("training/")] for name in NAMES}
-    return found
+            points |= {(name, line["step"]): line[name.removeprefix("training/")] for name in NAMES}
+    return points
 
 
 def on_tensorboard(run):
@@ -121,13 +121,13 @@ def mlflow_run(run):
     from mlflow import MlflowClient
 
     client = MlflowClient((run.path.parent / "mlruns").as_uri())
-    (found,) = client.search_runs([client.get_experiment_by_name("dpfed").experiment_id])
-    return client, found
+    (tracked,) = client.search_runs([client.get_experiment_by_name("dpfed").experiment_id])
+    return client, tracked
 
 
 def on_mlflow(run):
-    client, found = mlflow_run(run)
-    points = [point for name in found.data.metrics for point in client.get_metric_history(found.info.run_id, name)]
+    client, tracked = mlflow_run(run)
+    points = [point for name in tracked.data.metrics for point in client.get_metric_history(tracked.info.run_id, name)]
     assert all(point.timestamp == point.step + 1 for point in points)
     return [((point.key.replace("_at_", "@"), point.step), point.value) for point in points]
 
@@ -152,10 +152,10 @@ def test_the_card_and_public_pictures_come_at_the_end(finished):
     (file,) = wandb_files(run)
     assert [record.artifact.type for record in records(file) if record.HasField("artifact")] == ["privacy-card"]
     assert [row["gallery/count"] for row in history(file) if "gallery/count" in row] == [len(shown)]
-    client, found = mlflow_run(run)
-    assert found.info.status == "FINISHED"
-    assert {item.path for item in client.list_artifacts(found.info.run_id)} == {"privacy_card.md", "gallery"}
-    assert len(client.list_artifacts(found.info.run_id, "gallery")) == len(shown)
+    client, tracked = mlflow_run(run)
+    assert tracked.info.status == "FINISHED"
+    assert {item.path for item in client.list_artifacts(tracked.info.run_id)} == {"privacy_card.md", "gallery"}
+    assert len(client.list_artifacts(tracked.info.run_id, "gallery")) == len(shown)
 
 
 def test_a_window_of_private_metrics_is_a_row(tiny, tmp_path):
@@ -202,8 +202,10 @@ def test_nothing_private_leaves(clinic, tmp_path):
     for secret in [*secrets, "secret.key", "pytest", "gallery/"]:
         assert secret not in told, secret
     assert not run.gallery.exists()
-    _, found = mlflow_run(run)
-    assert not [tag for tag in found.data.tags if tag not in ("dpfed.run", "mlflow.runName")] and found.info.user_id != "root"
+    _, tracked = mlflow_run(run)
+    assert (
+        not [tag for tag in tracked.data.tags if tag not in ("dpfed.run", "mlflow.runName")] and tracked.info.user_id != "root"
+    )
     for record in (record for file in wandb_files(run) for record in records(file)):
         assert not record.HasField("output_raw") and not record.HasField("stats") and not record.HasField("environment")
         assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", str(record))  # random ids hold short names
@@ -211,10 +213,10 @@ def test_nothing_private_leaves(clinic, tmp_path):
 
 def test_parameters_are_the_configuration_without_paths(finished):
     folder = str(finished.path.parent)
-    _, found = mlflow_run(finished)
-    assert found.data.params["privacy.epsilon"] == "8.0" and found.data.params["bounding.group_size"] == "4"
-    assert not {"data.path", "data.stores", "public.path"} & found.data.params.keys()
-    assert not [value for value in found.data.params.values() if "/tmp" in value or folder in value]
+    _, tracked = mlflow_run(finished)
+    assert tracked.data.params["privacy.epsilon"] == "8.0" and tracked.data.params["bounding.group_size"] == "4"
+    assert not {"data.path", "data.stores", "public.path"} & tracked.data.params.keys()
+    assert not [value for value in tracked.data.params.values() if "/tmp" in value or folder in value]
 
 
 def test_keys_that_say_where_something_lies_are_kept_back():

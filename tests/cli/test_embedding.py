@@ -50,8 +50,8 @@ def test_features_and_answers_are_those_of_the_loaded_model(run_of, kind, public
         assert code == 0 and "as private as they are" in shown, error
         table = pq.read_table(out)
         assert table.column_names == ["name", "features"] and table["name"].to_pylist() == public_store.ids(rows)
-        found = torch.tensor(np.stack(table["features"].to_numpy()))
-        assert found.dtype == torch.float32 and torch.allclose(found, expected.cpu(), atol=1e-5)
+        features = torch.tensor(np.stack(table["features"].to_numpy()))
+        assert features.dtype == torch.float32 and torch.allclose(features, expected.cpu(), atol=1e-5)
         assert out.stat().st_mode & 0o077 == 0
         out.unlink()
     code, shown, error = dpfed("search", run, WORDS, "--pictures", public_store.path, "--top", 3)

@@ -196,12 +196,12 @@ class RayHead:
 
 def _processes_with(setting: bytes) -> list[int]:
     """Processes that run and have a setting in their environment."""
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if setting in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
+                processes.append(int(folder.name))
+    return processes
 
 
 @contextlib.contextmanager

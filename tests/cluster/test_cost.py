@@ -166,8 +166,8 @@ def test_what_the_benchmark_measures_is_what_the_command_takes(run, plan):
     code, out, err = run(*plan, *assumed(figures, one).split(), *rest)
     assert code == 0, err
     machines = dict(throughput=500, latency=1e-4, noise=0.05, bookkeeping=0.03, keys=0.2, drawn=0.1, views=0.02)
-    found = json.loads(out)["machines"]
-    assert {name: found[name] for name in machines} == pytest.approx(machines) and found["decoding"] == 0.01
+    measured = json.loads(out)["machines"]
+    assert {name: measured[name] for name in machines} == pytest.approx(machines) and measured["decoding"] == 0.01
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,11 @@ def watch(rank, config, folder, how):
     bounded_sum, apply = Worker.bounded_sum, Coordinator.apply
 
     def watched_sum(self, step):
-        own = bounded_sum(self, step)
+        share = bounded_sum(self, step)
         seen["held"].append({name: value.clone() for name, value in self._model.state_dict().items()})
-        seen["own"].append((own.values.clone(), own.numbers()))
-        seen["groups"].append(own.groups)
-        return own
+        seen["own"].append((share.values.clone(), share.numbers()))
+        seen["groups"].append(share.groups)
+        return share
 
     def watched_apply(self, step, total):
         seen["total"].append((total.values.clone(), total.unit, total.groups, total.sensitivity))
@@ -190,7 +190,7 @@ def test_each_step_is_the_oracles(outcomes, plan, how):
 
 
 def test_there_were_sums_to_compare_and_workers_without_records(outcomes, shapes):
-    assert all(own.any() for seen in outcomes["full", "3"][0] for own, _ in seen["own"])
+    assert all(values.any() for seen in outcomes["full", "3"][0] for values, _ in seen["own"])
     oracle = Oracle(configuration(shapes, PLANS["sparse"]), PLANS["sparse"])
     empty = [
         (step, worker) for step, worker in itertools.product(range(6), range(3)) if not any(oracle.members(step, worker, 3))
@@ -275,7 +275,7 @@ STEP = 0  # is computed again without one record
 
 def remove(rank, config, folder, gone):
     """The sums of one step with all records, and without each of some records; on rank 0 also the total."""
-    found = []
+    sums = []
     with process_group():
         link = Link()
         parts = build(config, Randomness.from_seed(SEED), rank=link.rank, world_size=link.size)
@@ -284,15 +284,15 @@ def remove(rank, config, folder, gone):
             indices = np.asarray(partition.indices)
             partition = dataclasses.replace(partition, indices=indices[indices != missing])
             worker = parts.learner.worker(Randomness.from_seed(SEED).for_ranks(), partition=partition)
-            own = worker.bounded_sum(STEP).values
+            share = worker.bounded_sum(STEP).values
             collective = Collective(link, parts.model, worker)
             if link.rank == 0:
-                found.append((own, collective.aggregate(STEP).values))
+                sums.append((share, collective.aggregate(STEP).values))
                 link.announce(None)
             else:
                 collective.follow()
-                found.append((own, None))
-    torch.save(found, folder / f"{rank}.pt")
+                sums.append((share, None))
+    torch.save(sums, folder / f"{rank}.pt")
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
@@ -307,12 +307,12 @@ def test_one_record_moves_its_workers_sum_by_at_most_2c(shapes, tmp_path, worker
     gone.append(next(row for row in shapes.split("train").tolist() if row not in drawn))
     with Processes(workers, tmp_path, remove, config, tmp_path, gone) as processes:
         assert processes.wait() == [0] * workers, processes.text
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(workers)]
-    total = found[0][0][1]
+    sums = [torch.load(tmp_path / f"{rank}.pt") for rank in range(workers)]
+    total = sums[0][0][1]
     for number, row in enumerate(gone, start=1):
         its = next((w for w in range(workers) if any(row in group for group in oracle.members(STEP, w, workers))), None)
         for rank in range(workers):
-            assert torch.equal(found[rank][number][0], found[rank][0][0]) == (rank != its)
-        moved = (found[0][number][1] - total).double().norm().item()
+            assert torch.equal(sums[rank][number][0], sums[rank][0][0]) == (rank != its)
+        moved = (sums[0][number][1] - total).double().norm().item()
         assert moved <= 2 * grid.radius
         assert moved > 0.01 * grid.radius if row in drawn else moved == 0

@@ -58,6 +58,6 @@ def test_what_is_printed(dpfed, monkeypatch):
 def test_nothing_is_started_to_be_looked_at(dpfed, monkeypatch, tmp_path, address, code):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setenv("RAY_ADDRESS", address)
-    found, _, error = dpfed("cluster", "status")
-    assert found == 2 and f"[{code}]" in error and "RAY_ADDRESS=local" not in error and "RAY_ADDRESS is ''" not in error
+    exit_code, _, error = dpfed("cluster", "status")
+    assert exit_code == 2 and f"[{code}]" in error and "RAY_ADDRESS=local" not in error and "RAY_ADDRESS is ''" not in error
     assert not list(tmp_path.iterdir())

@@ -216,11 +216,11 @@ def test_keys_without_effect_change_no_bit_of_a_run_all_at_once(tiny, tmp_path, 
 
 def effects_of(tiny: dict) -> list[tuple[str, str]]:
     """Every key with a rule, and a base where the rule gives it an effect."""
-    found = {}
+    bases = {}
     for name, sections in BASES.items():
         config = parse_config(tree_of(tiny, **sections))
-        found |= {key: name for key in OTHERS.keys() - config.without_effect().keys() if key not in found}
-    return sorted(found.items())
+        bases |= {key: name for key in OTHERS.keys() - config.without_effect().keys() if key not in bases}
+    return sorted(bases.items())
 
 
 @pytest.mark.slow

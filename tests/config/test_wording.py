@@ -31,7 +31,7 @@ WRONG = (
 
 
 def sections(kind: type[Section] = Section) -> list[type[Section]]:
-    return [found for below in kind.__subclasses__() if below is not Config for found in (below, *sections(below))]
+    return [section for below in kind.__subclasses__() if below is not Config for section in (below, *sections(below))]
 
 
 def wrong_values():
@@ -48,7 +48,7 @@ def test_every_error_that_a_section_can_raise_is_in_plain_words():
             section(**tree)
         except ValidationError as error:
             count += 1
-            kinds |= {found["type"] for found in error.errors()[:1]}
+            kinds |= {detail["type"] for detail in error.errors()[:1]}
             said = problem(error, section)
             assert not JARGON.search(said) and "\n" not in said and len(said) < 600, said
     assert len(sections()) >= 16 and count > 2000

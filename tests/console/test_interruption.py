@@ -75,8 +75,8 @@ def ended(body, number):
     ],
 )
 def test_a_signal_whose_exception_is_forgotten_ends_a_command(body, number, code):
-    found, out, said = ended(body, number)
-    assert (found, said) == (code, "stopped.") and "went on" not in out
+    exit_code, out, said = ended(body, number)
+    assert (exit_code, said) == (code, "stopped.") and "went on" not in out
 
 
 @pytest.mark.parametrize("number", [number for number, _ in SIGNALS])

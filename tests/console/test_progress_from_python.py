@@ -43,9 +43,9 @@ def test_without_a_terminal_nothing_is_shown_unless_asked_for(tiny_config, capsy
 
 
 def test_a_progress_of_ones_own_is_taken_as_it_is():
-    own = Progress()
-    with shown(own) as seen:
-        assert seen is own
+    progress = Progress()
+    with shown(progress) as seen:
+        assert seen is progress
     with shown(False) as seen:
         assert type(seen) is Silent
 

@@ -36,9 +36,9 @@ def store(tmp_path: Path, pictures) -> Path:
 
 
 def test_captions_and_units_are_counted(store: Path) -> None:
-    found = facts(store)
-    assert found["captions"] == {"total": 6, "most_per_record": 2}
-    assert found["units"] == {"name": "person", "number": 3, "most_records": 3, "in_several_splits": 1}
+    counts = facts(store)
+    assert counts["captions"] == {"total": 6, "most_per_record": 2}
+    assert counts["units"] == {"name": "person", "number": 3, "most_records": 3, "in_several_splits": 1}
     printed = invoke("inspect", store)
     assert "most per record 2" in printed and "in several splits 1" in printed
 

@@ -16,7 +16,7 @@ def test_larger_images_and_less_memory_make_smaller_passes(monkeypatch, side, gi
 
 
 @pytest.mark.parametrize(
-    ("own", "files", "least"),
+    ("cgroup", "files", "least"),
     [
         ("0::/\n", {"memory.max": "3000000000"}, 3e9),
         ("0::/user/job\n", {"user/memory.max": "2000000000", "user/job/memory.max": "max", "memory.max": "max"}, 2e9),
@@ -26,9 +26,9 @@ def test_larger_images_and_less_memory_make_smaller_passes(monkeypatch, side, gi
     ],
     ids=["v2", "v2-around", "v1", "v1-hidden", "none"],
 )
-def test_the_memory_there_is_ends_at_the_least_control_group(tmp_path, monkeypatch, own, files, least):
+def test_the_memory_there_is_ends_at_the_least_control_group(tmp_path, monkeypatch, cgroup, files, least):
     whole = memory.memory_of(torch.device("cpu"))
-    (tmp_path / "own").write_text(own)
+    (tmp_path / "own").write_text(cgroup)
     for name, text in files.items():
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(text)

@@ -78,7 +78,8 @@ def test_every_drawn_record_makes_a_group_and_changes_no_other(trial):
     for world_size in (2, 3):  # who holds a record does not matter, either
         partitions = [indices[key % np.uint64(world_size) == rank] for rank in range(world_size)]
         drawn = [
-            draw_step(p, RANDOMNESS, 3, own, key[own], p.groups_of(o, world_size)).indices for o, own in enumerate(partitions)
+            draw_step(p, RANDOMNESS, 3, partition, key[partition], p.groups_of(o, world_size)).indices
+            for o, partition in enumerate(partitions)
         ]
         assert sorted(np.concatenate(drawn)) == sorted(draw.indices)
 

@@ -25,9 +25,9 @@ def spawn():
 def views(transform, workers):
     loader = ItemLoader(Recipe(Pictures(20), Parts(), transform, augment()), workers)
     request = Request(np.arange(20), np.arange(40, dtype=np.uint64).reshape(20, 2))
-    found = loader(request)
+    made = loader(request)
     loader.close()
-    return found
+    return made
 
 
 def test_a_lambda_is_called_here_and_a_function_elsewhere(spawn):
@@ -42,7 +42,7 @@ def test_a_lambda_is_called_here_and_a_function_elsewhere(spawn):
 def test_records_with_a_lambda_are_read_here(spawn):
     rows = [(image, number) for number, (image, _) in enumerate(Pictures(90))]
     with pytest.warns(Notice, match="in this process"):
-        found = dpfed.Records(rows, label=lambda row: row[1] % 2, workers=2)
-        assert len(found.keys) == 90
+        records = dpfed.Records(rows, label=lambda row: row[1] % 2, workers=2)
+        assert len(records.keys) == 90
     again = dpfed.Records(rows, label=lambda row: row[1] % 2, workers=0)
-    assert np.array_equal(found.keys, again.keys)
+    assert np.array_equal(records.keys, again.keys)

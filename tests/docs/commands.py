@@ -24,8 +24,8 @@ def fenced(text):
 
 def in_words(lines):
     """Lines as lists of words, each once, up to where output goes to a file."""
-    found = dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in lines)
-    return [list(itertools.takewhile(lambda word: word != ">", words)) for words in found if words]
+    commands = dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in lines)
+    return [list(itertools.takewhile(lambda word: word != ">", words)) for words in commands if words]
 
 
 def parsed(words):

@@ -15,8 +15,8 @@ _NAME = re.compile(r"^    \*{0,2}(\w+):", re.MULTILINE)
 
 def described(node, section):
     """The names that a docstring's section gives a meaning, such as ``Args``."""
-    found = re.search(rf"^{section}:\n((?:    .*\n?|\n)+)", ast.get_docstring(node) or "", re.MULTILINE)
-    return set(_NAME.findall(found.group(1))) if found else set()
+    match = re.search(rf"^{section}:\n((?:    .*\n?|\n)+)", ast.get_docstring(node) or "", re.MULTILINE)
+    return set(_NAME.findall(match.group(1))) if match else set()
 
 
 def parameters(function):

@@ -33,7 +33,7 @@ FALSE_PROMISES = {
 
 def false_promises(text):
     """What a text promises too much, and what holds instead."""
-    return [(found[0], holds) for words, holds in FALSE_PROMISES.items() for found in re.finditer(words, text, re.IGNORECASE)]
+    return [(match[0], holds) for words, holds in FALSE_PROMISES.items() for match in re.finditer(words, text, re.IGNORECASE)]
 
 
 def helps(command, path="dpfed"):
@@ -77,11 +77,11 @@ def test_what_holds_may_be_said():
 def test_the_help_of_commands_promises_nothing_false():
     from dpfed.cli import app
 
-    assert not {path: found for path, text in helps(typer.main.get_command(app)) if (found := false_promises(text))}
+    assert not {path: promises for path, text in helps(typer.main.get_command(app)) if (promises := false_promises(text))}
 
 
 def test_pages_modules_and_shown_files_promise_nothing_false():
     texts = {path: path.read_text(encoding="utf-8") for path in SHOWN}
     for path in (ROOT / "dpfed").rglob("*.py"):
         texts[path] = "\n".join(text for text in texts_of(path.read_text(encoding="utf-8")) if len(text.split()) > 2)
-    assert not {str(path.relative_to(ROOT)): found for path, text in texts.items() if (found := false_promises(text))}
+    assert not {str(path.relative_to(ROOT)): promises for path, text in texts.items() if (promises := false_promises(text))}

@@ -53,10 +53,10 @@ def test_a_record_is_not_contrasted_with_its_own_slot():
     statistics = in_slots()
     noisy = normalize(torch.randn(SLOTS, 2, 16), dim=2)
     embeddings = normalize(torch.randn(1, 2, 16), dim=2)
-    own = statistics.draw_slots(1, 0).item()
+    slot = statistics.draw_slots(1, 0).item()
     statistics.denoised = lambda noisy: noisy
     slopes = []
-    for changed in (None, own, (own + 1) % SLOTS):
+    for changed in (None, slot, (slot + 1) % SLOTS):
         one = noisy.clone()
         if changed is not None:
             one[changed] = embeddings[0]

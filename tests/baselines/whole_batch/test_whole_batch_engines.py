@@ -112,8 +112,8 @@ def run(engine, batch, clip_norm):
     return into.double(), norms
 
 
-def assert_close(found, expected):
-    assert (found - expected).norm() / expected.norm() < 1e-4
+def assert_close(result, expected):
+    assert (result - expected).norm() / expected.norm() < 1e-4
 
 
 @pytest.mark.parametrize(("name", "loss", "microbatch"), halved(MODELS, LOSSES, [2, 100]))
@@ -127,8 +127,8 @@ def test_the_batch_engine_is_one_gradient_of_the_mean_loss(name, loss, microbatc
     model.float()
     engine = BatchEngine(model, "fp32", named, microbatch)
     for clip_norm in (0.3 * expected.norm().item(), 1e6):
-        found, norms = run(engine, batch, clip_norm)
-        assert_close(found, clipped(expected, clip_norm))
+        gradient, norms = run(engine, batch, clip_norm)
+        assert_close(gradient, clipped(expected, clip_norm))
         assert norms.tolist() == pytest.approx([expected.norm().item()], rel=1e-4)
 
 
@@ -139,8 +139,8 @@ def test_exact_logit_clipping_is_the_loop_over_pairs(name, augmentations):
     for options in ({}, {"one_sided": True, "spread_out": 0.7}):
         parts = logit_parts(model, batch, **options)
         for clip_norm in (norms_of(parts).median().item(), 1e6):
-            found, norms = run(LogitEngine(model, COUNT, "exact", **options), batch, clip_norm)
-            assert_close(found, summed(parts, clip_norm))
+            gradient, norms = run(LogitEngine(model, COUNT, "exact", **options), batch, clip_norm)
+            assert_close(gradient, summed(parts, clip_norm))
             if not augmentations:  # otherwise the engine also looks at an anchor's own further views, which weigh nothing
                 torch.testing.assert_close(norms.sort().values.double(), norms_of(parts).sort().values, rtol=1e-4, atol=0)
 
@@ -150,8 +150,8 @@ def test_exact_sample_clipping_is_the_loop_over_records(name, augmentations):
     model, batch = case(name, augmentations)
     parts = sample_parts(model, batch)
     for clip_norm in (norms_of(parts).median().item(), 1e6):
-        found, norms = run(SampleEngine(model, COUNT, "exact"), batch, clip_norm)
-        assert_close(found, summed(parts, clip_norm))
+        gradient, norms = run(SampleEngine(model, COUNT, "exact"), batch, clip_norm)
+        assert_close(gradient, summed(parts, clip_norm))
         torch.testing.assert_close(norms, norms_of(parts), rtol=1e-4, atol=0)
 
 
@@ -211,8 +211,8 @@ def test_a_weight_used_outside_its_layer_keeps_its_gradient():
     model, _ = case("cnn")
     model.encoder, model.head = Tied(), torch.nn.Linear(12, 6)
     batch = case("cnn")[1]
-    found, _ = run(LogitEngine(model, COUNT, "exact"), batch, 0.5)
-    assert_close(found, summed(logit_parts(model, batch), 0.5))
+    gradient, _ = run(LogitEngine(model, COUNT, "exact"), batch, 0.5)
+    assert_close(gradient, summed(logit_parts(model, batch), 0.5))
 
 
 @pytest.mark.parametrize("kind", [lambda m: LogitEngine(m, 4), lambda m: BatchEngine(m, "fp32", group_loss, 4)])

@@ -43,12 +43,12 @@ def records(kind: str, count: int, text: bool, generator: torch.Generator, side:
         "equal": one.expand(count, *shape).clone(),
         "black": torch.zeros(count, *shape),
     }
-    found = {"image": views[kind]}
+    batch = {"image": views[kind]}
     if text:
         same = torch.randint(1, 128, (1, 1, 8), generator=generator).expand(count, 1, 8)
         other = torch.randint(1, 128, (count, 1, 8), generator=generator)
-        found["text"] = other if kind == "noise" else same.clone()
-    return found
+        batch["text"] = other if kind == "noise" else same.clone()
+    return batch
 
 
 def batch_of(groups: list[dict[str, torch.Tensor]]) -> GroupBatch:

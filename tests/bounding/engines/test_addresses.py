@@ -24,12 +24,12 @@ class Features(nn.Module):
 def parts(width, size):
     """What one group adds, behind groups of 0 to 7 records that add nothing."""
     torch.manual_seed(width)
-    engine, own = LoopEngine(Features(width)), torch.randn(size, 2, width)
+    engine, group = LoopEngine(Features(width)), torch.randn(size, 2, width)
     for before in range(8):
         others = torch.full((before, 2, width), torch.inf)
         offsets = [0, before, before + size] if before >= 2 else [before, before + size]
         into = engine.zeros().long()
-        engine.add_clipped(GroupBatch({"image": torch.cat([others, own])}, offsets), Clip(2.0**24, 2.0**30), into)
+        engine.add_clipped(GroupBatch({"image": torch.cat([others, group])}, offsets), Clip(2.0**24, 2.0**30), into)
         yield into
 
 

@@ -47,7 +47,7 @@ def oracle(model, batch, clip_norm):
 def group_gradients(model, batch):
     """The gradients of equation 12 or 15, written down independently."""
     model = model.double()
-    found = []
+    flat = []
     for first, end in zip(batch.offsets, batch.offsets[1:], strict=False):
         views = {k: v[first:end].double() if v.is_floating_point() else v[first:end] for k, v in batch.views.items()}
         z = model(views)
@@ -69,9 +69,9 @@ def group_gradients(model, batch):
                 loss = loss - torch.log(positive / (positive + sum(negatives)))
         gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
         with_zeros = zip(gradients, model.parameters(), strict=True)
-        found.append(torch.cat([torch.zeros(p.numel()).double() if g is None else g.flatten() for g, p in with_zeros]))
+        flat.append(torch.cat([torch.zeros(p.numel()).double() if g is None else g.flatten() for g, p in with_zeros]))
     model.float()
-    return found
+    return flat
 
 
 @pytest.fixture(params=list(MODELS))

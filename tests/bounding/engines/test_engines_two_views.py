@@ -28,15 +28,15 @@ def case(request):
 def gradients(model, loss, batch):
     """Of each group, in float64."""
     model.double()
-    found = []
+    flat = []
     for first, end in zip(batch.offsets, batch.offsets[1:], strict=False):
         views = {k: v[first:end].double() if v.is_floating_point() else v[first:end] for k, v in batch.views.items()}
         model.zero_grad()
         loss(model(views), torch.ones(end - first, dtype=torch.bool), model.temperature, model.bias).backward()
-        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]))
+        flat.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]))
     model.zero_grad()
     model.float()
-    return found
+    return flat
 
 
 @pytest.mark.parametrize("clip_norm", [0.05, 1e6])

@@ -151,11 +151,11 @@ def test_a_device_that_mixes_groups_is_left_to_the_loop(by, precision):
     with pytest.raises(DependsOnOthers, match=r"first in 'aten.*\[engine-not-alike"):
         LayerwiseEngine(model, precision, if_unlike="raise").add_clipped(batch, 1.0, LoopEngine(model).zeros())
     engine, loop = LayerwiseEngine(model, precision), LoopEngine(model, precision)
-    found, expected = engine.zeros(), loop.zeros()
+    total, expected = engine.zeros(), loop.zeros()
     with pytest.warns(Notice, match="one group at a time"):
-        engine.add_clipped(batch, 1.0, found)
+        engine.add_clipped(batch, 1.0, total)
     loop.add_clipped(batch, 1.0, expected)
-    assert torch.equal(found, expected)
+    assert torch.equal(total, expected)
     assert choose_engine(model, batch, precision) == "loop"
     require_fitting(model, batch, precision)  # it is slow then, and nothing is lost
 

@@ -42,13 +42,13 @@ class Tape(TorchDispatchMode):
     def keep(self, func, args, kwargs, results):
         places = {part.untyped_storage().data_ptr() for part in tensors((args, kwargs))}
         # Views, and what was written in place, need no copy: the memory is the same.
-        own = [
+        fresh = [
             (number, part) for number, part in enumerate(tensors(results)) if part.untyped_storage().data_ptr() not in places
         ]
 
         def operation():
             again = tensors(func(*args, **kwargs))
-            for number, part in own:
+            for number, part in fresh:
                 part.copy_(again[number])
 
         self.operations.append(operation)
@@ -61,13 +61,13 @@ class Tape(TorchDispatchMode):
 
 def outer_products(slopes, inputs, offsets, kernel=(1, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1)):
     """Group by group, by the library."""
-    weight, found = inputs.new_zeros(slopes.shape[3], inputs.shape[3], *kernel), []
+    weight, products = inputs.new_zeros(slopes.shape[3], inputs.shape[3], *kernel), []
     moves = list(stride), list(padding), list(dilation), False, [0, 0], 1, [False, True, False]
     for first, end in zip(offsets.tolist(), offsets[1:].tolist(), strict=False):
         g, x = (side[first:end].permute(0, 3, 1, 2).contiguous() for side in (slopes, inputs))
         sums = torch.ops.aten.convolution_backward(g, x, weight, None, *moves)[1] if end > first else weight
-        found.append(sums.permute(0, 2, 3, 1).float())
-    return torch.stack(found)
+        products.append(sums.permute(0, 2, 3, 1).float())
+    return torch.stack(products)
 
 
 def normalise(images, scale, shift, groups, epsilon, relu, added=None):

@@ -32,8 +32,8 @@ def by_autograd(x, w, b, groups, relu, added, slopes):
     y = torch.cat([F.group_norm(one[None], groups, *of) for one, *of in zip(x, w, b, strict=True)])
     y = y if added is None else y + added
     y = y.relu() if relu else y
-    found = iter(torch.autograd.grad(y, [x, *([] if added is None else [added]), w, b], slopes))
-    return y, next(found), None if added is None else next(found), *found
+    gradients = iter(torch.autograd.grad(y, [x, *([] if added is None else [added]), w, b], slopes))
+    return y, next(gradients), None if added is None else next(gradients), *gradients
 
 
 def given(shape, adds, kind):
@@ -50,12 +50,12 @@ def given(shape, adds, kind):
 def test_it_has_the_numbers_of_plain_torch(shape, relu, adds, kind):
     images, w, b, groups, added, slopes = given(shape, adds, kind)
     out, means, inverses = normalise(images, w, b, groups, 1e-5, relu, added)
-    *found, both = pull_back(slopes, images, out, w, means, inverses, relu, adds)
+    *gradients, both = pull_back(slopes, images, out, w, means, inverses, relu, adds)
     y, *expected = by_autograd(images, w, b, groups, relu, added, slopes)
     assert out.dtype == kind and out.is_contiguous(memory_format=torch.channels_last)
     rounding = {"rtol": 2e-2, "atol": 2e-2} if kind == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-4}
     torch.testing.assert_close(out.double(), y, **rounding)
-    for one, other in zip([*found, *both.unbind(1)], expected, strict=True):
+    for one, other in zip([*gradients, *both.unbind(1)], expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
             assert (one.double() - other).norm() <= (1e-2 if kind == torch.bfloat16 else 1e-4) * other.norm() + 1e-4
@@ -63,16 +63,16 @@ def test_it_has_the_numbers_of_plain_torch(shape, relu, adds, kind):
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_an_image_has_the_same_bits_wherever_it_stands(kind):
-    own, added, slopes = (torch.randn(1, 8, 9, 9).to(kind) for _ in range(3))
+    image, added, slopes = (torch.randn(1, 8, 9, 9).to(kind) for _ in range(3))
     w, b, seen = torch.rand(8), torch.randn(8), []
     for before, after, scale in ((0, 0, 1.0), (3, 2, 1e6), (1, 4, torch.nan)):
         x, a, g = (
             torch.cat([torch.randn(before, 8, 9, 9).to(kind) * scale, one, torch.randn(after, 8, 9, 9).to(kind) * scale])
-            for one in (own, added, slopes)
+            for one in (image, added, slopes)
         )
         out, means, inverses = normalise(x, w, b, 4, 1e-5, True, a)
-        found = pull_back(g, x, out, w, means, inverses, True, True)
-        seen.append([part[before].clone() for part in (out, means, inverses, *found)])
+        gradients = pull_back(g, x, out, w, means, inverses, True, True)
+        seen.append([part[before].clone() for part in (out, means, inverses, *gradients)])
     assert all(torch.equal(one, other) for parts in seen[1:] for one, other in zip(seen[0], parts, strict=True))
 
 

@@ -23,10 +23,10 @@ def test_whole_numbers_are_each_term_truncated():
     gradients, factors = torch.randn(16, 20_000, generator=generator), 1e5 * torch.rand(16, generator=generator)
     gradients[3], factors[3] = torch.nan, 0.0
     expected = (factors[:, None] * gradients.nan_to_num()).trunc().double().sum(0)
-    found = weighted_sum(gradients, factors, 8, torch.int32)
-    assert found.dtype == torch.int32 and torch.equal(found.double(), expected)
+    total = weighted_sum(gradients, factors, 8, torch.int32)
+    assert total.dtype == torch.int32 and torch.equal(total.double(), expected)
     order = torch.randperm(16, generator=generator)
-    assert torch.equal(found, weighted_sum(gradients[order], factors[order], 8, torch.int32))
+    assert torch.equal(total, weighted_sum(gradients[order], factors[order], 8, torch.int32))
 
 
 def test_a_groups_norm_has_the_same_bits_wherever_it_stands():

@@ -68,9 +68,9 @@ def test_repetitions_have_the_bits_of_the_pass_itself(name, tapes, monkeypatch):
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.mul_(1.01)
-        found, expected = summed(engine, batch, clip), directly(model, batch, clip, monkeypatch)
-        assert all(torch.equal(one.nan_to_num(-1), other.nan_to_num(-1)) for one, other in zip(found, expected, strict=True))
-        assert found[0].any()
+        sums, expected = summed(engine, batch, clip), directly(model, batch, clip, monkeypatch)
+        assert all(torch.equal(one.nan_to_num(-1), other.nan_to_num(-1)) for one, other in zip(sums, expected, strict=True))
+        assert sums[0].any()
     assert len(tapes) == 1 and tapes[0].repetitions > len(SIZES)
 
 
@@ -152,9 +152,9 @@ def test_a_recording_that_fails_or_differs_is_not_used(recording, said, tapes, m
     model, batch = model_of(NAMES["cnn"]), batches(False)[1]
     engine = LayerwiseEngine(model, group_size=4)
     with pytest.warns(Notice, match=f"with the same result: .*{said}"):
-        found = summed(engine, batch, 0.05)
+        sums = summed(engine, batch, 0.05)
     expected = directly(model, batch, 0.05, monkeypatch)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(sums, expected, strict=True))
     assert torch.equal(summed(engine, batch, 0.05)[0], expected[0])  # and asks no more
 
 

@@ -67,8 +67,8 @@ BASES = {"random": lambda towers: None, "public": public_bases}
 def features(towers, records, seed=0, views=1):
     generator = torch.Generator().manual_seed(seed)
     views = max(views, 3 - towers)
-    found = {"image": torch.randn(records, views, IMAGE, generator=generator)}
-    return found | ({"text": torch.randn(records, 1, TEXT, generator=generator)} if towers == 2 else {})
+    sides = {"image": torch.randn(records, views, IMAGE, generator=generator)}
+    return sides | ({"text": torch.randn(records, 1, TEXT, generator=generator)} if towers == 2 else {})
 
 
 def sum_of(engine, views, step, offsets=None, microbatch=None):
@@ -81,9 +81,9 @@ def whole_sum_of(engine, views, step, offsets=None, microbatch=None):
     total, count = engine.zeros().long(), len(views["image"])
     offsets = list(range(count + 1)) if offsets is None else offsets
     for first in range(0, len(offsets) - 1, microbatch or count):
-        own = offsets[first : first + (microbatch or count) + 1]
-        some = {name: view[own[0] : own[-1]] for name, view in views.items()}
-        engine.add_clipped(GroupBatch(some, [start - own[0] for start in own], step), Clip(engine._layout.radius), total)
+        starts = offsets[first : first + (microbatch or count) + 1]
+        some = {name: view[starts[0] : starts[-1]] for name, view in views.items()}
+        engine.add_clipped(GroupBatch(some, [start - starts[0] for start in starts], step), Clip(engine._layout.radius), total)
     return total
 
 
@@ -179,10 +179,10 @@ def test_a_feature_near_the_centre_of_the_basis_is_short():
     for side, basis in public_bases(2).items():
         across = basis.rows[0].double()
         centre = basis.centre.double() - basis.centre.double() @ across * across
-        own = Basis(basis.rows, (centre / centre.norm()).float())  # as long as features are
-        engine = engine_of(2, bases=public_bases(2) | {side: own})
+        shifted = Basis(basis.rows, (centre / centre.norm()).float())  # as long as features are
+        engine = engine_of(2, bases=public_bases(2) | {side: shifted})
         for distance, part in ((0.0, 0.0), (1e-5, 0.1), (1e-3, 1.0)):
-            feature = (own.centre.double() + distance * across) * 7.0
+            feature = (shifted.centre.double() + distance * across) * 7.0
             length = engine._unit(engine._maps[side], feature[None, None]).norm().item()
             assert length <= 1 and length == pytest.approx(part, rel=0.05, abs=2e-3), (side, distance)
 
@@ -259,14 +259,14 @@ def oracle(views, centre, bases):
     for side, basis in bases.items():
         origin = 0 if basis.centre is None else basis.centre.double().numpy()
         sides.append(unit((unit(views[side].double().numpy()) - origin) @ basis.rows.double().numpy().T))
-    means = [np.mean([own.mean(0) for own in side], 0) for side in sides]
+    means = [np.mean([vectors.mean(0) for vectors in side], 0) for side in sides]
     moved = [unit(side - c.double().numpy()) for side, c in zip(sides, centre, strict=True)]
-    autos = [np.mean([np.mean([np.outer(u, u) for u in own], 0) for own in side], 0) for side in moved]
+    autos = [np.mean([np.mean([np.outer(u, u) for u in vectors], 0) for vectors in side], 0) for side in moved]
     if len(moved) == 2:
         products = [[np.outer(u, v) for u in a for v in b] for a, b in zip(*moved, strict=True)]
     else:
         products = [[np.outer(u, v) for i, u in enumerate(a) for j, v in enumerate(a) if i != j] for a in moved[0]]
-    return np.array(means), np.mean([np.mean(own, 0) for own in products], 0), np.array(autos)
+    return np.array(means), np.mean([np.mean(pairs, 0) for pairs in products], 0), np.array(autos)
 
 
 @pytest.mark.parametrize("basis", BASES)
@@ -277,9 +277,9 @@ def test_the_sums_are_the_records_moments(towers, views, basis):
     bases = {side: heads.basis(side) for side in records}
     centre = [heads.centre(side) for side in records]
     total = (sum_of(engine, records, 0) + sum_of(engine, records, 1)) / RECORDS
-    found, expected = engine._layout.decoded(total), oracle(records, centre, bases)
+    moments, expected = engine._layout.decoded(total), oracle(records, centre, bases)
     for name, value in zip(("means", "cross", "autos"), expected, strict=True):
-        np.testing.assert_allclose(getattr(found, name).numpy(), value, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(getattr(moments, name).numpy(), value, rtol=1e-4, atol=1e-5)
 
 
 def test_a_units_records_count_as_one():

@@ -69,9 +69,9 @@ def test_a_record_moves_the_sum_within_sensitivity_for_any_c(parts_of, name, cli
         parts = with_plan(parts_of(name), calibrated(parts_of(name), clip_norm))
         # The two steps of a closed form differ; all others draw another sample, and each C has its own.
         for step in range(2) if parts.plan.bounding.method.closed_form else [clip_norms.index(clip_norm) % 2]:
-            found, length = moved(parts, step, len(clip_norms))
-            assert max(found) <= parts.plan.sensitivity_of(step)
-            assert max(found) > 0
+            distances, length = moved(parts, step, len(clip_norms))
+            assert max(distances) <= parts.plan.sensitivity_of(step)
+            assert max(distances) > 0
             lengths[clip_norm, step] = length / clip_norm
         assert parts.plan.sensitivity == pytest.approx(clip_norm * parts_of(name).plan.replace(clip_norm=1.0).sensitivity)
     if method_named(name).closed_form:  # every part has the same length at any C
@@ -84,8 +84,8 @@ def test_the_same_on_the_grid_of_discrete_noise(parts_of, name):
     for clip_norm in (0.1, 7.0):
         parts = with_plan(parts_of(name), calibrated(parts_of(name), clip_norm, "discrete"))
         for step in range(parts.plan.steps):
-            found, _ = moved(parts, step)
-            assert 0 < max(found) <= parts.plan.sensitivity_of(step)
+            distances, _ = moved(parts, step)
+            assert 0 < max(distances) <= parts.plan.sensitivity_of(step)
 
 
 def test_neighbours_show_a_c_that_enters_twice(parts_of, monkeypatch):

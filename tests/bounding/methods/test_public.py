@@ -29,21 +29,21 @@ def config(**sections):
     return parse_config(tree | sections)
 
 
-def added(objective, z, own, tau, bias):
-    """The definition, pair by pair: what the first `own` records of a group add, with one text or two views each."""
+def added(objective, z, count, tau, bias):
+    """The definition, pair by pair: what the first `count` records of a group add, with one text or two views each."""
     first, second = (z["image"][:, 0], z["text"][:, 0]) if "text" in z else (z["image"][:, 0], z["image"][:, 1])
     size, total = len(first), 0
     if objective == "barlow_twins":  # the formula of the statistics, written out, with these records and without them
-        return barlow_twins(z, [True] * size) - barlow_twins(z, [row >= own for row in range(size)])
+        return barlow_twins(z, [True] * size) - barlow_twins(z, [row >= count for row in range(size)])
     if objective == "infonce":
-        for i in range(own):
+        for i in range(count):
             for anchors, others in ((first, second), (second, first)):
                 logits = torch.stack([anchors[i] @ others[j] / tau for j in range(size)])
                 total = total - (logits[i] - torch.logsumexp(logits, 0))
         return total
     for i in range(size):
         for j in range(size):
-            if min(i, j) < own:  # the pair has a record of its own
+            if min(i, j) < count:  # the pair has a record of its own
                 sign = 1 if i == j else -1
                 total = total - torch.nn.functional.logsigmoid(sign * (first[i] @ second[j] / tau + bias))
     return total
@@ -55,10 +55,10 @@ def engine_of(name, model, loss):
     return build_engine(name, model, "fp32", loss, 1 + M, **further)
 
 
-def batch_of(kind, own):
+def batch_of(kind, counts):
     """Groups of so many own records each, with M public ones behind them."""
     offsets = [0]
-    for count in own:
+    for count in counts:
         offsets.append(offsets[-1] + count + M)
     generator = torch.Generator().manual_seed(3)
     views = {"image": torch.randn(offsets[-1], 1 if kind == "pairs" else 2, 3, 16, 16, generator=generator)}
@@ -67,15 +67,15 @@ def batch_of(kind, own):
     return GroupBatch(views, offsets)
 
 
-@pytest.mark.parametrize("own", [(1, 1, 1, 1), (1, 3, 2)], ids=["records", "units"])
+@pytest.mark.parametrize("counts", [(1, 1, 1, 1), (1, 3, 2)], ids=["records", "units"])
 @pytest.mark.parametrize("kind", sparing(MODELS, "pairs"))
 @pytest.mark.parametrize("objective", LOSSES)
-def test_every_engine_clips_the_gradient_of_what_a_record_adds(objective, kind, own):
+def test_every_engine_clips_the_gradient_of_what_a_record_adds(objective, kind, counts):
     own_options = {"infonce": {"learn_temperature": True}, "siglip": {"learn_temperature": True, "bias": -1.0}}
     wanted = ObjectiveConfig(name=objective, **own_options.get(objective, {}))
-    model, batch, clip_norm = build_model(MODELS[kind], wanted), batch_of(kind, own), 0.5
+    model, batch, clip_norm = build_model(MODELS[kind], wanted), batch_of(kind, counts), 0.5
     expected, norms = 0, []
-    for group, count in enumerate(own):
+    for group, count in enumerate(counts):
         first, end = batch.offsets[group : group + 2]
         z = model({name: view[first:end] for name, view in batch.views.items()})
         loss = added(objective, z, count, model.temperature, model.bias)
@@ -96,15 +96,15 @@ def test_public_records_carry_gradients_but_add_no_terms(objective):
     z = torch.nn.functional.normalize(torch.randn(1 + M, 2, 8, generator=generator), dim=-1).requires_grad_()
     present, tau, bias = torch.ones(1 + M, dtype=torch.bool), torch.tensor(0.1), torch.tensor(-1.0)
     wanted = ObjectiveConfig(name=objective)
-    own = wanted.group_loss(M)({"image": z}, present, tau, bias)
-    (slope,) = torch.autograd.grad(own, z)
+    loss = wanted.group_loss(M)({"image": z}, present, tau, bias)
+    (slope,) = torch.autograd.grad(loss, z)
     assert all(slope[row].norm() > 0 for row in range(1 + M))
     if OBJECTIVES[objective].own_terms:
-        assert own < wanted.group_loss()({"image": z}, present, tau, bias)
+        assert loss < wanted.group_loss()({"image": z}, present, tau, bias)
     # Padding behind the group changes nothing, whatever it holds.
     padded = torch.cat([z, torch.randn(2, 2, 8, generator=generator)])
     present = torch.arange(3 + M) < 1 + M
-    assert torch.allclose(wanted.group_loss(M)({"image": padded}, present, tau, bias), own, atol=1e-6)
+    assert torch.allclose(wanted.group_loss(M)({"image": padded}, present, tau, bias), loss, atol=1e-6)
 
 
 @pytest.mark.parametrize("objective", ["infonce", "barlow_twins"])
@@ -118,9 +118,11 @@ def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):
     for group, count in enumerate((1, 3, 2)):
         first, end = batch.offsets[group : group + 2]
         z = model({name: view[first:end] for name, view in batch.views.items()})
-        own = torch.arange(end - first) < count
+        mask = torch.arange(end - first) < count
         centres = model.centres.table.weight.expand(end - first, -1)
-        moved, distance = centred(z, centres, own, torch.ones(end - first, dtype=torch.bool), OBJECTIVES[objective].unit_length)
+        moved, distance = centred(
+            z, centres, mask, torch.ones(end - first, dtype=torch.bool), OBJECTIVES[objective].unit_length
+        )
         loss = added(objective, moved, count, model.temperature, model.bias) + weight * distance
         flat = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, vector.parameters)]).double()
         expected = expected + flat * min(1.0, clip_norm / flat.norm().item())

@@ -28,4 +28,4 @@ def test_words_differ_and_are_spread_over_the_list():
 def test_a_store_of_them_is_public_and_has_a_word_for_each(tmp_path):
     store = things_store(20, tmp_path, 16)
     assert store.public and store.count("train") == 20
-    assert sorted(own[0] for own in store.captions(store.split("train"))) == sorted(public_words(20))
+    assert sorted(captions[0] for captions in store.captions(store.split("train"))) == sorted(public_words(20))

@@ -72,8 +72,8 @@ def write(folder: Path, **files: bytes) -> Path:
 @pytest.mark.parametrize("kind", ["MONOCHROME1", "MONOCHROME2"])
 def test_a_files_first_window_is_applied_as_the_standard_says(function, kind):
     """The formulas of DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3."""
-    own = {"WindowCenter": [40, 400], "WindowWidth": [400, 2000], "VOILUTFunction": function}
-    content = dicom(CT + 1024, RescaleSlope=1, RescaleIntercept=-1024, PhotometricInterpretation=kind, **own)
+    tags = {"WindowCenter": [40, 400], "WindowWidth": [400, 2000], "VOILUTFunction": function}
+    content = dicom(CT + 1024, RescaleSlope=1, RescaleIntercept=-1024, PhotometricInterpretation=kind, **tags)
     share = {
         "LINEAR": (CT - 39.5) / 399 + 0.5,
         "LINEAR_EXACT": (CT - 40) / 400 + 0.5,
@@ -85,8 +85,8 @@ def test_a_files_first_window_is_applied_as_the_standard_says(function, kind):
 
 
 def test_a_given_window_wins_and_padding_never_counts():
-    own = dicom(WindowCenter=40, WindowWidth=400, VOILUTFunction="SIGMOID")
-    assert np.array_equal(picture(own, (0, 1001)), np.rint((CT / 1000 + 0.5 + 0.5 / 1000).clip(0, 1) * 255))
+    content = dicom(WindowCenter=40, WindowWidth=400, VOILUTFunction="SIGMOID")
+    assert np.array_equal(picture(content, (0, 1001)), np.rint((CT / 1000 + 0.5 + 0.5 / 1000).clip(0, 1) * 255))
     padded = np.where(CT == CT.min(), -2000, CT).astype(np.int16)
     seen = picture(dicom(padded, PixelPaddingValue=-2000))
     assert seen[0, 1] == 0 and seen[-1, -1] == 255 and picture(dicom(padded))[0, 1] > 80

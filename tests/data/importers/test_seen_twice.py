@@ -77,13 +77,13 @@ def test_copies_are_counted_as_an_oracle_counts_them(tmp_path: Path, pictures) -
     with StoreWriter(tmp_path / "store", name="x", kind="image") as writer:
         for number, (picture, split) in enumerate(drawn):
             writer.add(RecordInput(id=str(number), image=shown[picture], split=split))
-    own = [picture for picture, split in drawn if split == "train"]
-    assert writer.repeated == len(own) - len(set(own))
-    assert writer.shared == sum(split != "train" and picture in own for picture, split in drawn)
+    training = [picture for picture, split in drawn if split == "train"]
+    assert writer.repeated == len(training) - len(set(training))
+    assert writer.shared == sum(split != "train" and picture in training for picture, split in drawn)
 
 
 @pytest.mark.parametrize(
-    ("names", "found"),
+    ("names", "expected"),
     [
         (["Cat", "cat", "dog"], ["Cat", "cat"]),
         ([" dog", "dog", "big dog", "big  dog"], [" dog", "dog", "big dog", "big  dog"]),
@@ -91,8 +91,8 @@ def test_copies_are_counted_as_an_oracle_counts_them(tmp_path: Path, pictures) -
         (["0", "1", "10"], []),
     ],
 )
-def test_classes_with_nearly_one_name(names: list[str], found: list[str]) -> None:
-    assert alike(names) == found
+def test_classes_with_nearly_one_name(names: list[str], expected: list[str]) -> None:
+    assert alike(names) == expected
 
 
 def test_classes_with_nearly_one_name_are_named(tmp_path: Path, pictures, dpfed) -> None:

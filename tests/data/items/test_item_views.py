@@ -75,35 +75,35 @@ def test_numpy_and_python_generators_are_seeded_too():
         pixels = v2.functional.to_dtype(v2.functional.to_image(image), torch.float32, scale=True)
         return pixels * random.random() + float(np.random.rand())  # noqa: NPY002, S311
 
-    found = views_of(noisy)
-    assert torch.equal(made(found, [2, 5]), made(found, [5, 2]).flip(0))
+    source = views_of(noisy)
+    assert torch.equal(made(source, [2, 5]), made(source, [5, 2]).flip(0))
 
 
 def test_a_transform_may_give_all_views_at_once():
     one = augment()
-    found = views_of(lambda image: [one(image), one(image), one(image)])
-    assert found.count == 3 and found.draws == 1
-    assert torch.equal(made(found, [1, 8])[1:], made(found, [8]))
+    source = views_of(lambda image: [one(image), one(image), one(image)])
+    assert source.count == 3 and source.draws == 1
+    assert torch.equal(made(source, [1, 8])[1:], made(source, [8]))
 
 
 @pytest.mark.parametrize(("channels", "kind"), [(1, torch.uint8), (5, torch.uint8), (4, torch.uint16), (2, torch.float32)])
 def test_tensors_of_any_channels_make_views(channels, kind):
     items = [(torch.rand(channels, 10, 14) * 200).to(kind) for _ in range(8)]
     crop = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.RandomCrop((8, 6))])
-    found = views_of(crop, items)
-    assert found.shape == (channels, 8, 6) and found.read(found.records, np.arange(3)).shape == (3, channels, 8, 6)
+    source = views_of(crop, items)
+    assert source.shape == (channels, 8, 6) and source.read(source.records, np.arange(3)).shape == (3, channels, 8, 6)
 
 
 def test_plain_images_have_the_normalisation_of_the_transform():
     normal = v2.Normalize([0.5] * 3, [0.25] * 3)
-    found = views_of(v2.Compose([*augment().transforms, normal]), [picture(2)] * 4)
+    source = views_of(v2.Compose([*augment().transforms, normal]), [picture(2)] * 4)
     wanted = v2.functional.to_dtype(v2.functional.to_image(picture(2)), torch.float32, scale=True)
-    assert torch.allclose(found.read(found.records, np.array([0]))[0], normal(wanted))
+    assert torch.allclose(source.read(source.records, np.array([0]))[0], normal(wanted))
 
 
 def test_grey_pictures_make_colour_views_by_default():
-    found = views_of(simclr_transform(SIDE), [picture(n).convert("L") for n in range(6)])
-    assert found.shape == (3, SIDE, SIDE)
+    source = views_of(simclr_transform(SIDE), [picture(n).convert("L") for n in range(6)])
+    assert source.shape == (3, SIDE, SIDE)
 
 
 class Counts:
@@ -140,8 +140,8 @@ class MixesUp:
         self.last = torch.zeros(3, SIDE, SIDE)
 
     def __call__(self, image):
-        found = augment()(image)
-        mixed, self.last = 0.8 * found + 0.2 * self.last, found
+        view = augment()(image)
+        mixed, self.last = 0.8 * view + 0.2 * self.last, view
         return mixed
 
 
@@ -195,7 +195,7 @@ def test_an_item_without_an_image_is_said():
 
 def test_an_item_that_breaks_later_is_said_with_its_place():
     items = [picture(n) for n in range(30)]
-    found = views_of(augment(), items)
+    source = views_of(augment(), items)
     items[25] = "gone"
     with pytest.raises(UserError, match="item 25 of the records cannot be used"):
-        found.loader(Request(np.array([3, 25])))
+        source.loader(Request(np.array([3, 25])))

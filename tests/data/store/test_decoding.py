@@ -39,10 +39,10 @@ def many_cores(monkeypatch):
 
 def test_processes_give_the_pixels_of_threads(store, many_cores, monkeypatch):
     indices, kinds = np.random.default_rng(1).permutation(COUNT), ("crop", "pad")
-    found = [store.images(indices, 16, kind) for kind in kinds]
+    decoded = [store.images(indices, 16, kind) for kind in kinds]
     assert len(pictures._pool(os.getpid(), 2).processes._all) == 2, "processes have decoded"
     monkeypatch.setattr(pictures, "cores", lambda: 1)
-    assert all((one == store.images(indices, 16, kind)).all() for one, kind in zip(found, kinds, strict=True))
+    assert all((one == store.images(indices, 16, kind)).all() for one, kind in zip(decoded, kinds, strict=True))
 
 
 def test_a_file_that_cannot_be_decoded_is_one_sentence(store, many_cores, tmp_path, monkeypatch):

@@ -109,8 +109,8 @@ def test_inspect_shows_it_never_the_key_and_checks_it(tmp_path):
         shutil.copy(other.path / name, store.path / name)
     header["files"] = json.loads((other.path / HEADER).read_text())["files"]
     (store.path / HEADER).write_text(json.dumps(header))
-    found = inspect(store.path, "--check")
-    assert isinstance(found.exception, UserError) and "changed since" in str(found.exception)
+    result = inspect(store.path, "--check")
+    assert isinstance(result.exception, UserError) and "changed since" in str(result.exception)
 
 
 @pytest.mark.parametrize("wrong", ["keys", "training_units"])
@@ -125,5 +125,5 @@ def test_inspect_checks_what_the_fingerprint_does_not_cover(tmp_path, monkeypatc
         monkeypatch.setattr("dpfed.data.store.index.WHOLE", 0)  # as for millions of records, whose units are not counted
         (store.path / HEADER).write_text(json.dumps(header | {"training_units": header["training_units"] - 1}))
     assert inspect(store.path).exit_code == 0
-    found = inspect(store.path, "--check")
-    assert isinstance(found.exception, UserError) and found.exception.code == "store-damaged"
+    result = inspect(store.path, "--check")
+    assert isinstance(result.exception, UserError) and result.exception.code == "store-damaged"

@@ -90,10 +90,10 @@ def test_a_step_draws_the_same_records_without_copying_keys(path: Path, world_si
     plan = PrivacyPlan.of(RECORDS - HELD_OUT, 200, 4, 1.0, 10, 1.0, 1e-5)
     for rank in range(world_size):
         rows = indices_of_rank(store.split("train"), np.asarray(store.keys), rank, world_size)
-        found = participants_of(plan, randomness, store.keys, None, PartitionRows(store, store.keys, rank, world_size))
+        participants = participants_of(plan, randomness, store.keys, None, PartitionRows(store, store.keys, rank, world_size))
         for step in (0, 3):
             expected = draw_step(plan, randomness, step, rows, store.keys[rows], plan.groups)
-            drawn = draw_step(plan, randomness, step, None, store.keys, plan.groups, participants=found)
+            drawn = draw_step(plan, randomness, step, None, store.keys, plan.groups, participants=participants)
             assert np.array_equal(drawn.indices, expected.indices) and np.array_equal(drawn.offsets, expected.offsets)
 
 

@@ -82,9 +82,9 @@ def files(width: int, height: int) -> dict[str, bytes]:
         "tiff 32 bits, none above 255": (Image.fromarray(np.asarray(grey).astype(np.int32)), "TIFF", {}),
         "png 16 bits, none above 255": (Image.fromarray(np.asarray(grey).astype(np.uint16)), "PNG", {}),
     }
-    found = {kind: encoded(image, format, **options) for kind, (image, format, options) in kinds.items()}
+    contents = {kind: encoded(image, format, **options) for kind, (image, format, options) in kinds.items()}
     deep = pixels.astype(np.uint16) * 257
-    return found | {
+    return contents | {
         "png rgb of 16 bits": sixteen_bit_png(deep[..., :3], 2),
         "png rgba of 16 bits": sixteen_bit_png(deep, 6),
         "png grey and alpha of 16 bits": sixteen_bit_png(deep[..., 2:], 4),

@@ -86,9 +86,9 @@ def test_all_text_views_differ_and_show_one_caption():
     store = Store(range(200))
     maker(store, tokenizer=tokenizer)(np.arange(200), SECRET, 0, CPU)
     [texts] = seen  # in one call
-    for number, own in enumerate(np.array(texts).reshape(200, 3)):
+    for number, views in enumerate(np.array(texts).reshape(200, 3)):
         sources = store.captions([number])[0]
-        chosen = [s for s in sources if all(set(view.split()) <= set(s.split()) for view in own)]
+        chosen = [s for s in sources if all(set(view.split()) <= set(s.split()) for view in views)]
         assert chosen  # all three are views of one caption
     by_view = np.array(texts).reshape(200, 3).T
     assert max(np.mean([t in store.captions([i])[0] for i, t in enumerate(column)]) for column in by_view) < 0.1
@@ -96,23 +96,23 @@ def test_all_text_views_differ_and_show_one_caption():
 
 
 def test_captions_are_chosen_alike_and_anew_in_every_step():
-    found = []
+    captions = []
 
     def tokenizer(texts):
-        found.append([text.split()[0] for text in texts])
+        captions.append([text.split()[0] for text in texts])
         return torch.zeros(len(texts), 4, dtype=torch.int64)
 
     make = maker(Store(range(600)), text_views=None, tokenizer=tokenizer)
     for step in (0, 1):
         make(np.arange(600), SECRET, step, CPU)
-    counts = [found[0].count(f"c{n}") for n in range(3)]
+    counts = [captions[0].count(f"c{n}") for n in range(3)]
     assert sum(counts) == 600 and min(counts) > 150
-    assert 250 < sum(a != b for a, b in zip(*found, strict=True)) < 550
+    assert 250 < sum(a != b for a, b in zip(*captions, strict=True)) < 550
 
 
 def test_without_text_views_the_caption_is_the_only_text():
     store = Store(range(5), captions=1)
-    expected = WordTokenizer(4096, 10)([own[0] for own in store.captions(np.arange(5))])
+    expected = WordTokenizer(4096, 10)([captions[0] for captions in store.captions(np.arange(5))])
     for text_views in (None, TextViews(TextViewsConfig())):
         views = maker(store, text_views)(np.arange(5), SECRET, 0, CPU)
         assert torch.equal(views["text"], expected[:, None]) and views["image"].shape[1] == 3
@@ -129,9 +129,9 @@ def test_views_repeat_within_a_step_and_change_between_steps():
 
 def test_a_records_image_views_are_drawn_independently():
     store, rows = Store(range(400)), np.arange(400)
-    found = maker(store, views=ViewsConfig(flip=0.5))(rows, SECRET, 0, CPU)["image"]
+    views = maker(store, views=ViewsConfig(flip=0.5))(rows, SECRET, 0, CPU)["image"]
     plain = ImageViews(ViewsConfig()).plain(store.read(rows))
-    flipped = torch.stack([(view != plain).flatten(1).any(1) for view in found.unbind(1)])
-    assert torch.equal(found[flipped.T], plain[:, None].expand_as(found)[flipped.T].flip(-1))
+    flipped = torch.stack([(view != plain).flatten(1).any(1) for view in views.unbind(1)])
+    assert torch.equal(views[flipped.T], plain[:, None].expand_as(views)[flipped.T].flip(-1))
     assert all(150 < count < 250 for count in flipped.sum(1).tolist())
     assert all(150 < (flipped[a] == flipped[b]).sum() < 250 for a, b in ((0, 1), (0, 2), (1, 2)))

@@ -169,10 +169,10 @@ def on_a_gpu(monkeypatch):
 def test_a_gpus_kernels_make_the_same_views(config, size, monkeypatch):
     views, images = ImageViews(config, Preprocessing((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))), some_images(3, size)
     uniforms = some_uniforms(views, 3)
-    found = views(images, uniforms)
+    made = views(images, uniforms)
     assert ImageViews.has_kernels
     monkeypatch.setattr("dpfed.data.views.images._on_gpu", lambda images: False)
-    torch.testing.assert_close(found, views(images, uniforms), rtol=0, atol=1e-4)
+    torch.testing.assert_close(made, views(images, uniforms), rtol=0, atol=1e-4)
 
 
 @pytest.mark.usefixtures("on_a_gpu")
@@ -193,6 +193,6 @@ def test_where_kernels_do_not_run_views_are_made_without_them(monkeypatch):
     monkeypatch.setattr(dpfed.data.views.fused, "views_of", failing)
     views, images = ImageViews(SIMCLR), some_images()
     with pytest.warns(Notice, match=r"Triton's kernels do not run on this GPU \(Failed to find C compiler.\)"):
-        found = views(images, some_uniforms(views))
+        made = views(images, some_uniforms(views))
     monkeypatch.setattr("dpfed.data.views.images._on_gpu", lambda images: False)
-    assert torch.equal(found, views(images, some_uniforms(views)))
+    assert torch.equal(made, views(images, some_uniforms(views)))

@@ -145,8 +145,8 @@ def test_images_that_open_clip_destroys_are_counted_conversions(tmp_path: Path, 
     said = [what for _, what, _ in kinds.values()]
     assert store.converted == {what: said.count(what) for what in said}
     for name, (file, what, _) in kinds.items():
-        with decoded(file) as (_, found):
-            assert found == what, name
+        with decoded(file) as (_, conversion):
+            assert conversion == what, name
         try:
             assert stock()(opened(file)).float().mean() in (0.0, 255.0) or what == modes.DARK or name == "12 bits"
         except ValueError:

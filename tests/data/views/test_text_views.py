@@ -22,9 +22,9 @@ def many(caption, count=4000, **config):
     return [views[0] for views in TextViews(TextViewsConfig(**config))([caption] * count, seeds(count))]
 
 
-def rate(found, count):
+def rate(probability, count):
     """A tolerance of four standard deviations around a probability."""
-    return pytest.approx(found, abs=4 * (found * (1 - found) / count) ** 0.5 + 1e-9)
+    return pytest.approx(probability, abs=4 * (probability * (1 - probability) / count) ** 0.5 + 1e-9)
 
 
 def test_everything_off_leaves_the_caption_as_it_is():
@@ -75,17 +75,17 @@ def test_a_sentence_swap_takes_every_pair_with_its_probability():
 
 def test_word_swaps_exchange_neighbours_and_never_overlap():
     for view in many(" ".join(str(i) for i in range(12)), 500, word_swap=0.4):
-        found = [int(word) for word in view.split()]
-        assert sorted(found) == list(range(12))
-        assert all(abs(word - place) <= 1 for place, word in enumerate(found))
-        assert all(found[word] == place for place, word in enumerate(found))  # it is an exchange of pairs
+        numbers = [int(word) for word in view.split()]
+        assert sorted(numbers) == list(range(12))
+        assert all(abs(word - place) <= 1 for place, word in enumerate(numbers))
+        assert all(numbers[word] == place for place, word in enumerate(numbers))  # it is an exchange of pairs
 
 
 def test_each_word_not_just_exchanged_swaps_with_the_probability():
     count, p, starts = 6000, 0.3, np.zeros(8)
     for view in many(" ".join(str(i) for i in range(9)), count, word_swap=p):
-        found = [int(word) for word in view.split()]
-        starts += [found[place] == place + 1 for place in range(8)]
+        numbers = [int(word) for word in view.split()]
+        starts += [numbers[place] == place + 1 for place in range(8)]
     expected = [p]
     for _ in range(7):
         expected.append(p * (1 - expected[-1]))  # it can only start where the one before did not
@@ -96,9 +96,9 @@ def test_each_word_not_just_exchanged_swaps_with_the_probability():
 def test_each_word_drops_with_the_probability_others_in_order():
     count, p, kept = 6000, 0.2, np.zeros(20)
     for view in many(" ".join(str(i) for i in range(20)), count, word_delete=p):
-        found = [int(word) for word in view.split()]
-        assert found == sorted(set(found))
-        kept[found] += 1
+        numbers = [int(word) for word in view.split()]
+        assert numbers == sorted(set(numbers))
+        kept[numbers] += 1
     # Of 20 words more than 10 are drawn once in 2,000 views: the skeleton hardly changes the rate.
     assert all(share == rate(1 - p, count) for share in kept / count)
 
