@@ -12,7 +12,7 @@ def sparing(values: Iterable[Any], *kept: Any) -> list[Any]:
     values = list(values)
     assert set(kept) <= set(values), "what is kept must be among the values"
     parts = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
-    return [value if value in kept else pytest.param(*own, marks=pytest.mark.slow) for value, own in parts]
+    return [value if value in kept else pytest.param(*arguments, marks=pytest.mark.slow) for value, arguments in parts]
 
 
 def halved(*axes: Iterable[Any]) -> list[Any]:

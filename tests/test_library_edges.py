@@ -44,18 +44,18 @@ def channels_first(array):
 @pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 def test_a_picture_has_the_same_features_in_every_form(encoder, picture, resize, interpolation):
-    own = Encoder(encoder.model, 16, None, Preprocessing(resize=resize, interpolation=interpolation))
+    configured = Encoder(encoder.model, 16, None, Preprocessing(resize=resize, interpolation=interpolation))
     array = np.asarray(picture)
-    expected = own.features([picture])
+    expected = configured.features([picture])
     assert expected.shape[0] == 1
     forms = [picture, array, channels_first(array), [array], (channels_first(array),), (one for one in [picture])]
     for form in forms:
-        assert torch.equal(own.features(form), expected)
+        assert torch.equal(configured.features(form), expected)
     pair = np.stack([array, array[::-1]])
-    both = own.features([picture, picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM)])
+    both = configured.features([picture, picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM)])
     for form in (pair, channels_first(pair), list(pair), [picture, channels_first(pair[1])]):
-        assert torch.allclose(own.features(form), both, atol=1e-6)
-    assert torch.equal(own.embed_images(channels_first(array)), own.embed_images(picture))
+        assert torch.allclose(configured.features(form), both, atol=1e-6)
+    assert torch.equal(configured.embed_images(channels_first(array)), configured.embed_images(picture))
 
 
 @pytest.mark.parametrize(

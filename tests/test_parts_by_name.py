@@ -60,7 +60,7 @@ def test_a_named_run_is_resumed_by_the_command_line(run, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         dpfed.pretrain(config(), tmp_path / "run", callbacks=[Stop()])
     again = dpfed.resume(tmp_path / "run")
-    one, other = (load_file(found.model / "model.safetensors") for found in (run, again))
+    one, other = (load_file(trained_run.model / "model.safetensors") for trained_run in (run, again))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -68,8 +68,8 @@ def test_own_views_of_a_record_store(tiny, tmp_path):
     tree = {**tiny, "views": NAMED["views"], "model": {"kind": "image", "width": 8, "embedding": 8, "head_hidden": 8}}
     tree["data"] = {key: value for key, value in tree["data"].items() if key != "size"}
     tree |= {"privacy": {"epsilon": 8.0, "batch": 24, "steps": 2}, "evaluation": {"split": "none"}, "objective": {}}
-    found = dpfed.pretrain(dpfed.parse_config(tree), tmp_path / "run")
-    assert found.config().views.shape == (3, 10, 10)
+    trained_run = dpfed.pretrain(dpfed.parse_config(tree), tmp_path / "run")
+    assert trained_run.config().views.shape == (3, 10, 10)
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,10 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch) -> None:
 @pytest.mark.parametrize("state", ["", "relative", None])
 def test_budgets_do_not_depend_on_where_a_command_starts(monkeypatch, tmp_path, home, state) -> None:
     """With an empty HOME, ``~`` would be the root of the file system, and a budget that was set before would be overlooked."""
-    own = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".local/state/dpfed/budgets")
+    expected = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".local/state/dpfed/budgets")
     for name, value in {"HOME": home, "XDG_STATE_HOME": state, "DPFED_BUDGETS": None}.items():
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-    assert str(registry()) == own
+    assert str(registry()) == expected
     monkeypatch.setenv("XDG_STATE_HOME", "~/state")
     assert str(registry()) == os.path.join(pwd.getpwuid(os.getuid()).pw_dir, "state/dpfed/budgets")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -19,12 +19,12 @@ _PASSED_ON = {"dpfed/cluster/launch.py": "refusal", "dpfed/cluster/link.py": "te
 
 def _errors() -> set[str]:
     """Names of `UserError` and of what derives from it."""
-    names, found = {"UserError"}, {}
+    names, parents = {"UserError"}, {}
     for path in _PRODUCT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                found[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
-    while more := {name for name, bases in found.items() if bases & names} - names:
+                parents[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+    while more := {name for name, bases in parents.items() if bases & names} - names:
         names |= more
     return names
 
@@ -60,7 +60,7 @@ def test_every_refusal_has_a_code() -> None:
 
 
 def test_no_two_refusals_have_the_same_code() -> None:
-    codes = collections.Counter(found[1] for _, end in _refusals() if (found := _CODE.search(end)))
+    codes = collections.Counter(match[1] for _, end in _refusals() if (match := _CODE.search(end)))
     assert [code for code, count in codes.items() if count > 1] == []
 
 

@@ -159,10 +159,10 @@ def test_processes_that_read_change_no_bit(whole, tmp_path):
 
 
 def test_the_encoder_gives_features_of_images_as_the_data_set_has_them(whole):
-    found = whole.encoder()
-    features = found.features([picture(1), picture(2)])
-    assert features.shape == (2, 8) and torch.allclose(found.features(picture(2)), features[1:], atol=1e-6)
-    assert type(found.module) is nn.Sequential and found.embed_images(picture(2)).norm() == pytest.approx(1)
+    trained_encoder = whole.encoder()
+    features = trained_encoder.features([picture(1), picture(2)])
+    assert features.shape == (2, 8) and torch.allclose(trained_encoder.features(picture(2)), features[1:], atol=1e-6)
+    assert type(trained_encoder.module) is nn.Sequential and trained_encoder.embed_images(picture(2)).norm() == pytest.approx(1)
 
 
 def test_other_parts_or_settings_are_another_run(whole):

@@ -68,8 +68,8 @@ def trainer(data=None, epsilon=3.0, **changes) -> dpfed.Trainer:
 
 
 def budget_of(data):
-    (found,) = budgets_of(data)
-    return found.budget
+    (entry,) = budgets_of(data)
+    return entry.budget
 
 
 def shuffled(numbers=range(120)):
@@ -151,7 +151,9 @@ def test_without_recognition_the_second_run_would_be_trained(spent, tmp_path, br
         monkeypatch.setattr(dpfed.data.items.scanning, "_AGAIN", 0)
     else:
         monkeypatch.setattr(dpfed.budgets.reservations, "does_not_fit", None)
-        monkeypatch.setattr(dpfed.budgets.ledger.BudgetLedger, "spent", property(lambda own: (0.0,) * len(own.head.orders)))
+        monkeypatch.setattr(
+            dpfed.budgets.ledger.BudgetLedger, "spent", property(lambda ledger: (0.0,) * len(ledger.head.orders))
+        )
     assert trainer(budget=None).fit(tmp_path / "two").path.is_dir()
 
 

@@ -50,9 +50,9 @@ def test_a_manual_loop_that_takes_no_step_is_told_once(tmp_path, steps_taken):
 
 def test_a_refusal_shows_the_users_line_and_no_way_through_dpfed(tmp_path, monkeypatch):
     def refused():
-        with pytest.raises(dpfed.UserError) as found:
+        with pytest.raises(dpfed.UserError) as raised:
             trainer(unit="user").fit(tmp_path / "run")
-        return found.value
+        return raised.value
 
     error = refused()
     frames = traceback.extract_tb(error.__traceback__)

@@ -70,9 +70,9 @@ class Remembers(nn.Module):
 
     def forward(self, x):
         z = self.net(x)
-        found = z if self.last is None else z + self.last
+        output = z if self.last is None else z + self.last
         self.last = z.detach().mean(0)
-        return found
+        return output
 
 
 class Pair(nn.Module):

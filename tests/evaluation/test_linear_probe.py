@@ -32,8 +32,8 @@ def scipy_fit(x, y, classes, l2):
         loss = (log_z - (logits * one_hot).sum(1)).mean() + 0.5 * l2 * (weight**2).sum()
         return loss, np.concatenate([(residual.T @ x + l2 * weight).ravel(), residual.sum(0)])
 
-    found = minimize(objective, np.zeros(classes * x.shape[1] + classes), jac=True, method="BFGS", options={"gtol": 1e-8})
-    return found.x[:-classes].reshape(classes, -1)
+    result = minimize(objective, np.zeros(classes * x.shape[1] + classes), jac=True, method="BFGS", options={"gtol": 1e-8})
+    return result.x[:-classes].reshape(classes, -1)
 
 
 @pytest.mark.parametrize("l2", [1e-3, 0.1])

@@ -17,12 +17,12 @@ def naive_ranks(query, candidate, right):
     query, candidate = (
         z.double().numpy() / np.linalg.norm(z.double().numpy(), axis=1, keepdims=True) for z in (query, candidate)
     )
-    found = []
+    places = []
     for q, row in enumerate(np.round(query @ candidate.T, 9)):
         order = sorted(range(len(row)), key=lambda c: (-row[c], (q, c) in right))
         best = next(c for c in order if (q, c) in right)
-        found.append(1 + sum((q, c) not in right for c in order[: order.index(best)]))
-    return np.array(found)
+        places.append(1 + sum((q, c) not in right for c in order[: order.index(best)]))
+    return np.array(places)
 
 
 def expected_metrics(image_z, text_z, pairs_image, pairs_text):
@@ -95,8 +95,8 @@ def test_an_embedding_that_is_not_a_number_never_ranks_well():
     z = torch.eye(30)
     broken = z.clone()
     broken[3] = torch.nan
-    found = ranks(broken, z, torch.arange(30), torch.arange(30))
-    assert found[3] >= 30 and (found[[i for i in range(30) if i != 3]] == 1).all()
+    places = ranks(broken, z, torch.arange(30), torch.arange(30))
+    assert places[3] >= 30 and (places[[i for i in range(30) if i != 3]] == 1).all()
     assert ranks(z, broken, torch.arange(30), torch.arange(30))[3] >= 30
     metrics = retrieval_metrics(torch.full((30, 4), torch.nan), torch.randn(30, 4), torch.arange(30), torch.arange(30))
     assert metrics["image_to_text_R@10"] == metrics["text_to_image_R@10"] == 0
@@ -114,9 +114,9 @@ def test_refuses_wrong_pairs(images, texts):
 CAPTIONS = [["a", "b"], ["c"], ["a"], ["d", "d"], ["c", "e"]]
 
 
-def as_set(found, captions):
-    candidates, images, texts = found
-    assert len(set(candidates)) == len(candidates) and set(candidates) == {text for own in captions for text in own}
+def as_set(pairs, captions):
+    candidates, images, texts = pairs
+    assert len(set(candidates)) == len(candidates) and set(candidates) == {text for row in captions for text in row}
     assert len(images) == len(set(zip(images.tolist(), texts.tolist(), strict=True)))  # no pair twice
     return {(image, candidates[text]) for image, text in zip(images.tolist(), texts.tolist(), strict=True)}
 
@@ -126,12 +126,12 @@ def test_images_of_one_unit_share_all_their_captions():
     expected = {
         (image, text)
         for image, unit in enumerate(units)
-        for other, own in enumerate(CAPTIONS)
-        for text in own
+        for other, row in enumerate(CAPTIONS)
+        for text in row
         if units[other] == unit
     }
-    found = as_set(right_pairs(CAPTIONS, units), CAPTIONS)
-    assert found == expected and {(0, "d"), (3, "a")} <= found and (1, "e") not in found
+    pairs = as_set(right_pairs(CAPTIONS, units), CAPTIONS)
+    assert pairs == expected and {(0, "d"), (3, "a")} <= pairs and (1, "e") not in pairs
 
 
 LARGE = """
@@ -161,9 +161,9 @@ print(json.dumps({"peak": peak, "ranks": found[asked].tolist(), "direct": direct
 @pytest.mark.slow
 def test_a_hundred_thousand_squared_fit_into_memory():
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert found["peak"] < 3  # GiB; the matrix of similarities alone would take 37
-    assert found["metric"] == pytest.approx(found["mean"])
-    assert max(found["direct"]) > 10
-    for rank, direct in zip(found["ranks"], found["direct"], strict=True):
+    results = json.loads(done.stdout)
+    assert results["peak"] < 3  # GiB; the matrix of similarities alone would take 37
+    assert results["metric"] == pytest.approx(results["mean"])
+    assert max(results["direct"]) > 10
+    for rank, direct in zip(results["ranks"], results["direct"], strict=True):
         assert abs(rank - direct) <= 1  # a candidate within float32's rounding of the bound may fall on either side

@@ -69,8 +69,8 @@ def allowed(store, config):
 def measured(network, store, config, read_text):
     options, tasks = config.evaluation, allowed(store, config)
     embedder = Embedder(network, store.read, lambda x: x.float(), read_text, "cpu")
-    found = evaluate(embedder, store, options, tasks, "trained", 7)
-    return {item.name: item for item in found}
+    results = evaluate(embedder, store, options, tasks, "trained", 7)
+    return {item.name: item for item in results}
 
 
 def run(store, network=None, **sections):
@@ -78,30 +78,30 @@ def run(store, network=None, **sections):
 
 
 def test_a_perfect_model_scores_perfectly_on_every_task():
-    found = run(Store())
-    assert set(found) == {
+    results = run(Store())
+    assert set(results) == {
         *(f"{d}_{m}" for d in ("image_to_text", "text_to_image") for m in ("R@1", "R@5", "R@10")),
         *("knn3_accuracy", "knn200_accuracy", "linear_probe_accuracy"),
     }
-    assert all(item.value == 1.0 for item in found.values())
-    assert {(item.model, item.step, item.split) for item in found.values()} == {("trained", 7, "test")}
-    assert "80 labelled training records, 40 held-out" in found["knn3_accuracy"].protocol
-    assert {item.queries for item in found.values()} == {40}
-    assert all(item.chance is not None for item in found.values())
-    assert found["image_to_text_R@10"].chance == pytest.approx(10 / 40)
+    assert all(item.value == 1.0 for item in results.values())
+    assert {(item.model, item.step, item.split) for item in results.values()} == {("trained", 7, "test")}
+    assert "80 labelled training records, 40 held-out" in results["knn3_accuracy"].protocol
+    assert {item.queries for item in results.values()} == {40}
+    assert all(item.chance is not None for item in results.values())
+    assert results["image_to_text_R@10"].chance == pytest.approx(10 / 40)
     # What came of each query is in memory only: it would tell which held-out record is which.
     written = {"name", "value", "model", "split", "protocol", "step", "queries", "interval", "chance"}
-    assert all(item.facts().keys() | {"chance"} == written and item.outcomes is not None for item in found.values())
-    assert found["knn3_accuracy"].compared(list(found.values())).facts().keys() == written | {"change"}
+    assert all(item.facts().keys() | {"chance"} == written and item.outcomes is not None for item in results.values())
+    assert results["knn3_accuracy"].compared(list(results.values())).facts().keys() == written | {"change"}
 
 
 def test_error_bars_count_held_out_units_where_there_are_units():
     store, shares = Store(captions=2), ("knn3_accuracy", "image_to_text_R@1", "text_to_image_R@1")
     assert {name: run(store)[name].interval for name in shares} == {name: wilson(1.0, 40) for name in shares}
     store.units, store.unit_name = (np.arange(120) // 4).astype(np.uint64) << np.uint64(40), "person"
-    found = run(store)
-    assert {name: found[name].interval for name in shares} == {name: wilson(1.0, 10) for name in shares}
-    assert [found[name].queries for name in shares] == [40, 40, 80]
+    results = run(store)
+    assert {name: results[name].interval for name in shares} == {name: wilson(1.0, 10) for name in shares}
+    assert [results[name].queries for name in shares] == [40, 40, 80]
 
 
 def test_images_with_equal_captions_are_all_right():
@@ -110,9 +110,9 @@ def test_images_with_equal_captions_are_all_right():
     store.captions = lambda indices: [[f"{row // 2}"] for row in indices]
     network = Model()
     network.embed_images = lambda images: Model.embed_images(network, images // 2)
-    found = run(store, network, evaluation={"tasks": ["retrieval"]})
-    assert found["image_to_text_R@1"].value == found["text_to_image_R@1"].value == 1
-    assert "40 images against 20 captions, equal ones counted once" in found["text_to_image_R@1"].protocol
+    results = run(store, network, evaluation={"tasks": ["retrieval"]})
+    assert results["image_to_text_R@1"].value == results["text_to_image_R@1"].value == 1
+    assert "40 images against 20 captions, equal ones counted once" in results["text_to_image_R@1"].protocol
 
 
 def test_any_record_of_the_unit_is_right_if_the_config_says_so():
@@ -122,9 +122,9 @@ def test_any_record_of_the_unit_is_right_if_the_config_says_so():
     network = Model()
     network.embed_images = lambda images: Model.embed_images(network, images // 3)
     network.embed_text = lambda tokens: Model.embed_text(network, tokens // 3)
-    found = run(store, network, evaluation={"tasks": ["retrieval"], "match": "unit"})
-    assert found["image_to_text_R@1"].value == found["text_to_image_R@1"].value == 1
-    assert "the same person" in found["text_to_image_R@1"].protocol
+    results = run(store, network, evaluation={"tasks": ["retrieval"], "match": "unit"})
+    assert results["image_to_text_R@1"].value == results["text_to_image_R@1"].value == 1
+    assert "the same person" in results["text_to_image_R@1"].protocol
     assert run(store, network, evaluation={"tasks": ["retrieval"]})["image_to_text_R@1"].value < 0.2
 
 
@@ -164,9 +164,9 @@ def zero_shot(store, network, read_text, **evaluation):
 
 
 def test_zero_shot_finds_the_class_that_the_image_shows():
-    found = zero_shot(*named(["cube", "sphere", "ring"]))
-    assert {name: item.value for name, item in found.items()} == {"zero_shot_accuracy": 1.0}
-    assert "'a photo of a {}.', 3 classes, 40 held-out records" in found["zero_shot_accuracy"].protocol
+    results = zero_shot(*named(["cube", "sphere", "ring"]))
+    assert {name: item.value for name, item in results.items()} == {"zero_shot_accuracy": 1.0}
+    assert "'a photo of a {}.', 3 classes, 40 held-out records" in results["zero_shot_accuracy"].protocol
 
 
 @pytest.mark.parametrize(("names", "chosen"), [(["cube", "ring"], True), (["0", "1"], False), ([], False)])

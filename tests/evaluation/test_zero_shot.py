@@ -53,12 +53,12 @@ def test_equals_the_definition(classes, tied):
         class_z[1::3] = class_z[0]
     labels = torch.randint(classes, (200,), generator=g)
     image_z = 3 * class_z[labels] + torch.randn(200, 5, generator=g)
-    found = zero_shot_metrics(image_z, class_z, labels)
+    metrics = zero_shot_metrics(image_z, class_z, labels)
     expected = {"zero_shot_accuracy": naive(image_z, class_z, labels, 1)}
     if classes > 10:
         expected["zero_shot_top5_accuracy"] = naive(image_z, class_z, labels, 5)
-    assert found == pytest.approx(expected)
-    assert 0.1 < found["zero_shot_accuracy"] < 1
+    assert metrics == pytest.approx(expected)
+    assert 0.1 < metrics["zero_shot_accuracy"] < 1
 
 
 @pytest.mark.parametrize("z", [torch.ones(20, 3), torch.full((20, 3), torch.nan)])

@@ -151,7 +151,7 @@ def test_one_record_ends_no_run_and_damaged_weights_do(parts, tmp_path):
 
     parts.model.image_encoder = Fails()
     (shard,) = features_of(parts, rows, tmp_path / "kept").shards()
-    assert [bool(own.any()) for own in shard.image] == [True, True, False, True, True] and shard.image.isfinite().all()
+    assert [bool(row.any()) for row in shard.image] == [True, True, False, True, True] and shard.image.isfinite().all()
     next(whole.parameters()).data.fill_(math.nan)
     with pytest.raises(UserError, match="features-finite"):
         features_of(parts, rows, tmp_path / "elsewhere")
@@ -186,8 +186,8 @@ def test_a_model_goes_on_from_its_features(parts):
         "image": model.features(views["image"].flatten(0, 1)).unflatten(0, (2, 2)),
         "text": model.text_features(views["text"][:, 0])[:, None],
     }
-    expected, found = model(views), from_features(model)(features)
-    assert all(torch.allclose(expected[name], found[name], atol=1e-5) for name in expected)
+    expected, embeddings = model(views), from_features(model)(features)
+    assert all(torch.allclose(expected[name], embeddings[name], atol=1e-5) for name in expected)
     assert frozen_towers(model)[1::2] == (96, 16)
     model.requires_grad_(True)
     with pytest.raises(UserError, match="features-trained"):

@@ -224,8 +224,8 @@ def compute(place, log, key):
     with claimed_features(Path(place), key, lambda text: None) as folder:
         features = Features(folder, np.arange(20), stay=True)
         features.complete(slowly, lambda _: None)
-    found = torch.cat([shard.image for shard in features.shards()]).flatten()
-    assert torch.equal(found, torch.arange(20).float())
+    values = torch.cat([shard.image for shard in features.shards()]).flatten()
+    assert torch.equal(values, torch.arange(20).float())
 
 
 @pytest.mark.parametrize(("keys", "times"), [("aa", 1), ("ab", 2)])

@@ -40,10 +40,10 @@ def test_files_hold_what_a_run_on_the_store_reads(tiny_moments, towers, shapes, 
     assert code == 0 and f"{len(rows)} x " in shown, error
     code, _, error = dpfed("embed", "--model", texts, shapes.path, "--split", "train", "-o", tmp_path / "y.npy")
     assert code == 0, error
-    table, found = pq.read_table(tmp_path / "x.parquet"), np.load(tmp_path / "y.npy")
+    table, array = pq.read_table(tmp_path / "x.parquet"), np.load(tmp_path / "y.npy")
     assert table["name"].to_pylist() == parts.store.ids(rows)
     assert np.array_equal(np.stack(table["features"].to_numpy()), views["image"][:, 0].numpy())
-    assert found.dtype == np.float32 and np.array_equal(found, views["text"][:, 0].numpy())
+    assert array.dtype == np.float32 and np.array_equal(array, views["text"][:, 0].numpy())
     assert (tmp_path / "y.npy").stat().st_mode & 0o077 == 0
     cca = library.PrivateCCA(epsilon=3).fit(tmp_path / "x.parquet", tmp_path / "y.npy")
     assert cca.n_features_in_ == views["image"].shape[-1] and cca.n_features_y_ == 16

@@ -76,8 +76,8 @@ class Lab:
         indices = RecordStore.open(Path(tree["data"]["path"])).split("train")
         self.indices = [indices[:100], indices[100:280], indices[280:]]
         cards = [
-            SiteCard(name=f"site-{n}", records=len(own), signing_key=key.signing_key, exchange_key=key.exchange_key)
-            for n, (own, key) in enumerate(zip(self.indices, self.identities, strict=False))
+            SiteCard(name=f"site-{n}", records=len(rows), signing_key=key.signing_key, exchange_key=key.exchange_key)
+            for n, (rows, key) in enumerate(zip(self.indices, self.identities, strict=False))
         ]
         options = {"deadline": 5.0} | options
         self.terms = Terms.agree(config, cards, self.coordinator.signing_key, **options)

@@ -114,7 +114,7 @@ def test_neighbours_integers_at_a_site_are_as_close_as_planned(discrete, tmp_pat
     """What a record moves at its site, in steps of the exact sum, against the noise of the honest sites together."""
     discrete["bounding"]["clip_norm"] = 1e-5  # every group is as long as it may be
     lab = Lab(discrete, tmp_path, trust=trust, drops=0, colluders=1)
-    grid, found = lab.plan.grid_of(lab.terms.trust_model.honest), []
+    grid, lengths = lab.plan.grid_of(lab.terms.trust_model.honest), []
     worker, _ = lab.worker(0)
     drawn = [int(index) for index in worker.draw(0).indices]
 
@@ -124,9 +124,9 @@ def test_neighbours_integers_at_a_site_are_as_close_as_planned(discrete, tmp_pat
         return one.bounded_sum(0).values.numpy()
 
     for index in drawn[:4]:
-        found.append(math.sqrt(sum(int(step) ** 2 for step in integers(-1) - integers(index))))
+        lengths.append(math.sqrt(sum(int(step) ** 2 for step in integers(-1) - integers(index))))
     together = 2**31 / grid.finer * lab.terms.trust_model.honest**0.5  # the honest sites' parameter, in the same steps
-    assert 0 < max(found) <= 2 * grid.radius
+    assert 0 < max(lengths) <= 2 * grid.radius
     assert together >= lab.plan.noise.multiplier * 2 * grid.radius
 
 

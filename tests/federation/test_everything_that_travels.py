@@ -58,8 +58,8 @@ def test_all_that_leaves_a_party_follows_from_noisy_sums(trust, tiny, shapes, tm
     }
     share = [("share", step, site, std / math.sqrt(SITES - 1)) for step in range(STEPS) for site in range(SITES)]
     unit = plan.grid_of().unit
-    found = [(call.purpose, call.step, call.rank, pytest.approx(call.scale * unit, rel=1e-12)) for call in calls]
-    assert sorted(expected.get(trust, share)) == sorted(found, key=lambda each: each[:3])
+    added = [(call.purpose, call.step, call.rank, pytest.approx(call.scale * unit, rel=1e-12)) for call in calls]
+    assert sorted(expected.get(trust, share)) == sorted(added, key=lambda each: each[:3])
     assert {call.noisy.numel() for call in calls} == {first[0].numel()}
     assert kind.carried_std(plan, SITES) in (0.0, pytest.approx(std * math.sqrt({"local": 3}.get(trust, 1.5)), rel=1e-12))
     # Parameters, journal, ledgers and notes are the same; what sites get is the same but for random keys.

@@ -49,8 +49,8 @@ def join(config, store, tmp_path):
 
 
 def budget_of(store):
-    (found,) = budgets_of(store)
-    return found.budget
+    (entry,) = budgets_of(store)
+    return entry.budget
 
 
 def test_federations_and_a_run_over_a_store_share_its_budget(store, join, config, tmp_path):

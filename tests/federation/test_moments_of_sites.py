@@ -77,10 +77,10 @@ def test_sites_that_share_the_noise_send_no_clean_number(agreed, tmp_path):
     released(lab)
     for number in range(3):
         worker, _ = lab.worker(number)
-        own = worker.bounded_sum(0).numbers()
+        without_noise = worker.bounded_sum(0).numbers()
         sent = [reply.vector for address, reply in lab.wire.replies if address == f"node{number}" and len(reply.vector)]
         first = torch.frombuffer(bytearray(sent[0]), dtype=torch.float32)
-        assert (first - own).std().item() == pytest.approx(lab.terms.trust_model.share_std(lab.plan), rel=0.15)
+        assert (first - without_noise).std().item() == pytest.approx(lab.terms.trust_model.share_std(lab.plan), rel=0.15)
 
 
 def test_a_site_needs_its_own_copy_of_the_towers(agreed, aligned_start, tmp_path):

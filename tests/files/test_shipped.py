@@ -90,8 +90,8 @@ def test_a_shipped_tower_is_found_and_the_users_own_wins(elsewhere):
         # A run keeps the name, so that it goes on in another installation; its digest tells a changed file.
         assert with_absolute_paths(config).model.architecture == config.model.architecture
     (elsewhere / "towers").mkdir()
-    own = elsewhere / "towers" / "small.json"
-    own.write_text((CONFIGS / "towers" / "small.json").read_text().replace('"image_size": 32', '"image_size": 64'))
+    file = elsewhere / "towers" / "small.json"
+    file.write_text((CONFIGS / "towers" / "small.json").read_text().replace('"image_size": 32', '"image_size": 64'))
     config = load_config("adapt/shapes-public")
     assert blueprint(config.model).size == 64
-    assert with_absolute_paths(config).model.architecture == str(own)
+    assert with_absolute_paths(config).model.architecture == str(file)

@@ -40,24 +40,24 @@ COLUMNS = st.sampled_from(
 def imported(world: Path, source: Path, format: str | None = None, **options: object) -> object:
     """Imports a source, and checks all that holds whatever it is."""
     dest, before = world / "store", listing(world)
-    found = answer(lambda: import_records(source, dest, format, **options))
-    if isinstance(found, UserError):
-        assert not dest.exists(), f"refused, and written: {found}"
+    result = answer(lambda: import_records(source, dest, format, **options))
+    if isinstance(result, UserError):
+        assert not dest.exists(), f"refused, and written: {result}"
     else:
         store = RecordStore.open(dest)
         rows = np.arange(len(store))
         assert store.images(rows, 2).shape == (len(rows), 3, 2, 2)
-        assert len(set(store.ids(rows))) == len(rows) == sum(found.counts.values())
+        assert len(set(store.ids(rows))) == len(rows) == sum(result.counts.values())
         store.captions(rows)
         assert SECRET not in (dest / "records.arrow").read_bytes(), "read a file outside of the data root"
         shutil.rmtree(dest)
     assert listing(world) == before, "something was written, changed or left behind"
-    return found
+    return result
 
 
 def listing(world: Path) -> list[tuple[str, int, int]]:
-    found = ((path, path.lstat()) for path in sorted(world.rglob("*")))
-    return [(str(path), status.st_mode, status.st_size if path.is_file() else 0) for path, status in found]
+    entries = ((path, path.lstat()) for path in sorted(world.rglob("*")))
+    return [(str(path), status.st_mode, status.st_size if path.is_file() else 0) for path, status in entries]
 
 
 def bounded(effort: Effort, count: int, check: Callable[..., object], *inputs: st.SearchStrategy) -> None:

@@ -60,8 +60,8 @@ def test_any_accident_to_a_book(effort, which, store, tmp_path) -> None:
         assert outside.read_bytes() == b"somebody else's"
         if which == "one copy" and isinstance(outcomes[0], list):
             # The other copy knows all: what was reserved counts, and so does what came now.
-            (found,) = outcomes[0]
-            assert all(after >= before for after, before in zip(found.budget.spent, spent, strict=True))
+            (entry,) = outcomes[0]
+            assert all(after >= before for after, before in zip(entry.budget.spent, spent, strict=True))
             if isinstance(outcomes[1], list):
                 assert {f"{number:016x}" for number in (0, 1)} <= outcomes[1][0].accounts.keys()
 

@@ -71,12 +71,12 @@ def bounded_memory():
 
 def _lies_there(desk: Path) -> dict[str, tuple[int, int, int]]:
     """What is on the desk, down to the time at which each file was last written."""
-    found = {}
+    entries = {}
     for path in desk.rglob("*"):
         told = os.lstat(path)
         if not path.name.startswith(".lock"):  # taken and let go
-            found[str(path)] = (told.st_mode, told.st_ino, 0 if path.is_dir() else told.st_mtime_ns)
-    return found
+            entries[str(path)] = (told.st_mode, told.st_ino, 0 if path.is_dir() else told.st_mtime_ns)
+    return entries
 
 
 def _type(words: list[str], desk: Path) -> tuple[int, str, str]:

@@ -57,12 +57,12 @@ def use(path: Path, dest: Path) -> None:
 
 def everything(folder: Path) -> list[tuple[str, int, bytes]]:
     """What is in a folder: names, kinds of file, and what regular files hold."""
-    found = sorted(folder.rglob("*"))
+    paths = sorted(folder.rglob("*"))
 
     def content(path: Path) -> bytes:
         return path.read_bytes() if path.is_file() and not path.is_symlink() else b""
 
-    return [(str(path), path.lstat().st_mode, content(path)) for path in found]
+    return [(str(path), path.lstat().st_mode, content(path)) for path in paths]
 
 
 @efforts
@@ -128,8 +128,8 @@ def test_a_store_with_something_else_in_a_files_place(stores: Path, tmp_path: Pa
         shutil.copytree(stores / kind, case / kind)
         replace(case / file.relative_to(stores), how, tmp_path / "secret")
         Effort(1).tries(1, lambda _, case=case: use(case / kind, case / "new"), st.none())
-        found = answer(lambda case=case: RecordStore.open(case / kind))
-        assert isinstance(found, UserError) or how == "link outside"  # a person may keep the file on another disk
+        result = answer(lambda case=case: RecordStore.open(case / kind))
+        assert isinstance(result, UserError) or how == "link outside"  # a person may keep the file on another disk
 
 
 @efforts

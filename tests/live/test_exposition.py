@@ -32,32 +32,32 @@ def monitor(make, tmp_path):
 
 
 def samples(text):
-    found = {}
+    values = {}
     for family in parser.text_string_to_metric_families(text):
         for sample in family.samples:
             key = (sample.name, frozenset(sample.labels.items()))
-            assert key not in found, key
-            found[key] = sample.value
-    return found
+            assert key not in values, key
+            values[key] = sample.value
+    return values
 
 
 def test_every_figure_is_there_with_the_pages_value(monitor, tmp_path):
     answer = monitor.get("/metrics")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=")
-    found, expected = samples(answer.text), {}
+    values, expected = samples(answer.text), {}
     for seen in Scan(tmp_path / "runs").all():
         for figure in figures(seen):
             if figure.value is not None:
                 expected[f"dpfed_{figure.key}", frozenset({"run": seen.name, **figure.labels}.items())] = figure.value
-    assert len(expected) > 30 and {key: found[key] for key in expected} == expected
-    assert {name for name, _ in found.keys() - expected.keys()} == {"dpfed_state"}
+    assert len(expected) > 30 and {key: values[key] for key in expected} == expected
+    assert {name for name, _ in values.keys() - expected.keys()} == {"dpfed_state"}
 
 
 def test_the_sites_of_a_step_that_is_open(monitor):
-    found = samples(monitor.get("/metrics?run=fed").text)
-    assert found["dpfed_site_awaited", frozenset({("run", "fed"), ("site", SITES[1])})] == 1
-    assert found["dpfed_site_seconds", frozenset({("run", "fed"), ("site", "north")})] == 2.5
-    assert not any(("run", "one") in labels for _, labels in found)
+    values = samples(monitor.get("/metrics?run=fed").text)
+    assert values["dpfed_site_awaited", frozenset({("run", "fed"), ("site", SITES[1])})] == 1
+    assert values["dpfed_site_seconds", frozenset({("run", "fed"), ("site", "north")})] == 2.5
+    assert not any(("run", "one") in labels for _, labels in values)
 
 
 def test_a_void_run_has_no_epsilon(make, tmp_path, monitor):

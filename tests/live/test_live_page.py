@@ -211,8 +211,8 @@ def test_pictures_of_private_records_are_never_shown(make, tiny, private_store):
     run = make(done=6)
     assert "cannot be read" in Retrieval().find(run.path, "a patient").trouble  # it is not finished
     run.results.write_text("{}")
-    found = Retrieval().find(run.path, "a patient")
-    assert not found.pictures and "search-store-private" in found.trouble
+    answer = Retrieval().find(run.path, "a patient")
+    assert not answer.pictures and "search-store-private" in answer.trouble
     with pytest.raises(UserError, match="search-store-private"):
         Retrieval(private_store)
 
@@ -234,9 +234,9 @@ def test_a_text_finds_the_public_pictures_nearest_to_it(make, tiny, monkeypatch,
             return torch.from_numpy(order[None].astype(np.float32))
 
     monkeypatch.setattr("dpfed.encoder.load", lambda folder: Knowing())
-    found = Retrieval(store.path).find(run.path, "anything")
-    assert found.searched == 60 and len(found.pictures) == 12 and not found.trouble
+    answer = Retrieval(store.path).find(run.path, "anything")
+    assert answer.searched == 60 and len(answer.pictures) == 12 and not answer.trouble
     pixels = store.images(np.sort(store.smallest(store.within("train"), 60))[:1], 16, "crop", "bicubic")[0]
-    first = Image.open(io.BytesIO(base64.b64decode(found.pictures[0].partition(",")[2])))
+    first = Image.open(io.BytesIO(base64.b64decode(answer.pictures[0].partition(",")[2])))
     assert np.array_equal(np.asarray(first), pixels.permute(1, 2, 0).numpy())
     assert "Enter a text" in Retrieval(store.path).find(run.path, "  ").trouble

@@ -27,15 +27,15 @@ def moving(model):
 def test_the_target_begins_as_the_encoder_and_is_no_parameter():
     model = byol()
     views = {"image": torch.randn(3, 2, 3, SIDE, SIDE)}
-    found = model(views)["image"]
-    assert found.shape == (3, 2, 12)
+    embeddings = model(views)["image"]
+    assert embeddings.shape == (3, 2, 12)
     projection, prediction = dpfed.SimCLR(model.encoder, head=model.head, normalize=False)(views)["image"].chunk(2, dim=2)
-    torch.testing.assert_close(found, torch.cat([projection, prediction], dim=2))
+    torch.testing.assert_close(embeddings, torch.cat([projection, prediction], dim=2))
     plain = dpfed.SimCLR(encoder(), head=PredictionHead(6, 8))
     plain(views)
     assert TrainableVector(model).numel == sum(one.numel() for one in plain.parameters() if one.requires_grad)
     assert all(torch.equal(value, moving(model)[name]) for name, value in model.target.state_dict().items())
-    Prediction()(found).backward()
+    Prediction()(embeddings).backward()
     assert all(not buffer.requires_grad for buffer in model.buffers())
 
 
@@ -83,8 +83,8 @@ def test_the_target_follows_what_is_released_and_nothing_else(tmp_path):
     model({"image": torch.zeros(2, 2, 3, SIDE, SIDE)})
     follows = Follows(model)
     follows.aim = {name: value.clone() for name, value in moving(model).items()}
-    found = train(tmp_path / "run", follows, model)
-    for name, value in found.items():
+    target = train(tmp_path / "run", follows, model)
+    for name, value in target.items():
         torch.testing.assert_close(value, follows.aim[name])
 
 

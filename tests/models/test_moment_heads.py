@@ -21,8 +21,8 @@ def moments_of(seed=0, towers=2):
     return Moments(torch.stack([x.mean(0), y.mean(0)][:towers]), cross, torch.stack([x.T @ x / N, y.T @ y / N][:towers]))
 
 
-def scores(found):
-    return (found[0] @ found[1].T).numpy()
+def scores(pair):
+    return (pair[0] @ pair[1].T).numpy()
 
 
 @pytest.mark.parametrize("aligned", [False, True])
@@ -40,8 +40,8 @@ def test_heads_are_the_regularised_solution(aligned):
 def test_without_a_release_features_stay_as_they_are():
     nothing = Moments(torch.zeros(2, K), torch.zeros(K, K), torch.zeros(2, K, K))
     for aligned in (False, True):
-        found = scores(heads(MomentLayout(K, 2, 0.05, 0.8), MomentNoise(N, 1.0), nothing, aligned))
-        np.testing.assert_allclose(found, np.eye(K), atol=1e-12)
+        similarities = scores(heads(MomentLayout(K, 2, 0.05, 0.8), MomentNoise(N, 1.0), nothing, aligned))
+        np.testing.assert_allclose(similarities, np.eye(K), atol=1e-12)
 
 
 def test_more_epsilon_never_hurts_and_none_changes_no_tower():
@@ -67,13 +67,13 @@ def test_more_epsilon_never_hurts_and_none_changes_no_tower():
     def found(sigma):
         noise, std = MomentNoise(records, sigma), [sigma / records / scale for scale in layout.scales]
         means = torch.stack([x[:records].mean(0), y[:records].mean(0)]) + std[0] * drawn(2, k)
-        own = [
+        sides = [
             unit(side - centre) for side, centre in zip((x, y), centres(layout, noise, Moments(means, None, None)), strict=True)
         ]
-        autos = torch.stack([side[:records].T @ side[:records] / records + std[2] * _symmetric(drawn(k, k)) for side in own])
-        cross = own[0][:records].T @ own[1][:records] / records + std[1] * drawn(k, k)
+        autos = torch.stack([side[:records].T @ side[:records] / records + std[2] * _symmetric(drawn(k, k)) for side in sides])
+        cross = sides[0][:records].T @ sides[1][:records] / records + std[1] * drawn(k, k)
         return recall(
-            *(side @ head for side, head in zip(own, heads(layout, noise, Moments(means, cross, autos), True), strict=True))
+            *(side @ head for side, head in zip(sides, heads(layout, noise, Moments(means, cross, autos), True), strict=True))
         )
 
     public = recall(x, y)

@@ -52,7 +52,7 @@ def test_features_are_those_of_stock_timm_and_transformers(tree):
     text = AutoModel.from_pretrained(tree["model"]["text"]).eval()
     tokens = torch.tensor([[2, 5, 6, 3, 0, 0], [2, 7, 8, 9, 10, 3]])
     states = text(input_ids=tokens, attention_mask=tokens.bool().long(), output_hidden_states=True).hidden_states
-    means = [torch.stack([own[row != 0].mean(0) for own, row in zip(one, tokens, strict=True)]) for one in states]
+    means = [torch.stack([vectors[row != 0].mean(0) for vectors, row in zip(one, tokens, strict=True)]) for one in states]
     assert len(states) == 3  # the embeddings, and two layers
     torch.testing.assert_close(model.text_features(tokens), side_by_side(means[2], means[1]), atol=1e-5, rtol=1e-4)
 
@@ -87,7 +87,7 @@ def test_a_configuration_of_an_earlier_release_takes_the_last_layer(tree):
 @pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext", "test_resnet", "resnet18", "levit_128s", "densenet121"])
 def test_stages_are_the_same_with_and_without_weights(name):
     """A model is loaded over random weights, and must then have the shapes that it had with its own."""
-    found = []
+    facts = []
     for seed in (0, 1):
         torch.manual_seed(seed)
         net = timm.create_model(name, num_classes=0)
@@ -99,10 +99,10 @@ def test_stages_are_the_same_with_and_without_weights(name):
         encoder = TimmEncoder(net, net.num_features, 224)
         encoder.give_several_layers()
         encoder.give_several_layers()
-        found.append((encoder.stages, encoder.features_dim))
+        facts.append((encoder.stages, encoder.features_dim))
         assert encoder.eval()(torch.randn(2, 3, 224, 224)).shape[1] == encoder.features_dim
-    assert found[0] == found[1]
-    assert found[0][0] == ((-2, -1) if name in ("test_efficientnet", "test_convnext") else (-2,))
+    assert facts[0] == facts[1]
+    assert facts[0][0] == ((-2, -1) if name in ("test_efficientnet", "test_convnext") else (-2,))
 
 
 @pytest.mark.parametrize("basis", ["random", "generated"])

@@ -82,9 +82,9 @@ def test_another_architecture_is_refused_by_keys_and_tensors(saved, model, said)
 def test_anchors_stay_the_models_own(tmp_path):
     one, two = (config_of({"normalisation": "batch", "anchor_count": count}) for count in (4, 6))
     save_encoder(tmp_path / "model", built(one), facts_of(resolve_defaults(one)))
-    found = find_start(tmp_path / "model")
-    found.refuse_another_architecture(two.model, two.without_effect())
-    model = built(two, found, seed=3)
+    start = find_start(tmp_path / "model")
+    start.refuse_another_architecture(two.model, two.without_effect())
+    model = built(two, start, seed=3)
     assert model.encoder.anchors.shape[0] == 6 and model.encoder.anchors.any()
     weights = load_file(tmp_path / "model" / "model.safetensors")
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items() if "anchors" not in name)
@@ -115,11 +115,11 @@ def test_places_without_weights_are_refused(tmp_path, saved):
 
 def test_damaged_weights_are_refused(saved, tmp_path):
     config, file = config_of(), saved / "model.safetensors"
-    found, tensors = find_start(saved), load_file(file)
+    start, tensors = find_start(saved), load_file(file)
     tensors["encoder.stages.0.weight" if "encoder.stages.0.weight" in tensors else sorted(tensors)[0]].view(-1)[0] += 1
     save_file(tensors, file)
     with pytest.raises(UserError, match="start-changed"):
-        built(config, found)
+        built(config, start)
     file.write_bytes(b"no tensors")
     (saved / "model.json").unlink()
     with pytest.raises(UserError, match="start-safetensors"):
@@ -143,9 +143,9 @@ def test_open_clip_with_adapters_starts_from_merged_weights(architecture, tmp_pa
             if parameter.requires_grad:
                 parameter.normal_(std=0.1)
     save_encoder(tmp_path / "model", first, facts_of(resolve_defaults(config)))
-    found, images = find_start(tmp_path / "model"), torch.randn(2, 3, 32, 32)
+    start, images = find_start(tmp_path / "model"), torch.randn(2, 3, 32, 32)
     torch.manual_seed(2)
-    second = build_model(model, ObjectiveConfig(temperature=0.5), lora, 32, start=found)
+    second = build_model(model, ObjectiveConfig(temperature=0.5), lora, 32, start=start)
     assert torch.allclose(second.embed_images(images), first.embed_images(images), atol=1e-5)  # new adapters add nothing yet
     assert second.temperature.item() == pytest.approx(0.5)
     merged, base = merged_state(first.clip), second.clip.state_dict()
@@ -154,4 +154,4 @@ def test_open_clip_with_adapters_starts_from_merged_weights(architecture, tmp_pa
     other = architecture(json.loads(json.dumps({**SMALL, "text_cfg": {**SMALL["text_cfg"], "heads": 4}})), "other.json")
     said = r"text_cfg.heads is 2 in the weights and 4 in this model.*\[start-other-model"  # of the same shapes
     with pytest.raises(UserError, match=said):
-        build_model(model.model_copy(update={"architecture": other}), objective, lora, 32, start=found)
+        build_model(model.model_copy(update={"architecture": other}), objective, lora, 32, start=start)

@@ -254,8 +254,8 @@ class TestMistakes:
         self.refused("weights-type", weights=str(tmp_path / "w.txt"))
 
     def test_a_missing_package(self, monkeypatch):
-        found = importlib.util.find_spec
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "timm" else found(name, *rest))
+        find_spec = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "timm" else find_spec(name, *rest))
         self.refused("encoder-package")
 
 
@@ -296,11 +296,11 @@ class TestWhatReproducesTheFeatures:
     def test_the_code_of_the_hubs_page_gives_them(self, saved):
         folder, _ = saved
         code = loading_code("timm", describe(folder)).replace("hf-hub:OWNER/NAME", f"local-dir:{folder}")
-        found = {}
-        exec(code, found)
+        namespace = {}
+        exec(code, namespace)
         pictures = list(pictures_of_every_mode())
         with torch.no_grad():
-            expected = found["model"](torch.stack([found["transform"](picture) for picture in pictures]))
+            expected = namespace["model"](torch.stack([namespace["transform"](picture) for picture in pictures]))
         assert torch.allclose(load(folder).features(pictures), expected, atol=1e-4)
 
     def test_timms_own_transform_is_called_the_same_only_where_it_is(self, saved):

@@ -27,28 +27,28 @@ def parts(centres, modalities):
 
 @pytest.mark.parametrize("unit_length", [True, False])
 def test_every_embedding_loses_the_centre_of_its_kind(group, unit_length):
-    embeddings, centres, own, present = group
-    found, _ = centred(embeddings, centres.expand(S, -1), own, present, unit_length)
+    embeddings, centres, private, present = group
+    results, _ = centred(embeddings, centres.expand(S, -1), private, present, unit_length)
     for number, (name, z) in enumerate(embeddings.items()):
         for row in range(S):
-            expected = z[row] - parts(centres, len(embeddings))[0 if own[row] else 1, number]
-            assert torch.allclose(found[name][row], normalize(expected, dim=-1) if unit_length else expected, atol=1e-6)
+            expected = z[row] - parts(centres, len(embeddings))[0 if private[row] else 1, number]
+            assert torch.allclose(results[name][row], normalize(expected, dim=-1) if unit_length else expected, atol=1e-6)
 
 
 def test_centres_follow_the_mean_and_nothing_else_reaches_them(group):
-    embeddings, centres, own, present = group
+    embeddings, centres, private, present = group
     embeddings = {name: z.clone().requires_grad_() for name, z in embeddings.items()}
     centres = centres.requires_grad_()
-    found, distance = centred(embeddings, centres.expand(S, -1), own, present, True)
+    results, distance = centred(embeddings, centres.expand(S, -1), private, present, True)
     assert not any(torch.autograd.grad(distance, list(embeddings.values()), retain_graph=True, allow_unused=True)[0:1])
     (slope,) = torch.autograd.grad(distance, centres, retain_graph=True)
     slope = slope.view(2, len(embeddings), D)
     for number, z in enumerate(embeddings.values()):
-        for kind, rows in enumerate((own, present & ~own)):
+        for kind, rows in enumerate((private, present & ~private)):
             mean = z.detach()[rows].mean(dim=(0, 1))
             expected = OWN * (parts(centres.detach(), len(embeddings))[kind, number] - mean)
             assert torch.allclose(slope[kind, number], expected, atol=1e-5)
-    contrast = sum(z.square().sum() * index for index, z in enumerate(found.values(), start=1))
+    contrast = sum(z.square().sum() * index for index, z in enumerate(results.values(), start=1))
     assert torch.autograd.grad(contrast, centres, allow_unused=True) == (None,)
 
 
@@ -58,9 +58,9 @@ def test_a_shift_that_the_centres_know_changes_nothing(name):
     generator = torch.Generator().manual_seed(0)
     z = {kind: torch.randn(1 + PUBLIC, 1, D, generator=generator) for kind in ("image", "text")}
     shift = torch.randn(D, generator=generator) * 20
-    present, own = torch.ones(1 + PUBLIC, dtype=torch.bool), torch.arange(1 + PUBLIC) < 1
+    present, private = torch.ones(1 + PUBLIC, dtype=torch.bool), torch.arange(1 + PUBLIC) < 1
     loss, arguments = ObjectiveConfig(name=name).group_loss(PUBLIC, 0.0), (present, torch.tensor(0.1), torch.tensor(-1.0))
-    moved = {kind: torch.where(own[:, None, None], value + shift, value) for kind, value in z.items()}
+    moved = {kind: torch.where(private[:, None, None], value + shift, value) for kind, value in z.items()}
 
     def centres(own_centre):
         return {"centres": torch.cat([own_centre, own_centre, torch.zeros(2 * D)]).expand(1 + PUBLIC, 1, -1)}

@@ -102,8 +102,8 @@ def test_value_and_gradients_equal_a_loop_over_all_decisions(name, shape, presen
     expected, expected_gradients = loss_and_gradients(ORACLES[name], z, present)
     assert value.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
     assert (value > 0.1) == (present.sum() > 1)
-    for found, right in zip(gradients, expected_gradients, strict=True):
-        assert torch.allclose(found, right, rtol=1e-8, atol=1e-10)
+    for gradient, right in zip(gradients, expected_gradients, strict=True):
+        assert torch.allclose(gradient, right, rtol=1e-8, atol=1e-10)
 
 
 def test_gradients_equal_finite_differences(name, shape):
@@ -131,9 +131,9 @@ def test_padding_changes_nothing_and_gets_no_gradient(name, shape):
     present = torch.tensor([1, 1, 0, 0, 0, 1, 1, 1], dtype=torch.bool)
     same, padded_gradients = loss_and_gradients(LOSSES[name], padded, present)
     assert same.item() == pytest.approx(value.item(), rel=1e-12)
-    for found, right in zip(padded_gradients[: len(z)], gradients, strict=False):
-        assert torch.allclose(found[present], right, rtol=1e-10, atol=1e-12)
-        assert not found[~present].any()
+    for gradient, right in zip(padded_gradients[: len(z)], gradients, strict=False):
+        assert torch.allclose(gradient[present], right, rtol=1e-10, atol=1e-12)
+        assert not gradient[~present].any()
 
 
 def test_a_record_is_not_pushed_from_its_own_further_views(name):

@@ -24,7 +24,9 @@ from tests.own_parts import SIDE, Pictures, augment, encoder, picture
 
 def supcon(views, classes, temperature):
     """Equation 2 of the paper, as loops; the mean over records of the mean over views."""
-    rows = [(torch.nn.functional.normalize(z, dim=0), label) for own, label in zip(views, classes, strict=True) for z in own]
+    rows = [
+        (torch.nn.functional.normalize(z, dim=0), label) for record, label in zip(views, classes, strict=True) for z in record
+    ]
     total = 0.0
     for i, (anchor, label) in enumerate(rows):
         others = [(z, other) for j, (z, other) in enumerate(rows) if j != i]
@@ -38,8 +40,8 @@ def supcon(views, classes, temperature):
 @pytest.mark.parametrize("classes", [[0, 0, 1, 1, 2], [0, 1, 2, 3, 4], [0, 0, 0, 0, 0]], ids=["some", "none", "all"])
 def test_supcon_is_its_formula_written_as_loops(views, classes):
     z = torch.randn(5, views, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(views))
-    found = SupCon(temperature=0.3)(z, label=torch.tensor(classes))
-    assert float(found) == pytest.approx(supcon(z, classes, 0.3), rel=1e-6)
+    loss = SupCon(temperature=0.3)(z, label=torch.tensor(classes))
+    assert float(loss) == pytest.approx(supcon(z, classes, 0.3), rel=1e-6)
 
 
 def test_a_loss_sees_who_shares_a_class_and_no_number():
@@ -52,9 +54,9 @@ def test_a_loss_sees_who_shares_a_class_and_no_number():
 
 def model(seed=0):
     torch.manual_seed(seed)
-    found = dpfed.SimCLR(encoder(), 6, hidden=8, temperature=0.2)
-    found({"image": torch.zeros(2, 2, 3, SIDE, SIDE)})
-    return found
+    network = dpfed.SimCLR(encoder(), 6, hidden=8, temperature=0.2)
+    network({"image": torch.zeros(2, 2, 3, SIDE, SIDE)})
+    return network
 
 
 def batch(labels, sizes, seed=1):
@@ -112,9 +114,9 @@ def labelled(numbers, classes):
 
 
 def read(data, reads_labels=True, **more):
-    found = dpfed.Records(data, workers=0, **more)
-    found.reads_labels = reads_labels
-    return found
+    records = dpfed.Records(data, workers=0, **more)
+    records.reads_labels = reads_labels
+    return records
 
 
 def test_a_label_that_a_loss_reads_is_a_part_of_a_records_key():
@@ -230,5 +232,5 @@ def test_the_model_does_not_see_the_class():
             return self.inner(views)
 
     given = batch([0, 1, 0], [3])
-    found = LossOfViews(Nosy(), "fp32", LOSSES["supcon"]())(given.views, torch.ones(3, dtype=torch.bool))
-    assert found.isfinite()
+    loss = LossOfViews(Nosy(), "fp32", LOSSES["supcon"]())(given.views, torch.ones(3, dtype=torch.bool))
+    assert loss.isfinite()

@@ -33,8 +33,8 @@ def model() -> SimCLR:
 def test_padding_does_not_reach_the_loss():
     seen: list[torch.Tensor] = []
     z, present = torch.randn(5, 2, 4), torch.tensor([True, True, False, True, False])
-    found = OwnLoss(lambda rows: seen.append(rows) or rows.square().mean())({"image": z}, present, torch.tensor(0.1))
-    assert torch.equal(seen[0], z[present]) and torch.allclose(found, 3 * z[present].square().mean())
+    loss = OwnLoss(lambda rows: seen.append(rows) or rows.square().mean())({"image": z}, present, torch.tensor(0.1))
+    assert torch.equal(seen[0], z[present]) and torch.allclose(loss, 3 * z[present].square().mean())
 
 
 def test_the_loss_is_called_with_one_group_at_a_time(model):

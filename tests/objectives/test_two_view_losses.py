@@ -96,11 +96,11 @@ def test_padding_changes_nothing_and_gets_no_gradient(name, kind):
     value, gradients = value_and_gradients(loss_named(name), z, EVERYBODY)
     padded = {view: torch.cat([x[:2], torch.full_like(x[:3], 1e3), x[2:]]) for view, x in z.items()}
     present = torch.tensor([1, 1, 0, 0, 0, 1, 1, 1], dtype=torch.bool)
-    same, found = value_and_gradients(loss_named(name), padded, present)
+    same, padded_gradients = value_and_gradients(loss_named(name), padded, present)
     assert same.item() == pytest.approx(value.item(), rel=1e-12)
     for view, gradient in gradients.items():
-        assert torch.allclose(found[view][present], gradient, rtol=1e-10, atol=1e-12)
-        assert not found[view][~present].any()
+        assert torch.allclose(padded_gradients[view][present], gradient, rtol=1e-10, atol=1e-12)
+        assert not padded_gradients[view][~present].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -10,11 +10,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def pins(name):
     """Package -> its versions, and the lines of hashes of each."""
     text = (ROOT / name).read_text()
-    found = {}
+    packages = {}
     for entry in re.split(r"\n(?=\S)", text.strip()):
         package, version = re.match(r"([\w.-]+)(?:\[[^]]*\])?==([^ \\]+)", entry).groups()
-        found.setdefault(package, {})[version] = set(re.findall(r"sha256:\w+", entry))
-    return found
+        packages.setdefault(package, {})[version] = set(re.findall(r"sha256:\w+", entry))
+    return packages
 
 
 def test_the_short_lock_is_a_part_of_the_long_one_hash_for_hash():

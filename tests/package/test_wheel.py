@@ -27,8 +27,8 @@ SETTINGS = [word for setting in TINY for word in ("--set", setting)]
 
 
 def files(folder: Path) -> set[str]:
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return {path.as_posix() for path in found if "__pycache__" not in path.parts}
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path.as_posix() for path in paths if "__pycache__" not in path.parts}
 
 
 def run_state(folder: Path) -> dict[str, tuple[int, int]]:

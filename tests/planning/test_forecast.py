@@ -42,13 +42,13 @@ def test_the_quick_sigma_is_about_that_of_the_accountant(batch, steps, factor):
 
 
 def test_a_forecast_has_the_plan_its_neighbours_and_the_best(tiny_config, shapes):
-    found = forecast(tiny_config, declared_plan(tiny_config, None, Silent()), Proxy("store", shapes.path, 600))
-    names = [row.what for row in found.rows]
+    result = forecast(tiny_config, declared_plan(tiny_config, None, Silent()), Proxy("store", shapes.path, 600))
+    names = [row.what for row in result.rows]
     assert names[:7] == ["as configured", "group size 2", "group size 8", "batch 30", "batch 120", "batch 240", "3 steps"]
     assert names[7:-1] == ["12 steps", "epsilon 4.00", "epsilon 16.00"] and names[-1].startswith("best: B ")
-    assert found.rows[-1].seconds <= 2.1 * found.rows[0].seconds
-    assert found.rows[-1].reach >= max(row.reach for row in found.rows[:1])
-    facts = found.facts()
+    assert result.rows[-1].seconds <= 2.1 * result.rows[0].seconds
+    assert result.rows[-1].reach >= max(row.reach for row in result.rows[:1])
+    facts = result.facts()
     assert facts["verdict"] == "will not work" and facts["records"] == 600  # six steps
     assert facts["memory"] and facts["memory"] < facts["memory_there"]
-    assert found.signal.groups >= 16
+    assert result.signal.groups >= 16

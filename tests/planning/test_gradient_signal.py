@@ -54,28 +54,28 @@ def test_the_response_is_the_derivatives_whatever_idle_weights(imitation, monkey
     monkeypatch.setattr(gradient_signal, "_DRAWS", 400)
     vector = TrainableVector(model)
     before, gradient = vector.gather(), torch.randn(12 + idle, generator=torch.Generator().manual_seed(2))
-    found = _response(small, (gradient, gradient))
+    response = _response(small, (gradient, gradient))
     views = parts.views.maker(parts.store)(small.indices[:128], Randomness.from_seed(3), 0, torch.device("cpu"))
     exact = jacobian(model, views)
-    assert found == pytest.approx(((exact @ gradient[:12]).norm() / exact.norm()).item(), rel=0.08)
+    assert response == pytest.approx(((exact @ gradient[:12]).norm() / exact.norm()).item(), rel=0.08)
     assert torch.equal(vector.gather(), before)
     opposite = _response(small, (gradient, -gradient))
     assert opposite == 0.0  # what the halves do not agree on is not a signal
 
 
 def test_the_gradient_is_measured_through_the_runs_own_clipping(tiny, shapes):
-    found = {}
+    signals = {}
     for clip in (1e-3, 1e-2, 1e6):
         tiny["bounding"]["clip_norm"] = clip
         config = parse_config(tiny)
         plan = declared_plan(config, None, Silent())
         imitation = SimulatedRun.of(config, plan, Proxy("store", shapes.path, 600), 200, Silent())
         before = TrainableVector(imitation.parts.model).gather()
-        found[clip] = measured(imitation, plan, budget=1e9)
+        signals[clip] = measured(imitation, plan, budget=1e9)
         assert torch.equal(TrainableVector(imitation.parts.model).gather(), before)
-    signal = found[1e-2]
+    signal = signals[1e-2]
     assert 0 < signal.length < 1e-2 and signal.groups >= 16 and signal.seconds > 0
-    assert found[1e-3].length * 10 == pytest.approx(signal.length, rel=1e-2)  # all are clipped: no other direction
-    assert found[1e-3].response * 10 == pytest.approx(signal.response, rel=1e-2)
-    assert found[1e6].length > 10 * signal.length
+    assert signals[1e-3].length * 10 == pytest.approx(signal.length, rel=1e-2)  # all are clipped: no other direction
+    assert signals[1e-3].response * 10 == pytest.approx(signal.response, rel=1e-2)
+    assert signals[1e6].length > 10 * signal.length
     assert signal.numbers == len(before)

@@ -23,14 +23,14 @@ def plan_of(config, records=None):
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """64 images without captions, and the same marked private."""
-    found = {}
+    paths = {}
     for public in (True, False):
         path = tmp_path_factory.mktemp("pictures") / "store"
         with StoreWriter(path, name="pictures", kind="image", size=16, public=public) as writer:
             for number in range(64):
                 writer.add(RecordInput(str(number), np.full((16, 16, 3), number, np.uint8)))
-        found[public] = path
-    return found
+        paths[public] = path
+    return paths
 
 
 def test_the_number_of_records_is_the_declared_one_or_the_users(tiny, tiny_config):
@@ -66,8 +66,8 @@ def test_what_cannot_be_forecast_is_refused(tiny, section, changes, sentence):
 def test_only_enough_public_records_of_the_models_kind_may(tiny, tiny_config, public_store, pictures, tmp_path):
     plan = plan_of(tiny_config)
     assert chosen(None, tiny_config, plan).source == "procedural" and chosen("shapes", tiny_config, plan).path is None
-    found = chosen(str(public_store.path), tiny_config, plan)
-    assert (found.path, found.count, found.at_most(20), found.at_most(500)) == (public_store.path, 60, 20, 60)
+    proxy = chosen(str(public_store.path), tiny_config, plan)
+    assert (proxy.path, proxy.count, proxy.at_most(20), proxy.at_most(500)) == (public_store.path, 60, 20, 60)
     with pytest.raises(UserError, match="proxy-not-public"):
         chosen(str(pictures[False]), tiny_config, plan)
     with pytest.raises(UserError, match="proxy-no-captions"):

@@ -42,9 +42,9 @@ def test_as_many_public_records_give_the_private_runs_sum(config, shapes):
     plan = declared_plan(config, None, Silent())
     imitation = imitation_of(config, plan, shapes, 600)
     transport, worker = transport_of(imitation, plan)
-    own = imitation.parts.learner.worker(Randomness.from_seed(1).for_ranks())
+    private_worker = imitation.parts.learner.worker(Randomness.from_seed(1).for_ranks())
     for step in range(2):
-        rehearsed, private = transport.aggregate(step), own.bounded_sum(step)
+        rehearsed, private = transport.aggregate(step), private_worker.bounded_sum(step)
         assert torch.equal(rehearsed.values, private.values)
         assert (rehearsed.groups, rehearsed.sensitivity) == (plan.groups, plan.sensitivity)
 
@@ -56,7 +56,7 @@ def test_fewer_public_records_have_the_private_noise_over_signal(config, shapes)
     for records in (600, 150):
         transport, _ = transport_of(imitation_of(config, plan, shapes, records), plan)
         sums[records] = torch.stack([transport.aggregate(step).values for step in range(16)]).double()
-    means = {records: found[0::2].mean(0) @ found[1::2].mean(0) for records, found in sums.items()}
+    means = {records: vectors[0::2].mean(0) @ vectors[1::2].mean(0) for records, vectors in sums.items()}
     assert (means[150] / means[600]).sqrt().item() == pytest.approx(1, abs=0.25)
     # Unscaled sums would be a quarter as long, and a plan of its own would have a quarter of the noise.
 
@@ -86,16 +86,16 @@ def test_each_public_record_is_drawn_with_the_private_rate(config, shapes):
 @pytest.mark.slow
 def test_a_rehearsal_resumes_writes_its_choice_promises_nothing(config, public_store, shapes, tmp_path, monkeypatch):
     stand = chosen(str(shapes.path), config, declared_plan(config, None, Silent()))
-    found = rehearse(config, stand, tmp_path, most=200)
-    assert [set(one.changes) for one in found.tried[:3]] == [set(), *[{"optimizer.learning_rate"}] * 2]
-    assert len(found.tried) == 7
-    lengths = {one.changes.get("privacy.steps", 4): one.noise_multiplier for one in found.tried}
+    result = rehearse(config, stand, tmp_path, most=200)
+    assert [set(one.changes) for one in result.tried[:3]] == [set(), *[{"optimizer.learning_rate"}] * 2]
+    assert len(result.tried) == 7
+    lengths = {one.changes.get("privacy.steps", 4): one.noise_multiplier for one in result.tried}
     assert lengths[2] < lengths[4] < lengths[8]  # every one keeps the same promise
-    assert found.best in (found.tried[0], max(found.tried, key=lambda one: one.headline.trained))
+    assert result.best in (result.tried[0], max(result.tried, key=lambda one: one.headline.trained))
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {RESULTS, "tiny.toml"}  # no card, no ledger, no model
-    chosen_config = load_config(found.file)
-    assert chosen_config == found.config and chosen_config.data == config.data
+    chosen_config = load_config(result.file)
+    assert chosen_config == result.config and chosen_config.data == config.data
     assert chosen_config.privacy.epsilon == 8.0
 
     def trained(*_, **__):
@@ -103,9 +103,9 @@ def test_a_rehearsal_resumes_writes_its_choice_promises_nothing(config, public_s
 
     monkeypatch.setattr("dpfed.planning.rehearsal._trained", trained)
     lines = (tmp_path / RESULTS).read_text().splitlines()
-    assert rehearse(config, stand, tmp_path, most=200).best == found.best
+    assert rehearse(config, stand, tmp_path, most=200).best == result.best
     (tmp_path / RESULTS).write_text("\n".join(lines) + "\n" + lines[0][:20])  # a crash cut a line short
-    assert rehearse(config, stand, tmp_path, most=200).tried == found.tried
+    assert rehearse(config, stand, tmp_path, most=200).tried == result.tried
     (tmp_path / RESULTS).write_text("{}\n")
     with pytest.raises(UserError, match="rehearsal-damaged"):
         rehearse(config, stand, tmp_path, most=200)

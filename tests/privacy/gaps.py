@@ -10,7 +10,7 @@ from dpfed.privacy.randomness import Randomness
 def drawn_by_hand(randomness: Randomness, rate: float, length: int, key: np.ndarray, steps: int) -> np.ndarray:
     """Who is drawn, ``(steps, n)`` bool, from each record's words alone, gap by gap, in exact arithmetic."""
     failure = 1 - Fraction(rate)
-    found = np.zeros((steps, len(key)), bool)
+    table = np.zeros((steps, len(key)), bool)
     for place, one in enumerate(key):
         for block in range(-(-steps // length)):
             words = (
@@ -25,5 +25,5 @@ def drawn_by_hand(randomness: Randomness, rate: float, length: int, key: np.ndar
                     gap, none_yet = gap + 1, none_yet * failure
                 step += gap + 1
                 if step < length and block * length + step < steps:
-                    found[block * length + step, place] = True
-    return found
+                    table[block * length + step, place] = True
+    return table

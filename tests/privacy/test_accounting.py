@@ -114,7 +114,7 @@ def test_groups_follow_the_records(records):
     assert sum(groups) == plan.groups
     assert min(groups) >= 1
     spare, total = plan.groups - len(records), sum(records)
-    assert all(abs(own - 1 - spare * count / total) < 1 for own, count in zip(groups, records, strict=True))
+    assert all(abs(number - 1 - spare * count / total) < 1 for number, count in zip(groups, records, strict=True))
 
 
 @pytest.mark.parametrize("records", [[40] * 26, [0, 1000]])
@@ -162,12 +162,12 @@ def spent_by(accountant, steps, sigma=1.1, rate=0.1, delta=1e-4):
 @pytest.mark.parametrize(("accountant", "steps"), [("pld", 2), ("rdp", 1), ("rdp", 2), ("rdp", 6)])
 def test_a_plan_accounts_for_steps_at_its_own_rate_and_delta(accountant, steps):
     plan = PrivacyPlan.of(1000, 100, 4, 1.0, steps, 1.1, 1e-4, accountant)
-    found = [plan.epsilon(), plan.epsilon(steps), accounting.epsilon(gaussian(1.1, 0.1), steps, 1e-4, accountant)]
-    assert found == pytest.approx([spent_by(accountant, steps)] * 3, rel=2e-3)
+    values = [plan.epsilon(), plan.epsilon(steps), accounting.epsilon(gaussian(1.1, 0.1), steps, 1e-4, accountant)]
+    assert values == pytest.approx([spent_by(accountant, steps)] * 3, rel=2e-3)
     # What half the rate, ten times the delta, or a step more or less would give is further away than that.
-    assert abs(spent_by(accountant, steps + 1) / found[0] - 1) > 0.03
-    assert abs(spent_by(accountant, steps, rate=0.05) / found[0] - 1) > 0.03
-    assert abs(spent_by(accountant, steps, delta=1e-3) / found[0] - 1) > 0.03
+    assert abs(spent_by(accountant, steps + 1) / values[0] - 1) > 0.03
+    assert abs(spent_by(accountant, steps, rate=0.05) / values[0] - 1) > 0.03
+    assert abs(spent_by(accountant, steps, delta=1e-3) / values[0] - 1) > 0.03
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])

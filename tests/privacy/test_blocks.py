@@ -54,9 +54,9 @@ def test_a_gpus_way_through_many_blocks_adds_the_same_noise(size, launches, monk
         return torch.frombuffer(bytearray(b"".join(streams)), dtype=torch.int64).view(len(keys), count)
 
     monkeypatch.setitem(sys.modules, "dpfed.privacy.keystream_kernel", SimpleNamespace(words=words))
-    found = noise_on(clean, blocks, 4)
-    torch.testing.assert_close(found, expected, rtol=2.0**-23, atol=0)
-    assert (found == expected).float().mean() > 0.99
+    noisy = noise_on(clean, blocks, 4)
+    torch.testing.assert_close(noisy, expected, rtol=2.0**-23, atol=0)
+    assert (noisy == expected).float().mean() > 0.99
     assert len(launched) == launches and sum(launched) == blocks.count
 
 
@@ -123,10 +123,10 @@ def test_a_short_sum_is_one_block_with_the_coordinators_own_key(size):
 def test_a_digest_covers_blocks_their_order_and_their_cuts():
     values = torch.randn(BLOCKS.size)
     digests = BLOCKS.digests(values)
-    found = {BLOCKS.joined(digests), BLOCKS.joined([digests[1], digests[0], *digests[2:]])}
-    found |= {BLOCKS.joined([*digests[:number], "0" * 32, *digests[number + 1 :]]) for number in range(BLOCKS.count)}
-    found |= {Blocks(BLOCKS.size, 500).digest(values), digest_of(values)}
-    assert len(found) == BLOCKS.count + 4
+    distinct = {BLOCKS.joined(digests), BLOCKS.joined([digests[1], digests[0], *digests[2:]])}
+    distinct |= {BLOCKS.joined([*digests[:number], "0" * 32, *digests[number + 1 :]]) for number in range(BLOCKS.count)}
+    distinct |= {Blocks(BLOCKS.size, 500).digest(values), digest_of(values)}
+    assert len(distinct) == BLOCKS.count + 4
     with pytest.raises(ValueError, match="11 blocks"):
         BLOCKS.joined(digests[1:])
 

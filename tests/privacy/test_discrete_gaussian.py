@@ -161,6 +161,6 @@ def test_ties_with_a_probability_are_decided_by_more_digits(monkeypatch):
 def test_coins_of_several_factors_must_all_succeed():
     times = np.repeat([0, 1, 2, 5], DRAWS)
     kept = coins().all_exponential(times, np.full(len(times), 3, dtype=np.uint64), 3)
-    for n, found in zip([0, 1, 2, 5], kept.reshape(4, DRAWS).mean(1), strict=True):
+    for n, share in zip([0, 1, 2, 5], kept.reshape(4, DRAWS).mean(1), strict=True):
         p = math.exp(-3 / 8 * n)
-        assert abs(found - p) <= 5 * math.sqrt(p * (1 - p) / DRAWS)
+        assert abs(share - p) <= 5 * math.sqrt(p * (1 - p) / DRAWS)

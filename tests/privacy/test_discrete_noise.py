@@ -66,10 +66,10 @@ def test_the_added_noise_is_the_exact_samplers_keyed_alike():
 
 
 def test_its_deviation_is_the_plans_neither_more_nor_less():
-    found = noisy(torch.zeros(SIZE, dtype=torch.int64)).double()
-    assert found.std().item() == pytest.approx(1.3, rel=4 * (2 * SIZE) ** -0.5)
+    noise = noisy(torch.zeros(SIZE, dtype=torch.int64)).double()
+    assert noise.std().item() == pytest.approx(1.3, rel=4 * (2 * SIZE) ** -0.5)
     assert 1.3 <= PLAN.noise_std < 1.3 * (1 + 1e-7)
-    assert abs(found.mean().item()) < 5 * 1.3 / SIZE**0.5
+    assert abs(noise.mean().item()) < 5 * 1.3 / SIZE**0.5
 
 
 def test_no_chunk_repeats_the_noise_of_another(monkeypatch):

@@ -18,9 +18,9 @@ def test_it_has_the_bits_of_the_hosts_streams(count, monkeypatch):
     if count == LENGTH:  # the interpreter takes as long for a program whatever its size
         monkeypatch.setattr(keystream_kernel, "_TILE", 8192)
     secrets = [Randomness.from_seed(seed) for seed in range(1 if count == LENGTH else 3)]
-    found = keystream_kernel.words([secret.stream_key(PURPOSE, 7, 0, "a") for secret in secrets], count, CPU)
+    words = keystream_kernel.words([secret.stream_key(PURPOSE, 7, 0, "a") for secret in secrets], count, CPU)
     expected = [np.frombuffer(secret.stream(PURPOSE, 7, 0, "a")(8 * count), np.int64) for secret in secrets]
-    np.testing.assert_array_equal(found.numpy(), np.stack(expected))
+    np.testing.assert_array_equal(words.numpy(), np.stack(expected))
 
 
 def test_the_substitutions_are_those_of_the_standard():

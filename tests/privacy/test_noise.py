@@ -37,9 +37,9 @@ def test_its_key_is_the_hash_of_every_bit_and_all_labels(values, dtype, letters)
     digest = hashlib.sha256(values.numpy().tobytes()).hexdigest()[:letters]
     expected = values.clone()
     Randomness.from_seed(1).add_normal_(expected.view(-1), STD, "share", 5, 3, f"plan/{digest}")
-    found = values.clone()
-    assert keyed(letters=letters).add_(found, 5) is found
-    assert torch.equal(found, expected)
+    noisy = values.clone()
+    assert keyed(letters=letters).add_(noisy, 5) is noisy
+    assert torch.equal(noisy, expected)
     assert digest_of(values, letters) == digest and len(digest_of(values)) == 32
 
 
@@ -71,9 +71,9 @@ def test_sums_stay_exact_under_noise_rounded_down():
 def test_noise_in_steps_has_the_planned_deviation_and_mean(bits):
     unit, size = 2.0**-bits, 200_000
     noise = KeyedNoise(GaussianNoise(STD, unit), Randomness.from_seed(1), **LABELS)
-    found = noise.noisy(torch.zeros(size, dtype=torch.int64), 0).double()
-    assert found.std().item() == pytest.approx(STD, rel=4 * (2 * size) ** -0.5)
-    assert abs(found.mean().item()) < 5 * STD / size**0.5
+    noisy = noise.noisy(torch.zeros(size, dtype=torch.int64), 0).double()
+    assert noisy.std().item() == pytest.approx(STD, rel=4 * (2 * size) ** -0.5)
+    assert abs(noisy.mean().item()) < 5 * STD / size**0.5
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])

@@ -107,9 +107,9 @@ def test_each_bit_type_and_length_changes_the_digest(kind):
 def test_a_digest_is_a_keyed_hash_of_the_residues():
     """What a ledger holds tells nothing of the keys, although who reads it may know the sum."""
     values = vector(40)
-    found = HASH.residues(values).numpy().astype("<i4").tobytes()
+    residues = HASH.residues(values).numpy().astype("<i4").tobytes()
     secret = Randomness.from_seed(3).key("digest of residues")
-    assert HASH.digest(values) == hmac.new(secret, b"torch.int64/40/" + found, hashlib.sha256).hexdigest()[:32]
+    assert HASH.digest(values) == hmac.new(secret, b"torch.int64/40/" + residues, hashlib.sha256).hexdigest()[:32]
 
 
 @pytest.mark.parametrize("size", [2, ROW, ROW + 10, 3 * ROW])

@@ -79,25 +79,25 @@ def test_the_curve_of_epsilon_is_drawn_where_a_ledger_is(run_folder, tmp_path):
 def test_chance_and_noise_alone_are_drawn_where_known(run_folder, tmp_path):
     folder = run_folder()
     assert "noise alone" not in render(tmp_path, folder) and "chance (orange)" not in render(tmp_path, folder)
-    found = json.loads((folder / "results.json").read_text())
-    found["privacy"] |= {"noise_std": 3.0, "divisor": 6, "trained_parameters": 400}
-    found["evaluations"] = [item | {"chance": 0.1} for item in found["evaluations"]]
-    (folder / "results.json").write_text(json.dumps(found))
+    content = json.loads((folder / "results.json").read_text())
+    content["privacy"] |= {"noise_std": 3.0, "divisor": 6, "trained_parameters": 400}
+    content["evaluations"] = [item | {"chance": 0.1} for item in content["evaluations"]]
+    (folder / "results.json").write_text(json.dumps(content))
     lines = [{"step": step, "epsilon": 0.1, "learning_rate": 0.1, "noisy_gradient_norm": 11.0} for step in (1, 2, 3)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     view, html = read_view(folder), render(tmp_path, folder)
     assert view.noise_norm == 10.0 and view.table[0].chance == 0.1
     assert "noise alone" in html and "chance (orange)" in html
-    found["privacy"]["clipping"] = "adaptive"  # the noise of a step then follows its threshold
-    (folder / "results.json").write_text(json.dumps(found))
+    content["privacy"]["clipping"] = "adaptive"  # the noise of a step then follows its threshold
+    (folder / "results.json").write_text(json.dumps(content))
     assert read_view(folder).noise_norm is None
 
 
 def test_the_noise_of_a_step_is_what_its_sites_added(run_folder):
     folder = run_folder()
-    found = json.loads((folder / "results.json").read_text())
-    found["privacy"] |= {"noise_std": 3.0, "divisor": 6, "trained_parameters": 400}  # noise of length 10
-    (folder / "results.json").write_text(json.dumps(found))
+    content = json.loads((folder / "results.json").read_text())
+    content["privacy"] |= {"noise_std": 3.0, "divisor": 6, "trained_parameters": 400}  # noise of length 10
+    (folder / "results.json").write_text(json.dumps(content))
     Journal(folder / "federation.jsonl").write("collected", 0, arrived=["north"], missing={}, noise_of_sites=3.0 * 2**0.5)
     assert read_view(folder).noise_norm == pytest.approx(10 * 2**0.5)
 

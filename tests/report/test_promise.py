@@ -78,13 +78,13 @@ _RIGHT = {
 
 
 def test_no_line_of_the_code_rounds_an_epsilon_by_itself():
-    found = []
+    lines = []
     for folder in ("dpfed", "benchmarks"):
         for file in sorted((ROOT / folder).rglob("*.py")):
             for count, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
                 if _ROUNDED.search(line) and not any(right in line for right in _RIGHT):
-                    found.append(f"{file.relative_to(ROOT)}:{count}: {line.strip()}")
-    assert not found
+                    lines.append(f"{file.relative_to(ROOT)}:{count}: {line.strip()}")
+    assert not lines
 
 
 def test_an_epsilon_of_7_9951_is_shown_as_8_everywhere(run_folder, tmp_path, monkeypatch):

@@ -34,9 +34,9 @@ COUNTS = {
 
 
 def value(paper: str, table: str, **key: str | float) -> float:
-    found = beside(paper, table, **key)
-    assert found is not None, (paper, table, key)
-    return found.value
+    figure = beside(paper, table, **key)
+    assert figure is not None, (paper, table, key)
+    return figure.value
 
 
 @pytest.mark.parametrize("paper", PAPERS)

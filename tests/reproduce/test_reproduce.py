@@ -99,9 +99,9 @@ def test_published_figures_stand_beside_ours(request_for, shapes):
     beside_ours = dataclasses.replace(SMALL, table="1", epsilons=(10.0,))
     measured = dataclasses.replace(request_for().data, metrics=("linear_probe_accuracy", "knn3_accuracy"))
     outcome = reproduce(request_for(beside_ours, data=measured, methods=("group",)))
-    found = {(row.label, row.metric): row.published for row in outcome.rows}
-    assert found["Base", "linear_probe_accuracy"] == 76.0
-    assert found["DP-GCL", "knn3_accuracy"] == 82.8
+    published = {(row.label, row.metric): row.published for row in outcome.rows}
+    assert published["Base", "linear_probe_accuracy"] == 76.0
+    assert published["DP-GCL", "knn3_accuracy"] == 82.8
     none = reproduce(request_for(epsilons=(10.0,), methods=("none",)))  # an experiment that no table of the paper is beside
     assert {row.published for row in none.rows} == {None}
 

@@ -55,8 +55,8 @@ def budget(store):
 
 
 def budget_of(store):
-    (found,) = budgets_of(store)
-    return found.budget
+    (entry,) = budgets_of(store)
+    return entry.budget
 
 
 @contextlib.contextmanager

@@ -66,9 +66,9 @@ def test_a_gpu_with_too_little_memory_is_refused(tower, monkeypatch):
 
 
 def test_a_gpus_pass_fills_a_third_of_its_memory_at_most(tower, monkeypatch):
-    config, found = config_of(tower(), adaptation={"image": "full", "text": "full"}), []
+    config, counts = config_of(tower(), adaptation={"image": "full", "text": "full"}), []
     assert records_of_a_pass(config, CPU) is None
     for gigabytes in (0.01, 0.1, 1, 80):
         monkeypatch.setattr(memory, "memory_of", lambda _, there=gigabytes: int(there * 1e9))
-        found.append(records_of_a_pass(config, torch.device("cuda")))
-    assert found == sorted(found) and found[0] == 32 and found[-1] == 512 and len(set(found)) > 2
+        counts.append(records_of_a_pass(config, torch.device("cuda")))
+    assert counts == sorted(counts) and counts[0] == 32 and counts[-1] == 512 and len(set(counts)) > 2

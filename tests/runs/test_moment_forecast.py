@@ -28,31 +28,31 @@ def told(tiny_moments, dpfed, tmp_path):
 
 @pytest.mark.parametrize("name", ["symbols", "tiles", "icons", "cifar10"])
 def test_the_forecast_is_near_what_runs_came_to(name):
-    found = figures("moments")["sets"][name]
-    candidates = 10 if found["measure"] == "accuracy" else found["held out"]  # classes, or pictures
-    rows = [row for row in found["rows"] if row["method"] == "moments" and row["epsilon"] >= 1]
-    clean = {row["records"]: np.mean(row["figures"]) for row in found["rows"] if row["method"] == "no privacy"}
+    entry = figures("moments")["sets"][name]
+    candidates = 10 if entry["measure"] == "accuracy" else entry["held out"]  # classes, or pictures
+    rows = [row for row in entry["rows"] if row["method"] == "moments" and row["epsilon"] >= 1]
+    clean = {row["records"]: np.mean(row["figures"]) for row in entry["rows"] if row["method"] == "no privacy"}
     for row in rows:
-        gain = clean[row["records"]] - found["public"]
+        gain = clean[row["records"]] - entry["public"]
         noise = SimpleNamespace(multiplier=sigma_of(row["epsilon"], row["records"]))
         plan = SimpleNamespace(sampling=SimpleNamespace(records=row["records"]), noise=noise)
-        expected = found["public"] + gain * MomentRow("", plan, candidates).kept
+        expected = entry["public"] + gain * MomentRow("", plan, candidates).kept
         assert np.mean(row["figures"]) == pytest.approx(expected, abs=0.08), row
 
 
 @pytest.mark.parametrize("name", ["symbols", "tiles", "icons", "cifar10"])
 def test_so_is_the_forecast_with_a_public_basis(name):
-    found = figures("moment-basis")["sets"][name]
-    candidates = 10 if found["measure"] == "accuracy" else found["held out"]
-    rows = [row for row in found["rows"] if row["basis"] == "generated"]
+    entry = figures("moment-basis")["sets"][name]
+    candidates = 10 if entry["measure"] == "accuracy" else entry["held out"]
+    rows = [row for row in entry["rows"] if row["basis"] == "generated"]
     clean = {row["records"]: np.mean(row["figures"]) for row in rows if row["epsilon"] is None}
     known = [row for row in rows if row["epsilon"] is not None and row["epsilon"] >= 1]
     assert len(known) >= 3 * 4
     for row in known:
         noise = SimpleNamespace(multiplier=sigma_of(row["epsilon"], row["records"]))
         plan = SimpleNamespace(sampling=SimpleNamespace(records=row["records"]), noise=noise)
-        gain = clean[row["records"]] - found["public"]
-        expected = found["public"] + gain * MomentRow("", plan, candidates, public=True).kept
+        gain = clean[row["records"]] - entry["public"]
+        expected = entry["public"] + gain * MomentRow("", plan, candidates, public=True).kept
         assert np.mean(row["figures"]) == pytest.approx(expected, abs=0.06), row
 
 

@@ -130,8 +130,8 @@ def test_a_tiny_epsilon_leaves_an_aligned_model_as_it_was(tiny_moments, tmp_path
     pixels = before.views.images.plain(before.views.read(before.store, shapes.split("test")[:40]))
     with torch.inference_mode():
         public = before.model.embed_images(pixels)
-        own = F.normalize(before.model.projection(before.model.image_encoder(pixels)), dim=1)
-    torch.testing.assert_close(public, own)
+        projected = F.normalize(before.model.projection(before.model.image_encoder(pixels)), dim=1)
+    torch.testing.assert_close(public, projected)
     assert torch.isfinite(dpfed.load(run.path).model.embed_images(pixels)).all()
 
 

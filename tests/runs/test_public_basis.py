@@ -154,12 +154,12 @@ def test_another_basis_than_the_runs_is_refused(tree, tmp_path):
 def test_the_terms_of_a_federation_hold_the_basis(tree, tmp_path, places):
     parts = built(tree)
     digest = parts.config.bounding.options["basis_digest"]
-    found = room.PublicBasis("generated", (places / "stores" / "bases" / f"{digest}.safetensors").read_bytes())
+    generated = room.PublicBasis("generated", (places / "stores" / "bases" / f"{digest}.safetensors").read_bytes())
     options = {"basis": "generated", "basis_digest": digest}
     elsewhere = tree["data"] | {"stores": str(tmp_path / "nothing")}
-    lab = Lab(tree | {"bounding": tree["bounding"] | {"options": options}, "data": elsewhere}, tmp_path, basis=found.text)
+    lab = Lab(tree | {"bounding": tree["bounding"] | {"options": options}, "data": elsewhere}, tmp_path, basis=generated.text)
     for side, basis in bases_of(lab.parts).items():
-        assert torch.equal(basis.centre, found.bases[side].centre) and not (tmp_path / "nothing").exists()
+        assert torch.equal(basis.centre, generated.bases[side].centre) and not (tmp_path / "nothing").exists()
     assert digest in dict(statement(lab.terms))["public basis"]
     other = lab.terms.model_dump(mode="json") | {"basis": room.PublicBasis("generated", b"another").text}
     with pytest.raises(UserError, match="the public basis is not the configuration's"):
@@ -171,10 +171,10 @@ def test_a_damaged_basis_in_the_terms_is_refused(tree, tmp_path, kind):
     """Whoever writes the terms chooses these bytes, and sites divide by their numbers."""
     rows = {"zeros": torch.zeros(8, 16), "not finite": torch.full((8, 16), float("inf"))}.get(kind, torch.eye(8, 16))
     tensors = {"image.projection": rows, "image.origin": torch.full((16,), 9.0 if kind == "far away" else 0.0)}
-    found = room.PublicBasis("generated", b"something else" if kind == "bytes" else save(tensors))
-    options = {"basis": "generated", "basis_digest": found.fingerprint}
+    damaged = room.PublicBasis("generated", b"something else" if kind == "bytes" else save(tensors))
+    options = {"basis": "generated", "basis_digest": damaged.fingerprint}
     with pytest.raises(UserError, match="basis-damaged"):
-        Lab(tree | {"bounding": tree["bounding"] | {"options": options}}, tmp_path, basis=found.text)
+        Lab(tree | {"bounding": tree["bounding"] | {"options": options}}, tmp_path, basis=damaged.text)
 
 
 def test_simulated_sites_take_it_from_their_terms(tree, tmp_path):

@@ -30,20 +30,20 @@ OPEN = {
 def test_every_choice_is_made_and_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = parse_config(OPEN)
-    found = resolved(config)
-    assert isinstance(found, ResolvedConfig) and resolved(found) == found
-    assert Path(found.data.stores) == tmp_path / config.data.stores
-    assert (found.data.size, found.data.resize) == (32, "crop") and found.objective.bias == -math.log(4)
-    assert found.training.device in ("cpu", "cuda", "mps") and found.bounding.engine in ("loop", "layerwise")
+    chosen = resolved(config)
+    assert isinstance(chosen, ResolvedConfig) and resolved(chosen) == chosen
+    assert Path(chosen.data.stores) == tmp_path / config.data.stores
+    assert (chosen.data.size, chosen.data.resize) == (32, "crop") and chosen.objective.bias == -math.log(4)
+    assert chosen.training.device in ("cpu", "cuda", "mps") and chosen.bounding.engine in ("loop", "layerwise")
     monkeypatch.setattr("dpfed.runs.build.choose_engine", lambda *_: pytest.fail("timed again"))
-    assert resolved(parse_config(found.model_dump(mode="json"))) == found  # as a run's config.toml is read, elsewhere
+    assert resolved(parse_config(chosen.model_dump(mode="json"))) == chosen  # as a run's config.toml is read, elsewhere
 
 
 def test_what_depends_on_the_machine_is_left_to_each():
-    found = resolve_defaults(parse_config(OPEN))
-    assert found.data.size == 32 and found.objective.bias is not None
-    assert (found.training.device, found.bounding.engine) == ("auto", "auto")
-    assert resolve_defaults(found) == found
+    chosen = resolve_defaults(parse_config(OPEN))
+    assert chosen.data.size == 32 and chosen.objective.bias is not None
+    assert (chosen.training.device, chosen.bounding.engine) == ("auto", "auto")
+    assert resolve_defaults(chosen) == chosen
 
 
 def test_whole_batches_decide_the_odds_of_a_pair():
@@ -77,19 +77,19 @@ def test_what_was_given_stays(tmp_path):
     assert ungiven == {"adaptation", "public", "progress"}
     assert resolve_defaults(given).model_dump() == given.model_dump()
     released = {"method": "released", "options": {"release_share": 0.3, "slots": 4}, "microbatch": 10}
-    own = parse_config({**OPEN, "objective": {"name": "infonce"}, "bounding": released})
-    assert resolve_defaults(own).bounding.model_dump() == own.bounding.model_dump()
+    config = parse_config({**OPEN, "objective": {"name": "infonce"}, "bounding": released})
+    assert resolve_defaults(config).bounding.model_dump() == config.bounding.model_dump()
 
 
 def test_an_architecture_settles_size_and_digest_alone(tmp_path):
     file = tmp_path / "small.json"
     file.write_text(json.dumps({**SMALL, "vision_cfg": {**SMALL["vision_cfg"], "image_size": 48}}))
     model = {"kind": "open_clip", "architecture": str(file)}
-    found = resolve_defaults(parse_config({**OPEN, "model": model}))
-    assert found.data.size == 48 and found.model.digest is not None
+    chosen = resolve_defaults(parse_config({**OPEN, "model": model}))
+    assert chosen.data.size == 48 and chosen.model.digest is not None
     assert resolve_defaults(parse_config({**OPEN, "model": model, "data": {"size": 40}})).data.size == 40
     with pytest.raises(UserError, match="run-model-changed"):
-        resolve_defaults(found.model_copy(update={"model": found.model.model_copy(update={"digest": "another"})}))
+        resolve_defaults(chosen.model_copy(update={"model": chosen.model.model_copy(update={"digest": "another"})}))
     bounding = {**OPEN["bounding"], "engine": "loop"}
     tree = resolved(parse_config({**OPEN, "model": model, "bounding": bounding})).model_dump(mode="json")
     tree["model"]["digest"] = None
@@ -97,13 +97,13 @@ def test_an_architecture_settles_size_and_digest_alone(tmp_path):
         ResolvedConfig(**tree)
 
 
-@pytest.mark.parametrize(("asked", "there", "found"), [("cpu", True, "cpu"), ("auto", True, "cuda"), ("auto", False, "cpu")])
-def test_a_device_that_was_chosen_is_kept(asked, there, found, monkeypatch):
+@pytest.mark.parametrize(("asked", "there", "expected"), [("cpu", True, "cpu"), ("auto", True, "cuda"), ("auto", False, "cpu")])
+def test_a_device_that_was_chosen_is_kept(asked, there, expected, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: there)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     monkeypatch.setattr("dpfed.runs.memory.memory_of", lambda device: 2**34)  # of the GPU that is not there
     bounding = {**OPEN["bounding"], "engine": "loop"}
     config = resolve_defaults(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}}))
     device = pick_device(config.training.device)
-    assert device.type == found
-    assert records_of_a_pass(config, device) == (512 if found == "cuda" else None)  # a public number, from the GPU's memory
+    assert device.type == expected
+    assert records_of_a_pass(config, device) == (512 if expected == "cuda" else None)  # a public number, from the GPU's memory

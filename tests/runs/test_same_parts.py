@@ -78,10 +78,10 @@ def test_a_run_keeps_no_setting_that_may_be_private(folders):
 
 
 def test_a_run_of_an_older_dpfed_kept_the_settings():
-    own = OwnParts(loss=contrast)
-    refuse_other_parts({"the loss": in_words(contrast)}, settings_of(own), "runs/a")
+    parts = OwnParts(loss=contrast)
+    refuse_other_parts({"the loss": in_words(contrast)}, settings_of(parts), "runs/a")
     with pytest.raises(dpfed.UserError, match="resume-other-part"):
-        refuse_other_parts({"the loss": in_words(sharper)}, settings_of(own), "runs/a")
+        refuse_other_parts({"the loss": in_words(sharper)}, settings_of(parts), "runs/a")
 
 
 def test_the_same_parts_made_anew_resume(folders):

@@ -67,7 +67,7 @@ HUGE = 10**19
 
 def numbers() -> list[tuple[str, type, dict[str, Any]]]:
     """Every key that is a number, or a pair of numbers, with its limits."""
-    found = []
+    keys = []
     for section, field in Config.model_fields.items():
         for key, inner in getattr(field.annotation, "model_fields", {}).items():
             kinds = [part for part in _parts(inner.annotation) if part in (int, float)]
@@ -76,8 +76,8 @@ def numbers() -> list[tuple[str, type, dict[str, Any]]]:
             limits = {
                 name: getattr(rule, name) for rule in inner.metadata for name in ("ge", "gt", "le", "lt") if hasattr(rule, name)
             }
-            found.append((f"{section}.{key}", kinds[0], limits))
-    return found
+            keys.append((f"{section}.{key}", kinds[0], limits))
+    return keys
 
 
 def _parts(annotation: Any) -> list[Any]:

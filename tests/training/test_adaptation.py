@@ -103,8 +103,8 @@ def test_an_interrupted_adaptation_resumes_to_the_same_bits(adapting, tmp_path, 
     expected = tensors_of(pretrain(config, tmp_path / "whole").model / "open_clip_model.safetensors")
     with killed(Coordinator, "apply", at, error=KeyboardInterrupt):
         pretrain(config, tmp_path / "cut")
-    found = tensors_of(resume(tmp_path / "cut").model / "open_clip_model.safetensors")
-    assert all(torch.equal(expected[name], value) for name, value in found.items())
+    tensors = tensors_of(resume(tmp_path / "cut").model / "open_clip_model.safetensors")
+    assert all(torch.equal(expected[name], value) for name, value in tensors.items())
 
 
 def test_a_finished_adaptation_is_measured_again_alike(shared, tmp_path):

@@ -220,9 +220,9 @@ def test_a_state_tells_nothing_without_its_key(tmp_path):
     with pytest.raises(Killed):
         steps.run(Stopping(steps.learner.model, 3))
     content = (folder / "commits" / "00000003.state").read_bytes()
-    own = [value.numpy().tobytes() for value in steps.learner.model.state_dict().values()]
-    own += [release.encode() for _, release in releases(folder)]
-    for secret in [*own, b"weight", b"step", b"digest", b"exp_avg", KEY.master]:
+    secrets = [value.numpy().tobytes() for value in steps.learner.model.state_dict().values()]
+    secrets += [release.encode() for _, release in releases(folder)]
+    for secret in [*secrets, b"weight", b"step", b"digest", b"exp_avg", KEY.master]:
         for start in range(0, len(secret) - 3, 4):
             assert secret[start : start + 4] not in content
     assert opened(folder, randomness=Randomness.from_seed(6)).start == 0  # another key opens it not

@@ -204,14 +204,14 @@ def what_is_exported_is_what_was_measured(run, averaged):
     tensors = load_file(Checkpoints(run.checkpoints, 1).paths()[-1])
     average = tensors.get("post/moving_average/weights")
     model = load_encoder(run.model)
-    own = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
+    weights = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
     assert (average is not None) == averaged
     if averaged:
         parameters = TrainableVector(model)
         assert torch.equal(parameters.gather(), average)
-        assert not torch.equal(average, torch.cat([own[name].flatten() for name in parameters.names]))
+        assert not torch.equal(average, torch.cat([weights[name].flatten() for name in parameters.names]))
     else:
-        assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
+        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
 def test_the_secret_key_is_for_its_owners_eyes(tiny_config, tmp_path):

@@ -134,14 +134,14 @@ def test_no_processor_changes_what_is_released(tiny, tmp_path, monkeypatch):
 def test_served_weights_are_in_the_model_inside_the_block_alone():
     model = torch.nn.Linear(3, 1, bias=False)
     average = MovingAverage(model, 0.5)
-    averaged, own = model.weight.detach().clone(), torch.ones(1, 3)
-    model.weight.data.copy_(own)
+    averaged, trained = model.weight.detach().clone(), torch.ones(1, 3)
+    model.weight.data.copy_(trained)
     for end in (None, KeyboardInterrupt):
         with contextlib.suppress(KeyboardInterrupt), averaged_weights(model, [average]):
             assert torch.equal(model.weight, averaged)
             if end:
                 raise end
-        assert torch.equal(model.weight, own)
+        assert torch.equal(model.weight, trained)
 
 
 def test_a_state_goes_back_to_its_own_processor_only():

@@ -63,18 +63,18 @@ def moved(parts, count: int = 8) -> list[float]:
 
 @pytest.mark.parametrize("microbatch", [1, 32, 4096])
 def test_every_adversarial_record_reaches_c_and_no_more(parts, microbatch):
-    found = moved(parts.with_learner(microbatch=microbatch))
+    distances = moved(parts.with_learner(microbatch=microbatch))
     assert parts.plan.sensitivity == parts.plan.bounding.clip_norm
-    assert max(found) <= parts.plan.sensitivity
-    assert min(found) == pytest.approx(parts.plan.bounding.clip_norm, rel=1e-3)  # so noise for less than C is too little
+    assert max(distances) <= parts.plan.sensitivity
+    assert min(distances) == pytest.approx(parts.plan.bounding.clip_norm, rel=1e-3)  # so noise for less than C is too little
 
 
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
 def test_random_records_move_an_ordinary_models_sum_by_c_at_most(tiny_public, engine):
     tiny_public["bounding"] |= {"engine": engine, "clip_norm": 0.01}
     parts = build(parse_config(tiny_public), RANDOMNESS)
-    found = moved(parts, 4)
-    assert 0 < min(found) and max(found) <= parts.plan.sensitivity
+    distances = moved(parts, 4)
+    assert 0 < min(distances) and max(distances) <= parts.plan.sensitivity
 
 
 class Seen:
@@ -116,10 +116,10 @@ def test_a_group_is_its_record_and_its_keys_public_ones(tiny_public, tmp_path, m
         Randomness(RANDOMNESS.key("public")),
     )
     assert len(seen.groups) == len(draw) > 20
-    for group, found in enumerate(seen.groups):
-        own = own_views(draw.members(group), RANDOMNESS, step, cpu)
+    for group, views in enumerate(seen.groups):
+        private = own_views(draw.members(group), RANDOMNESS, step, cpu)
         public = public_views(public_negatives.of(keys[draw.members(group)], RANDOMNESS, step)[0], apart, step, cpu)
-        assert all(torch.equal(found[name], torch.cat([own[name], public[name]])) for name in ("image", "text"))
+        assert all(torch.equal(views[name], torch.cat([private[name], public[name]])) for name in ("image", "text"))
     assert max(seen.together) <= max(microbatch, 4)  # public records take memory, too
 
 
@@ -136,8 +136,8 @@ def test_a_workers_sum_is_that_of_its_records_own_terms(tiny_public):
         loss = added("infonce", parts.model(views), 1, parts.model.temperature, None)
         gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, trained)]).double()
         expected = expected + gradient * min(1.0, 0.5 / gradient.norm().item())
-    found = parts.learner.worker(RANDOMNESS).bounded_sum(0).numbers()
-    assert (found - expected).norm() <= 1e-3 * expected.norm()  # the clip norm leaves room for rounding
+    summed = parts.learner.worker(RANDOMNESS).bounded_sum(0).numbers()
+    assert (summed - expected).norm() <= 1e-3 * expected.norm()  # the clip norm leaves room for rounding
 
 
 def test_a_record_that_was_not_drawn_changes_nothing(parts):
@@ -237,8 +237,8 @@ def unit_sums(parts, per_unit: int):
 
 @pytest.mark.parametrize("per_unit", [1, 3, 5])
 def test_an_adversarial_unit_of_many_reaches_c_and_no_more(parts, per_unit):
-    found, plan = unit_sums(parts, per_unit)
-    assert found <= plan.sensitivity and found == pytest.approx(plan.bounding.clip_norm, rel=1e-3)
+    distance, plan = unit_sums(parts, per_unit)
+    assert distance <= plan.sensitivity and distance == pytest.approx(plan.bounding.clip_norm, rel=1e-3)
 
 
 def test_a_group_for_every_record_of_a_unit_breaks_the_bound(parts, monkeypatch):
@@ -250,8 +250,8 @@ def test_a_group_for_every_record_of_a_unit_breaks_the_bound(parts, monkeypatch)
         return StepDraw(draw.indices, np.arange(len(draw.indices) + 1), np.repeat(draw.keys, np.diff(draw.offsets)))
 
     monkeypatch.setattr(Worker, "draw", singles)
-    found, plan = unit_sums(parts, 5)
-    assert found > plan.sensitivity * 1.02
+    distance, plan = unit_sums(parts, 5)
+    assert distance > plan.sensitivity * 1.02
 
 
 def test_a_worker_has_companions_exactly_where_the_plan_says_so(parts, tiny):

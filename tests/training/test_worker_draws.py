@@ -54,9 +54,9 @@ class Coin:
 def test_dropout_repeats_with_step_and_owner_only(parts):
     def drawn(rank, step):
         torch.rand(rank + step + 1)  # whatever was drawn before
-        own, coin = parts.with_learner(rank=rank, world_size=2).learner.worker(Randomness.from_seed(5)), Coin(parts.model)
-        own.engine = coin
-        own.bounded_sum(step)
+        worker, coin = parts.with_learner(rank=rank, world_size=2).learner.worker(Randomness.from_seed(5)), Coin(parts.model)
+        worker.engine = coin
+        worker.bounded_sum(step)
         assert coin.seen and all(training for training, _ in coin.seen)
         return tuple(value for _, value in coin.seen[:3])
 

@@ -76,15 +76,15 @@ def test_the_same_update_as_three_owners_in_one_process(lab, tmp_path):
 
     before = torch.cat([p.detach().flatten() for p in one.parts.model.parameters()])
     workers = [one.worker(number) for number in range(SITES)]
-    own = one.parts.with_learner(model=workers[0][1])
+    shared_parts = one.parts.with_learner(model=workers[0][1])
 
     class Shared(InProcess):
         def aggregate(self, step):
             for _, model in workers:
-                model.load_state_dict(own.model.state_dict())
+                model.load_state_dict(shared_parts.model.state_dict())
             return super().aggregate(step)
 
-    expected = trained(own, Shared([worker for worker, _ in workers]), "in-process")
+    expected = trained(shared_parts, Shared([worker for worker, _ in workers]), "in-process")
     assert torch.equal(trained(one.parts, one.server, "federation"), expected)
     assert not torch.equal(expected, before)
 

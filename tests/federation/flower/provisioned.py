@@ -39,7 +39,7 @@ def start_unit(members: Processes, name: str, unit: Path, folder: Path, **change
         lines = [line for line in (folder / ".env").read_text().splitlines() if "=" in line and not line.startswith("#")]
         environment |= dict(line.split("=", 1) for line in lines)
     (command,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
-    words = [re.sub(r"\$\{(\w+)\}", lambda found: environment[found[1]], word) for word in shlex.split(command)]
+    words = [re.sub(r"\$\{(\w+)\}", lambda match: environment[match[1]], word) for word in shlex.split(command)]
     environment.pop("PATH", None)  # this test's Python is where the unit's would be
     members.start(name, [changes.get(word, word) for word in words], {**environment, "OMP_NUM_THREADS": "1"})
 

@@ -86,13 +86,13 @@ def test_all_waits_of_a_supernode_use_the_exchanged_clock():
 def test_nothing_else_takes_undocumented_parts_of_flower():
     files = list((ROOT / "dpfed").rglob("*.py"))
     documented = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
-    found = {
+    imports = {
         (file.relative_to(ROOT).as_posix(), module)
         for file in files
         for module in re.findall(r"^\s*(?:from|import) (flwr[\w.]*)", file.read_text(encoding="utf-8"), re.MULTILINE)
         if module not in documented
     }
-    assert {file for file, _ in found} == {"dpfed/federation/flower/internals.py"}, found
+    assert {file for file, _ in imports} == {"dpfed/federation/flower/internals.py"}, imports
 
 
 def test_an_idle_supernode_looks_for_messages_often(monkeypatch):

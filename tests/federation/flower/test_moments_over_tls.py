@@ -120,9 +120,9 @@ def test_a_public_basis_travels_in_the_terms(tiny_moments, tmp_path, shapes, mon
     assert run.finished, said[-4000:]
     assert Ledger.open(run.ledger).charged == 2
     basis, heads = public_basis.basis_in(terms), load_file(run.model / "heads.safetensors")
-    for side, own in basis.bases.items():
-        assert torch.equal(heads[f"{side}.projection"], own.rows[: len(heads[f"{side}.projection"])])
-        assert torch.equal(heads[f"{side}.origin"], own.centre)
+    for side, side_basis in basis.bases.items():
+        assert torch.equal(heads[f"{side}.projection"], side_basis.rows[: len(heads[f"{side}.projection"])])
+        assert torch.equal(heads[f"{side}.origin"], side_basis.centre)
     assert basis.fingerprint in run.card.read_text()
     one, two = (torch.from_numpy(np.fromfile(file, dtype=np.float32)) for file in sorted(kept.glob("*.f32")))
     total, layout = clean(parties, terms, (FIRST, *OTHERS), one / terms.privacy_plan.divisor)

@@ -22,15 +22,15 @@ with processes(Path(sys.argv[1])) as members:
 
 def sleepers(seconds):
     """Processes that sleep for exactly this long: nobody else has that number."""
-    found = []
+    pids = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = file.read_bytes().split(b"\0")
         except OSError:
             continue
         if words[:2] == [b"sleep", str(seconds).encode()]:
-            found.append(int(file.parent.name))
-    return found
+            pids.append(int(file.parent.name))
+    return pids
 
 
 @pytest.fixture
@@ -116,5 +116,5 @@ def test_those_that_are_deaf_share_one_time_to_end(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_demo_that_is_stopped_names_what_resumes_it(how, code, dpfed, tmp_path, monkeypatch):
     monkeypatch.setattr("dpfed.federation.demo.one_machine.federate", lambda *_: signal.raise_signal(how))
-    found, _, error = dpfed("federation", "demo", "quickstart", "--run", tmp_path / "run")
-    assert found == code and error.splitlines()[-1] == "stopped; the same command resumes"
+    status, _, error = dpfed("federation", "demo", "quickstart", "--run", tmp_path / "run")
+    assert status == code and error.splitlines()[-1] == "stopped; the same command resumes"

@@ -123,12 +123,12 @@ def test_other_kits_leave_a_site_as_it_is(office, shapes, tmp_path):
 
 def test_a_newer_kit_keeps_what_the_site_made(office):
     place = office.set_up("north", office.provision())
-    own = {path: content for path, content in everything(place.path).items() if path.parts[0] in ("site", "keys", ".env")}
-    assert len(own) > 5
+    made = {path: content for path, content in everything(place.path).items() if path.parts[0] in ("site", "keys", ".env")}
+    assert len(made) > 5
     office.move("elsewhere.example.org")
     assert place.unpack(office.provision().kits["north"])
     after = everything(place.path)
-    assert all(after[path] == content for path, content in own.items())
+    assert all(after[path] == content for path, content in made.items())
     assert "elsewhere.example.org" in (place.path / "systemd" / "dpfed-node@.service").read_text()
 
 
@@ -197,9 +197,9 @@ def test_a_site_joins_only_the_terms_of_its_kits_coordinator(office):
     second = office.provision()
     place = places["north"]
     place.unpack(second.kits["north"])
-    key, own = place.path / "kit.json", office.folder / "chest" / "federation" / "identity.key"
+    key, identity = place.path / "kit.json", office.folder / "chest" / "federation" / "identity.key"
     terms = place.kit.terms | {"coordinator": Identity.fresh().signing_key}
-    key.write_text(place.kit.model_copy(update={"terms": terms}).signed(Identity.load(own)))
+    key.write_text(place.kit.model_copy(update={"terms": terms}).signed(Identity.load(identity)))
     with pytest.raises(UserError, match="kit-foreign-terms"):
         place.join()
     assert not place.site.joined
@@ -394,12 +394,14 @@ def test_a_site_and_its_doctor_know_which_copies_it_needs(office, dpfed, public_
     assert [code for code, _, _ in told.values()] == [0, 0]
     assert "Before the site can be served: the public records 'shapes' (`public`)" in told["north"][1]
     assert "Before the site can be served" not in told["south"][1]
-    copies = {site: [found for found in examine_site(place.path) if found.about == "copies"] for site, place in places.items()}
+    copies = {
+        site: [finding for finding in examine_site(place.path) if finding.about == "copies"] for site, place in places.items()
+    }
     assert copies["north"][0].state is State.BAD and copies["south"][0].state is State.GOOD
     settings = places["north"].path / "site" / "site.toml"
     settings.write_text(settings.read_text() + f'public = "{public_store.path}"\n')
-    [found] = [found for found in examine_site(places["north"].path) if found.about == "copies"]
-    assert found.state is State.GOOD
+    [finding] = [finding for finding in examine_site(places["north"].path) if finding.about == "copies"]
+    assert finding.state is State.GOOD
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,12 @@ IMAGES = [ROOT / "clients" / "Containerfile", ROOT / "server" / "Containerfile"]
 
 def settings(unit):
     """Values of a unit's keys, in their order."""
-    found = {}
+    values = {}
     for line in re.sub(r"^[#;].*$", "", unit, flags=re.MULTILINE).splitlines():
         key, equals, value = line.partition("=")
         if equals:
-            found.setdefault(key, []).append(value)
-    return found
+            values.setdefault(key, []).append(value)
+    return values
 
 
 def program(name):

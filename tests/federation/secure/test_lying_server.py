@@ -84,7 +84,7 @@ def test_signatures_are_for_one_roster_set_step_and_run():
         View(StepKeys(TERMS, 0), {0: b"b" * 32, 1: b"a" * 32}),
     ]
     said = [view.roster() for view in views] + [
-        view.arrival_log(frozenset(own)) for view in views for own in ({0}, {0, 1}, {1})
+        view.arrival_log(frozenset(arrived)) for view in views for arrived in ({0}, {0, 1}, {1})
     ]
     assert len(set(said)) == len(said)
 
@@ -153,13 +153,13 @@ class Liar:
         known = {site for site, givers in round_keys.items() if len(givers) >= self.needed} | self.colluding
         masks = []  # what stands in the way of each honest site's vector: unknown streams and their signs
         for site, roster in sorted(rosters.items()):
-            own = {} if len(seeds[site]) >= self.needed else {("self", site): 1}
+            mask = {} if len(seeds[site]) >= self.needed else {("self", site): 1}
             for other in roster - {site}:
                 if not {site, other} & known:
-                    own["pair", min(site, other), max(site, other)] = 1 if site < other else -1
-            masks.append(own)
-        streams = sorted({stream for own in masks for stream in own}, key=str)
-        columns = np.array([[own.get(stream, 0) for stream in streams] for own in masks], float).reshape(
+                    mask["pair", min(site, other), max(site, other)] = 1 if site < other else -1
+            masks.append(mask)
+        streams = sorted({stream for mask in masks for stream in mask}, key=str)
+        columns = np.array([[mask.get(stream, 0) for stream in streams] for mask in masks], float).reshape(
             len(masks), len(streams)
         )
         for size in range(1, len(masks) + 1):

@@ -90,8 +90,8 @@ def test_a_site_sees_its_ledger_over_the_steps(sites, dpfed):
     assert code == 0 and "answered 2 of 6 steps" in lines and "in 1 of the first 3 steps, the last of them step 1" in lines
     assert "step 0 epsilon" in lines and "step 2 epsilon" in lines
     code, out, _ = dpfed("site", "ledger", made[0].path, "--json")
-    found = json.loads(out)
+    facts = json.loads(out)
     assert (
-        code == 0 and found["answered"] == [0, 2] and found["epsilon"] == ledger.epsilon == found["over_steps"][-1]["epsilon"]
+        code == 0 and facts["answered"] == [0, 2] and facts["epsilon"] == ledger.epsilon == facts["over_steps"][-1]["epsilon"]
     )
-    assert found["of"] == terms.privacy_plan.epsilon()
+    assert facts["of"] == terms.privacy_plan.epsilon()

@@ -94,8 +94,8 @@ def test_what_nobody_allowed_is_not_joined_and_does_not_run(place, mark, tmp_pat
     said = str(refused.value)
     assert refused.value.code == "join-code" and f"--allow {NAME}" in said and "losses.py" in said and "SHA-256" in said
     assert not place.site.joined and not place.site.ledger.exists()
-    found = [finding for finding in examine_site(place.path) if finding.about == "code"]
-    assert [finding.state for finding in found] == [State.CARE] and "--allow" in found[0].advice
+    findings = [finding for finding in examine_site(place.path) if finding.about == "code"]
+    assert [finding.state for finding in findings] == [State.CARE] and "--allow" in findings[0].advice
     for wrong in (["os:system"], [NAME, "os:system"]):
         with pytest.raises(UserError, match="join-allow-unused"):
             place.join(allowed=wrong)
@@ -174,11 +174,11 @@ def test_the_shipped_losses_are_those_that_the_library_exports():
 
 
 def test_source_is_found_without_an_import(mark, tmp_path, monkeypatch):
-    found = find_source("doors_of_a_clinic.losses")
-    assert found.file.name == "losses.py" and found.package.name == "doors_of_a_clinic"
-    before = found.digest()
+    source = find_source("doors_of_a_clinic.losses")
+    assert source.file.name == "losses.py" and source.package.name == "doors_of_a_clinic"
+    before = source.digest()
     edit(tmp_path, name="__init__")
-    assert found.digest() != before and not mark.exists()
+    assert source.digest() != before and not mark.exists()
     assert find_source("doors_of_a_clinic.nothing") is None and find_source("sys") is None and find_source("nowhere.at") is None
     (tmp_path / "loose").mkdir()
     (tmp_path / "loose" / "doors_alone.py").write_text("raise SystemExit")
@@ -195,8 +195,8 @@ def test_code_is_looked_for_where_it_is_imported(mark, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "loose")
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path / "loose"))])
-    found = find_source("doors_of_two.losses").file
-    assert named("doors_of_two.losses:SAID", "objective.name") == "run" and found.is_relative_to(tmp_path / "loose")
+    file = find_source("doors_of_two.losses").file
+    assert named("doors_of_two.losses:SAID", "objective.name") == "run" and file.is_relative_to(tmp_path / "loose")
     monkeypatch.setattr(sys, "path", before := [str(tmp_path / "loose"), *sys.path])
     named("doors_of_two.losses:SAID", "objective.name"), find_source("doors_of_two.losses")
     assert sys.path == before  # what follows is found where it was before
@@ -230,7 +230,7 @@ def test_no_site_imports_the_coordinators_optimizer(mark, shapes, tmp_path):
 
 
 @pytest.fixture
-def own(tiny):
+def config(tiny):
     """An encoder, views, a loss and an optimizer by name."""
     tiny["model"] = {
         "kind": "image",
@@ -247,11 +247,11 @@ def own(tiny):
     return parse_config(tiny)
 
 
-def test_own_parts_train_in_a_federation_as_in_one_process(own, shapes, tmp_path):
-    with released_locally(own, tmp_path) as wanted:
-        run = simulate(own, tmp_path / "simulated", Simulation(sites=OWNERS, skew=SKEW))
+def test_own_parts_train_in_a_federation_as_in_one_process(config, shapes, tmp_path):
+    with released_locally(config, tmp_path) as wanted:
+        run = simulate(config, tmp_path / "simulated", Simulation(sites=OWNERS, skew=SKEW))
         assert digests(run.ledger) == wanted
-        sites, made = institutions(own, shapes, tmp_path)
+        sites, made = institutions(config, shapes, tmp_path)
         wire = Wire({site.path.name: load_site(site, print) for site in sites})
         assert digests(coordinate(made.path, tmp_path / "run", wire, Silent()).ledger) == wanted
     for card in (run.card.read_text(), (tmp_path / "run" / "privacy_card.md").read_text()):
@@ -260,8 +260,8 @@ def test_own_parts_train_in_a_federation_as_in_one_process(own, shapes, tmp_path
 
 
 @pytest.mark.slow
-def test_own_parts_train_over_flower_as_in_one_process(own, shapes, tmp_path):
-    sites, made = institutions(own, shapes, tmp_path)
-    with released_locally(own, tmp_path) as wanted:
+def test_own_parts_train_over_flower_as_in_one_process(config, shapes, tmp_path):
+    sites, made = institutions(config, shapes, tmp_path)
+    with released_locally(config, tmp_path) as wanted:
         train_over_flower(sites, made, tmp_path / "run")
         assert digests(tmp_path / "run" / "ledger.jsonl") == wanted

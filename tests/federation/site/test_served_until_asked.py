@@ -30,8 +30,8 @@ def test_a_loading_site_stops_at_once_and_can_be_served_again(number, code, site
         time.sleep(30)
 
     monkeypatch.setattr(serving, "load_site", loading)
-    found, out, error = dpfed("site", "serve", site.path)
-    assert found == code and error.splitlines()[-1] == "stopped." and "ready" not in out
+    status, out, error = dpfed("site", "serve", site.path)
+    assert status == code and error.splitlines()[-1] == "stopped." and "ready" not in out
     monkeypatch.undo()
     monkeypatch.setattr(serving, "serve", lambda *_: None)
     serving.serve_site(site, site.socket, print)

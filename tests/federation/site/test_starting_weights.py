@@ -68,9 +68,9 @@ def agreed(tiny, tmp_path, request):
 def test_where_all_weights_travel_a_site_needs_no_copy(agreed):
     config, terms, settings = agreed
     assert dict(statement(terms))["starting weights"] == f"start, SHA-256 {config.model.start_digest}"
-    own = site_config(terms, settings)
-    assert own.model.start is None and own.model.start_digest is None
-    site = build(own, Randomness.from_seed(1), terms=terms)
+    of_site = site_config(terms, settings)
+    assert of_site.model.start is None and of_site.model.start_digest is None
+    site = build(of_site, Randomness.from_seed(1), terms=terms)
     coordinator = build(config, Randomness.from_seed(2), terms=terms)
     assert frozen_digest(site.model) == frozen_digest(coordinator.model)
 
@@ -81,8 +81,8 @@ def test_a_frozen_tower_needs_the_sites_own_copy_of_its_weights(agreed, tmp_path
     with pytest.raises(UserError, match="there is nothing at .*start"):
         build(site_config(terms, settings), Randomness.from_seed(1), terms=terms)
     shutil.copytree(tmp_path / "start", tmp_path / "copy")
-    own = settings.model_copy(update={"start": str(tmp_path / "copy")})
-    site = build(site_config(terms, own), Randomness.from_seed(1), terms=terms)
+    with_copy = settings.model_copy(update={"start": str(tmp_path / "copy")})
+    site = build(site_config(terms, with_copy), Randomness.from_seed(1), terms=terms)
     coordinator = build(config, Randomness.from_seed(2), terms=terms)
     assert frozen_digest(site.model) == frozen_digest(coordinator.model)
     torch.manual_seed(4)
@@ -92,7 +92,7 @@ def test_a_frozen_tower_needs_the_sites_own_copy_of_its_weights(agreed, tmp_path
         facts_of(resolve_defaults(config)),
     )
     with pytest.raises(UserError, match="start-weights-changed"):
-        resolve_defaults(site_config(terms, own))
+        resolve_defaults(site_config(terms, with_copy))
 
 
 @pytest.mark.parametrize("agreed", ["own"], indirect=True)
