@@ -84,7 +84,13 @@ class _Content(io.RawIOBase):
         return self._at
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to a place and returns it; in compressed content that ends earlier, goes to the end."""
+        """Moves to a place, in bytes from the start, and returns the place reached.
+
+        In compressed content that ends before the place, this is the end.
+
+        Raises:
+            tarfile.ReadError: If the content is compressed and the place lies before the present one.
+        """
         if place == self._at:
             return place
         if self._seekable:

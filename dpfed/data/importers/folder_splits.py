@@ -249,10 +249,10 @@ def _refuse_names(root: Path, files: Sequence[Path]) -> None:
 def _beside(root: Path, file: Path, classes_below: bool) -> UserError:
     """Returns the error for an image beside splits. If the splits hold classes, they cannot be classes themselves."""
     top = root / file.relative_to(root).parts[0]
-    what = "lies" if top == file else "holds images but is not a split"
+    what, use = ("lies", "move it into a folder") if top == file else ("holds images but is not a split", "name it")
     either = "" if classes_below else f" {_commands(root, 0)}"
     return UserError(
-        f"{top} {what} beside the splits; move it out of {root} to leave it out, or name its folder train, val or test."
+        f"{top} {what} beside the splits: to leave it out, move it out of {root}; to use it, {use} train, val or test."
         f"{either} [folder-beside]"
     )
 

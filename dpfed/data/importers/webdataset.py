@@ -213,7 +213,7 @@ def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Ite
 
 
 def _called(archive: Path, source: Path) -> str:
-    """Returns the prefix of the names of an archive's records: the numbered folders above the archive, and its name."""
+    """Returns the prefix of an archive's record names, ``part-0/cats``: numbered folders above it, then its name."""
     folders = archive.relative_to(source).parts[:-1] if source.is_dir() else ()
     return "/".join([*(folder for folder in folders if is_part(folder)), name_of(archive)])
 
