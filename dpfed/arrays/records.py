@@ -139,7 +139,7 @@ def same(row: np.ndarray) -> bytes:
 
 
 def _in_order(rows: Rows, indices: np.ndarray) -> np.ndarray:
-    """Returns the rows with some numbers, which may be in any order; see `Rows.block`."""
+    """Returns the rows with the given numbers, which may be in any order; see `Rows.block`."""
     order = np.argsort(indices, kind="stable")
     ascending = rows.block(indices[order])
     if (order == np.arange(len(order))).all():

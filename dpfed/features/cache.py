@@ -119,7 +119,7 @@ class Features:
         return self._order[np.searchsorted(self.rows, rows, sorter=self._order)]
 
     def images(self, positions: np.ndarray, views: np.ndarray) -> Tensor:
-        """Returns the features of some views of some records.
+        """Returns the features of the given views of the given records.
 
         Args:
             positions: Positions of the records, ``(n,)`` (see `positions`).
@@ -133,7 +133,7 @@ class Features:
         )
 
     def texts(self, positions: np.ndarray, choice: np.ndarray) -> Tensor:
-        """Returns the features of one caption of each of some records, ``(n, F_t)`` float32.
+        """Returns the features of one caption of each given record, ``(n, F_t)`` float32.
 
         Args:
             positions: Positions of the records, ``(n,)`` (see `positions`).

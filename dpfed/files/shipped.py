@@ -52,7 +52,7 @@ def find_config(given: str | Path) -> Path:
     """
     file = _own(given)
     if file is None and str(given).removesuffix(".toml") in sweep_names():
-        raise UserError(f"{given} is a sweep, not a config: `dpfed sweep CONFIG {given}` applies it to one. [shipped-sweep]")
+        raise UserError(f"{given} is a sweep, not a config: `dpfed sweep CONFIG {given}` runs it on a config. [shipped-sweep]")
     return file or _shipped(given, config_names(), "config")
 
 

@@ -69,7 +69,7 @@ class _Content(io.RawIOBase):
         self.last = b""
 
     def read(self, size: int = -1) -> bytes:
-        """Reads at most `size` bytes (-1: all), first those that were put back."""
+        """Reads at most `size` bytes (-1: all), first the bytes that were put back."""
         ahead, self._ahead = self._ahead, b""
         self.last = ahead if ahead and size == len(ahead) else ahead + self._file.read(size - len(ahead))
         self._at += len(self.last)

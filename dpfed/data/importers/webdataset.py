@@ -111,11 +111,11 @@ class _Survey:
     unread: list[Unreadable] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
     linked: list[Path] = field(default_factory=list)  # archives with links
-    folders: dict[str, str] = field(default_factory=dict)  # split that folders in the archive speak of -> one of them
+    folders: dict[str, str] = field(default_factory=dict)  # split that a folder's name in the archive contains -> such a folder
 
 
 class WebDatasetImporter(Importer):
-    """A .tar archive, or a folder of them whose names, or whose folders' names, speak of train, validation or test.
+    """A .tar archive, or a folder of archives. Their names, or their folders' names, may contain train, validation or test.
 
     Files that share a name up to its first dot are a sample: an image (any of `EXTENSIONS`), captions (.txt, one in a
     line; .json with ``caption``, ``captions``, ``text`` or ``title``, or a list), a class (.cls; in the JSON ``label``, ``cls``

@@ -233,7 +233,9 @@ class SiteFolder:
         self.refuse_if_left()
         self.refuse_other_records(RecordStore.open(self.settings().store))
         if self.joined:
-            raise UserError(f"{self.path} has joined a federation already: make another folder for another one. [join-twice]")
+            raise UserError(
+                f"{self.path} has joined a federation already: make another folder for another federation. [join-twice]"
+            )
         plan = terms.privacy_plan
         if not plan.has_guarantee:
             name = plan.bounding.method_name
