@@ -121,7 +121,7 @@ class _File:
 def assign_columns(
     files: Sequence[tuple[Path, pa.Schema, dict[str, str | None]]], id: str | None, one_split: bool = False
 ) -> ColumnAssignment:
-    """Finds what the columns of some files hold.
+    """Finds out what the columns of the given files hold.
 
     Args:
         files: Files of one data set: path, schema, and the cells that folders give to all rows of the file.

@@ -60,7 +60,7 @@ class SplitFiles:
 
 
 def holds(path: Path, endings: Collection[str], access: Access | None) -> bool:
-    """Returns whether a file with one of some endings, such as ``".tar"``, lies below a folder."""
+    """Returns whether a file with one of the given endings, such as ``".tar"``, lies below a folder."""
     return any(suffix(file) in endings for file in list_files(path, access or Access.to(path)).files)
 
 

@@ -201,7 +201,7 @@ def _describes(table: Path, folder: Path, access: Access) -> bool:
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
-    """Returns the folder that holds all of some tables, perhaps in folders below it."""
+    """Returns the deepest folder that holds all given tables, in itself or in folders below it."""
     return Path(os.path.commonpath([path.parent for path in paths]))
 
 

@@ -55,7 +55,7 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
             neither labels nor captions, or if a unit has records of several home sites.
     """
     if sites < 2:
-        raise UserError(f"a store is divided among at least 2 sites, got {sites}; ask for more. [store-few-sites]")
+        raise UserError(f"a store is divided among at least 2 sites, got {sites}; give more sites. [store-few-sites]")
     if not 0 <= skew <= 1:
         raise UserError(f"the skew must lie between 0 (sites alike) and 1 (no label shared), got {skew}. [store-skew-range]")
     keys = store.keys if store.units is None else store.units

@@ -358,7 +358,9 @@ class SiteFolder:
         """
         shutil.rmtree(self.features, ignore_errors=True)
         if self.features.exists():
-            raise UserError(f"delete {self.features}, which reveals as much as the records: dpfed cannot. [site-features]")
+            raise UserError(
+                f"dpfed cannot delete {self.features}, which reveals as much as the records: delete it. [site-features]"
+            )
 
     def most_delta(self, plan: PrivacyPlan) -> float:
         """Returns the largest delta that the site agrees to: its own setting, or 1/N of the plan."""
