@@ -115,8 +115,8 @@ class MomentsEngine(Engine):
     def _sums(self, step: int, sides: dict[Side, Tensor], shares: Tensor) -> tuple[Tensor, ...]:
         """Returns sums over some records: of their means in step 0, of products of their vectors in step 1.
 
-        The products of step 1 are those of image with text (of two different views, without text), then those of each tower's
-        vectors with themselves.
+        Step 1 has two kinds of products. The first are products of image with text or, without text, of two different views.
+        The second are products of each tower's vectors with themselves.
         """
         if step == 0:
             return (torch.stack([self._vectors(unit, shares, shares).means.sum(0) for unit in sides.values()]),)

@@ -147,8 +147,8 @@ def _refuse_empty(store: RecordStore, records: np.ndarray) -> None:
     for site, count in enumerate(records[:-1].tolist()):
         if count == 0:
             raise UserError(
-                f"site {site} of {len(records) - 1} would get none of the training records of {store.name}: ask for fewer "
-                "sites, or for less skew. [store-empty-site]"
+                f"site {site} of {len(records) - 1} would get none of the training records of {store.name}: choose fewer "
+                "sites, or a smaller skew. [store-empty-site]"
             )
 
 

@@ -73,8 +73,7 @@ class Envelopes:
         """
         if sender == self._me or not 0 <= sender < len(self._sites):
             raise BadOffer(
-                f"step {keys.step}: an offer names site {sender} as its sender, but no other site has this number. [mask-sender]",
-                sender,
+                f"step {keys.step}: an offer names site {sender} as its sender, which is no other site. [mask-sender]", sender
             )
         public, nonce = envelope[:KEY_BYTES], envelope[KEY_BYTES : KEY_BYTES + _NONCE]
         try:
