@@ -261,7 +261,7 @@ def said_of(value: object, name: str | None = None) -> str:
 
 
 def package_of(module: str) -> str | None:
-    """Returns name and version of the installed package that contains a module; ``None``: no package contains it."""
+    """Returns the name and version of the installed package that contains a module; ``None``: no package contains it."""
     package = _packages().get(module.partition(".")[0], [None])[0]
     return f"{package} {importlib.metadata.version(package)}" if package else None
 

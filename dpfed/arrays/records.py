@@ -128,7 +128,7 @@ class ArrayViews(ViewMaker):
         """See `ViewMaker.prefetch`; this class reads nothing ahead."""
 
     def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
-        """Returns the rows of some records, ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``."""
+        """Returns the rows of the given records, ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``."""
         return {side: torch.from_numpy(_in_order(rows, indices)).to(device) for side, rows in self._sides.items()}
 
 
@@ -139,7 +139,7 @@ def same(row: np.ndarray) -> bytes:
 
 
 def _in_order(rows: Rows, indices: np.ndarray) -> np.ndarray:
-    """Returns the rows with some numbers, which may be in any order; see `Rows.block`."""
+    """Returns the rows with the given numbers, which may be in any order; see `Rows.block`."""
     order = np.argsort(indices, kind="stable")
     ascending = rows.block(indices[order])
     if (order == np.arange(len(order))).all():

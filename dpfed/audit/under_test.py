@@ -182,7 +182,7 @@ class UnderTest:
 
 
 def partitions(parts: Parts, rows: np.ndarray, world_size: int) -> list[Partition]:
-    """Returns each worker's part of some rows of a store."""
+    """Returns each worker's part of the given rows of a store."""
     keys, plan = partition_keys(parts.store, parts.config.privacy.unit), parts.plan
     if parts.learner.divides_groups:
         return [Partition(rank, rows, plan.groups_of(rank, world_size), world_size) for rank in range(world_size)]

@@ -24,7 +24,9 @@ _UNIT = 25  # binary digits of a unit vector, so that the sum of its squares is 
 
 @dataclass(frozen=True)
 class _Vectors:
-    """A tower's vectors of some records, as integers in float64. All products and sums of them are exact.
+    """One tower's vectors for some records. Entries are integers in float64, so all products and sums of them are exact.
+
+    g is the number of binary digits of a vector, `layout.bits`.
 
     Attributes:
         views: Vectors of each view or caption, ``(n, V, k)``, at most 2^g / sqrt(V) long.
@@ -42,13 +44,15 @@ class _Vectors:
 
 @dataclass(frozen=True)
 class _Map:
-    """Map of a tower's features of unit length: a public centre is subtracted, then a public matrix applied, in integers.
+    """Map of a tower's features, scaled to unit length. It subtracts a public centre and applies a public matrix.
+
+    Both are stored as integers, in steps, so that sums are exact. F is the number of features, k the number of dimensions.
 
     Attributes:
-        matrix: Matrix ``(k, F)`` float64, which makes no vector longer than `fine` times its length.
-        origin: Centre ``(F,)`` float64, in steps; ``None``: 0.
-        steps: Number of steps in a unit of length of the features. A feature minus the centre is at most 2^26 steps long.
-        fine: Number of steps in a unit of the matrix. A product with it, and all sums in the product, are exact.
+        matrix: Public matrix ``(k, F)`` float64, in steps of 1 / `fine`; its largest singular value is at most `fine`.
+        origin: Public centre ``(F,)`` float64, in steps of 1 / `steps`; ``None``: no centre is subtracted.
+        steps: Number of steps in a unit of length of the features. Features minus the centre are at most 2^26 steps long.
+        fine: Number of steps in a unit of the matrix's entries. Products with the matrix are exact.
     """
 
     matrix: Tensor
@@ -111,8 +115,8 @@ class MomentsEngine(Engine):
     def _sums(self, step: int, sides: dict[Side, Tensor], shares: Tensor) -> tuple[Tensor, ...]:
         """Returns sums over some records: of their means in step 0, of products of their vectors in step 1.
 
-        The products of step 1 are those of image with text (of two different views, without text), then those of each tower's
-        vectors with themselves.
+        Step 1 has two kinds of products. The first are products of image with text or, without text, of two different views.
+        The second are products of each tower's vectors with themselves.
         """
         if step == 0:
             return (torch.stack([self._vectors(unit, shares, shares).means.sum(0) for unit in sides.values()]),)

@@ -16,7 +16,7 @@ _WIDTH = 0.1
 def sum_of_statistics(
     statistics: GroupStatistics, norms: Tensor, losses: Tensor, threshold: float, clip_norm: float, unit: float, public: int = 0
 ) -> Tensor:
-    """Returns the sum of some groups' statistics. Each statistic is an integer, and a function of one group alone.
+    """Returns the sum of the given groups' statistics. Each statistic is an integer, and a function of one group alone.
 
     A NaN counts as one end of the statistic's range, so no group moves the sum by more than this range allows.
 

@@ -103,7 +103,7 @@ def _what_fits(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> str
 
 
 def most_steps(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> int:
-    """Returns how many steps of a plan, with its noise, fit into the rest of the budget: at most the plan's own number."""
+    """Returns how many steps at the plan's noise fit into the rest of the budget; never more than the plan has."""
     steps = min(plan.steps, budget.times(spent, budget.curve(plan.mechanism, 1)))
     while steps and not _fits(budget, spent, plan, steps):  # rounding may have given too many steps
         steps -= 1

@@ -62,7 +62,7 @@ class Samples:
         write_atomically(path, json.dumps(content) + "\n", mode=0o600)
 
     def shares(self, ids: Collection[str]) -> dict[str, tuple[float, float | None]]:
-        """Measures how many of some budgets' sampled records are in the store.
+        """Measures how many sampled records of the given budgets are in the store.
 
         Args:
             ids: Ids of the budgets.

@@ -173,11 +173,11 @@ def _show(numbers: dict[str, Any], fixed: dict[str, float], as_json: bool) -> No
 
 
 def _figures(numbers: dict[str, Any], fixed: dict[str, Any]) -> tuple[dict[str, dict[str, float]], float, dict[str, str]]:
-    """Computes noise and epsilon by each accountant.
+    """Computes the noise and epsilon with each accountant.
 
     Returns:
-        The figures by accountant, delta, and the reason of each accountant without a result. If any accountant has a
-        result, RDP has one.
+        A mapping from accountants to their figures, delta, and a mapping from accountants that find no result to the reason.
+        If any accountant finds a result, RDP does.
     """
     from dpfed.privacy.accounting import Accountant, Unresolved
     from dpfed.privacy.plan import PrivacyPlan

@@ -226,7 +226,10 @@ def serve(
     from dpfed.federation.site.folder import SiteFolder
 
     if group is not None and socket is None:
-        raise UserError(f"--group {group} cannot enter the secret {folder}: give --socket outside it. [option-socket-secret]")
+        raise UserError(
+            f"--group: members of {group} cannot enter the secret folder {folder}: choose a --socket outside it. "
+            "[option-socket-secret]"
+        )
     opened = SiteFolder.open(folder)
     opened.terms()  # before torch, which takes seconds to import
     from dpfed.federation.site.serving import serve_site

@@ -35,7 +35,7 @@ class PublicNegatives:
         self._views, self._indices, self.count = views, indices, count
 
     def of(self, keys: np.ndarray, randomness: Randomness, step: int) -> np.ndarray:
-        """Draws the public records of some groups; those of one group differ from each other.
+        """Draws the public records of the given groups; no record occurs twice in one group.
 
         Args:
             keys: Key of the record (or unit) that makes each group, ``(G,)`` uint64.

@@ -109,7 +109,9 @@ def given_public(config: PublicConfig, captions: bool) -> RecordStore:
 def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> None:
     """Rejects public records that lack needed captions, or are fewer than join a group."""
     if captions and store.kind != "image-text":
-        raise UserError(f"public.path: the model reads captions, which {store.path} lacks: give another. [public-no-captions]")
+        raise UserError(
+            f"public.path: the model reads captions, which {store.path} lacks: give another store. [public-no-captions]"
+        )
     if store.count("train") < config.records:
         raise UserError(
             f"public.records = {config.records:,} public records join every group, and {store.path} has "

@@ -115,11 +115,11 @@ class Features:
             yield self._shard(number)
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the positions in `self.rows` of some rows of the store, ``(n,)`` int64. `self.rows` must contain them."""
+        """Returns the positions of rows of the store in `self.rows`, ``(n,)`` int64. `self.rows` must contain these rows."""
         return self._order[np.searchsorted(self.rows, rows, sorter=self._order)]
 
     def images(self, positions: np.ndarray, views: np.ndarray) -> Tensor:
-        """Returns the features of some views of some records.
+        """Returns the features of the given views of the given records.
 
         Args:
             positions: Positions of the records, ``(n,)`` (see `positions`).
@@ -133,7 +133,7 @@ class Features:
         )
 
     def texts(self, positions: np.ndarray, choice: np.ndarray) -> Tensor:
-        """Returns the features of one caption of each of some records, ``(n, F_t)`` float32.
+        """Returns the features of one caption of each given record, ``(n, F_t)`` float32.
 
         Args:
             positions: Positions of the records, ``(n,)`` (see `positions`).
@@ -162,7 +162,7 @@ class Features:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _gather(self, positions: np.ndarray, of: Callable[[Shard, Tensor, np.ndarray], Tensor]) -> Tensor:
-        """Returns the results of a function for some records of several shards, in the order of `positions`.
+        """Applies a function to the given records shard by shard, and returns the results, in the order of `positions`.
 
         Args:
             positions: Positions of the records, ``(n,)``.

@@ -57,7 +57,7 @@ class FeatureCache:
     stay: bool = False
 
     def features(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> Features:
-        """Returns the features of some records, and computes them first if they are not in files.
+        """Returns the features of the given records, and computes them first if they are not in files.
 
         Features of a record that are not finite become zeros.
 
@@ -127,7 +127,7 @@ class FeatureCache:
 
 
 def features_key(model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> str:
-    """Returns a hash of all that the features of some records depend on, in hexadecimal; see `FeatureCache.features`."""
+    """Returns a hash of all that the features of the given records depend on, in hexadecimal; see `FeatureCache.features`."""
     return _Extraction(model, views, store, count).key(rows)
 
 
@@ -156,7 +156,7 @@ class _Extraction:
         self._passes = Passes(self._device, views.tokenizer)
 
     def key(self, rows: np.ndarray) -> str:
-        """Returns a hash of all that the features of some records depend on, in hexadecimal.
+        """Returns a hash of all that the features of the given records depend on, in hexadecimal.
 
         It covers the records, the views, the weights, the version of Pillow, which reads images, and how the towers compute.
         """

@@ -231,7 +231,9 @@ def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:
     sites = site_of_records(store, simulation.sites, simulation.skew)[indices]
     divided = [indices[sites == number] for number in range(simulation.sites)]
     if not all(map(len, divided)):
-        raise UserError(f"a site of {simulation.sites} would have no records: simulate fewer, or with less skew. [site-empty]")
+        raise UserError(
+            f"a site of {simulation.sites} would have no records: simulate fewer sites, or set a smaller skew. [site-empty]"
+        )
     return divided
 
 

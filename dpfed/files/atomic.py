@@ -144,7 +144,10 @@ def _let_write(content: Callable[[Path], object], draft: Path) -> None:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Makes a folder, unless it exists, in a folder that exists, and forces its name to the disk."""
+    """Makes a folder if it does not exist, and forces the new entry in its parent folder to the disk.
+
+    The parent folder must exist.
+    """
     if not path.is_dir():
         path.mkdir(mode, exist_ok=True)
         sync_folder(path.parent)

@@ -52,7 +52,7 @@ def find_config(given: str | Path) -> Path:
     """
     file = _own(given)
     if file is None and str(given).removesuffix(".toml") in sweep_names():
-        raise UserError(f"{given} is a sweep, not a config: `dpfed sweep CONFIG {given}` applies it to one. [shipped-sweep]")
+        raise UserError(f"{given} is a sweep, not a config: `dpfed sweep CONFIG {given}` runs it on a config. [shipped-sweep]")
     return file or _shipped(given, config_names(), "config")
 
 
@@ -116,7 +116,7 @@ def _shipped(given: str | Path, names: tuple[str, ...], what: str) -> Path:
 
 
 def _meant(given: str, names: tuple[str, ...]) -> str:
-    """Returns a hint with the nearest names; ``configs/quickstart.toml``, as in a checkout, counts as ``quickstart``."""
+    """Returns a hint with the names nearest to a given one, which may also be a checkout's path, ``configs/NAME.toml``."""
     bare = given.removeprefix(f"{configs().name}/").removesuffix(".toml")
     return f"did you mean '{bare}'?" if bare in names else nearest(bare, names)
 

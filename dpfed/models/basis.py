@@ -107,16 +107,16 @@ def random_bases(widths: tuple[int, ...], dimensions: int, alike: bool) -> dict[
 
 
 def principal_basis(features: Tensor, most: int) -> Basis:
-    """Computes the mean and the first principal components of public features, scaled to unit length.
+    """Scales public features to unit length, and computes their mean and first principal components.
 
-    Numbers are rounded to float16, which halves the size of a federation's terms; rows stay orthonormal up to 0.1 %.
+    All numbers are rounded to float16, which halves their size in a federation's terms. Rows stay orthonormal up to 0.1 %.
 
     Args:
         features: Features of public records, ``(n, F)``. Rows that are zero or not finite are left out.
-        most: Largest number of components; there are at most n - 1 and F.
+        most: Largest number of components. The basis has no more than n - 1 or F.
 
     Raises:
-        ValueError: For fewer than two usable features.
+        ValueError: If fewer than two rows are usable.
     """
     features = features.double()
     features = features[features.isfinite().all(1) & features.any(1)]

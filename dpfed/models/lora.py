@@ -141,7 +141,7 @@ def _kind(leaf: str, parent: nn.Module | None) -> str | None:
 
 
 def adapted(model: nn.Module) -> Iterator[tuple[str, LowRankUpdate]]:
-    """Yields the adapted weights' names in the model without adapters, and their updates."""
+    """Yields each adapted weight's name, as in the model without adapters, and the module that computes its update."""
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):
             for name, updates in list(module.parametrizations.items()):

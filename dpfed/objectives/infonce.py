@@ -57,8 +57,9 @@ def group_loss(
 ) -> Tensor:
     """Computes the loss of one group, in both directions.
 
-    Image records contrast view 0 with view 1 and back; views 2 onwards are the N_a augmentations. Image-text records contrast
-    image with text and back (equation 15); views 1 onwards of each modality are its augmentations.
+    For image records, the loss contrasts view 0 with view 1, and view 1 with view 0; views 2 onwards are the N_a augmentations.
+    For image-text records, it contrasts image with text, and text with image (equation 15); views 1 onwards of each modality
+    are its augmentations.
 
     Args:
         embeddings: Embeddings ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``.
@@ -66,10 +67,10 @@ def group_loss(
         temperature: Divisor of the similarities, a scalar.
         bias: Ignored, because a softmax is invariant to it.
         options: Options of the loss; ignored here, because they act on the model and the views.
-        counted: Mask ``(S,)`` bool of the records whose terms are added up; ``None``: all that are present.
+        counted: Mask ``(S,)`` bool of the records whose terms are added up; ``None``: `present`.
 
     Returns:
-        A scalar, the sum over both directions and all records that are present, or counted.
+        A scalar, the sum over both directions and the records in `counted`.
     """
     import torch
 

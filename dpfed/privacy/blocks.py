@@ -140,7 +140,7 @@ class SumNoise:
 
 
 def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[bytes], context: str, step: int) -> Tensor:
-    """Adds the noise of a step to some blocks of an exact sum.
+    """Adds the noise of a step to the given blocks of an exact sum.
 
     Args:
         blocks: Blocks of the sum.

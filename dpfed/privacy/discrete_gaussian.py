@@ -163,7 +163,7 @@ def discrete_gaussian(coins: Coins, count: int, bits: int = MOST_BITS) -> np.nda
 
 
 def _accepted(coins: Coins, tries: int, bits: int) -> np.ndarray:
-    """Returns the accepted draws of some tries, about seven of ten.
+    """Tries a number of draws, and returns those that are accepted, about seven of ten.
 
     A draw is a sign and k + x standard deviations: a whole k, of probability proportional to exp(-k^2/2), and a fraction
     x = j / 2^bits with j uniform. The draw is accepted with probability exp(-x^2/2) exp(-x)^k. The product of both is

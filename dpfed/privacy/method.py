@@ -1,9 +1,9 @@
 """The declaration of a bounding method: one object, in a file of its own, that states the method's sensitivity.
 
-``bounding.method = NAME`` loads ``NAME.py`` of `dpfed.bounding.methods`, or of `dpfed.baselines.methods` where that room is
-installed, and uses its `METHOD`; that file's docstring proves the sensitivity. Plan, sampler, accounting, card and table take
-everything about a method from that object. Its functions take `MechanismParameters`, not a plan. The engines that compute the
-sum are elsewhere (`dpfed.bounding.engines.by_method`).
+``bounding.method = NAME`` loads ``NAME.py`` of `dpfed.bounding.methods`, or of `dpfed.baselines.methods` if that package is
+installed, and uses the file's `METHOD`; the file's docstring proves the sensitivity. Plan, sampler, accounting, card and table
+take everything about a method from that object. Its functions take `MechanismParameters`, not a plan. The engines that compute
+the sum are elsewhere (`dpfed.bounding.engines.by_method`).
 """
 
 from __future__ import annotations

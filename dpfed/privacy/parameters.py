@@ -38,10 +38,10 @@ class MechanismParameters:
 
     @property
     def cap(self) -> int:
-        """Cap on the batch, b, of a method that has one.
+        """Largest number of records in a batch, b, if the method sets one.
 
         Raises:
-            ValueError: If the method has no cap.
+            ValueError: If the method sets no largest number.
         """
         if self.max_batch is None:
             raise ValueError("the method caps no batch")

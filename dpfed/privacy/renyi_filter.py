@@ -92,7 +92,7 @@ class RenyiFilter:
         return most
 
     def curve(self, mechanism: Mechanism, steps: int) -> RenyiCurve:
-        """Returns the cost of some steps of a mechanism at each order; see `renyi_curve`."""
+        """Returns the cost of a number of steps of a mechanism at each order; see `renyi_curve`."""
         return renyi_curve(mechanism, steps, self.orders)
 
 
@@ -108,7 +108,7 @@ def limit(epsilon: float, delta: float, order: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> RenyiCurve:
-    """Returns a bound on the Renyi divergence of some steps at each order, in both directions; infinity: no known bound.
+    """Returns a bound on the Renyi divergence of a number of steps at each order, in both directions; infinity: no known bound.
 
     The accountant's series for a fractional order need not converge; the accountant then returns infinity. For many mechanisms
     this happens at all orders near 1, at which a large epsilon is counted. There the bound of a higher order is used, such as
@@ -128,7 +128,7 @@ def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> 
 
 
 def _accounted(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> RenyiCurve:
-    """Returns the accountant's bound for some steps at each order; infinity where it has none."""
+    """Returns the accountant's bound for a number of steps at each order; infinity: the accountant has no bound."""
     from dp_accounting.rdp import RdpAccountant
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # an order that does not converge is left out, which raises the bound

@@ -125,7 +125,7 @@ class Grid:
         for start in range(0, len(values), _CHUNK):
             steps = np.rint(np.divide(values[start : start + _CHUNK], self.spacing, dtype=np.float64))
             if not np.all(np.abs(steps) < 2.0**62):
-                raise UserError("a vector holds values that are not finite, or far too large for its grid. [share-not-finite]")
+                raise UserError("a site's noisy sum has values that are not finite, or far too large. [share-not-finite]")
             encoded[start : start + _CHUNK] = steps.astype(np.int64).astype(np.uint32)
         return encoded
 

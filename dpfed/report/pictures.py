@@ -140,7 +140,7 @@ def _confusions(
 
 
 def _rows(counts: np.ndarray, shown: list[int]) -> Counts:
-    """Selects the rows and columns of some classes; a last column sums the columns of the others, if there are any."""
+    """Selects the rows and columns of the given classes; a last column sums the columns of the others, if there are any."""
     rows = counts[np.ix_(shown, shown)]
     if len(shown) < len(counts):
         rows = np.column_stack([rows, counts[shown].sum(axis=1) - rows.sum(axis=1)])

@@ -107,7 +107,7 @@ def headlines(results: list[Result], limit: int) -> list[Result]:
 
 
 def most_telling(figures: list[Figure], limit: int) -> list[Figure]:
-    """Returns the most important of some named figures, at most `limit`."""
+    """Returns the most important of the given figures, at most `limit`."""
     ordered = [item for first in _HEADLINES for item in figures if item.name.partition("[")[0] == first]
     return (ordered or figures)[:limit]
 

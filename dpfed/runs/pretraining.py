@@ -39,7 +39,9 @@ def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iter
     progress = progress or Silent()
     run = RunDirectory.open(folder)
     if run.simulation.is_file():
-        raise UserError(f"{run.path} simulates a federation: `dpfed resume` or `dpfed.resume` resumes it. [resume-simulated]")
+        raise UserError(
+            f"{run.path} simulates a federation: resume it with `dpfed resume` or `dpfed.resume`. [resume-simulated]"
+        )
     with run.locked():
         if run.finished:
             run.delete_secrets()  # a crash may have prevented this before

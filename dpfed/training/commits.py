@@ -176,7 +176,7 @@ def _laid_out(header: dict[str, object], tensors: dict[str, Tensor]) -> np.ndarr
 
 
 def _taken_apart(content: np.ndarray) -> tuple[dict, dict[str, Tensor]]:
-    """Returns header and tensors from the bytes that `_laid_out` made."""
+    """Returns the header and the tensors from the bytes that `_laid_out` made."""
     length = int.from_bytes(content[:8].tobytes(), "little")
     header = json.loads(content[8 : 8 + length].tobytes())
     start = -(-(8 + length) // _ALIGNED) * _ALIGNED

@@ -83,7 +83,7 @@ class Coordinator:
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(
-                f"{ledger.path} is of another plan: noise and accounting must follow one plan. [training-other-plan]"
+                f"{ledger.path} belongs to another plan: noise and accounting must follow one plan. [training-other-plan]"
             )
         self._vector = TrainableVector(model)
         hashed = UniversalHash(randomness) if ledger.universal else None

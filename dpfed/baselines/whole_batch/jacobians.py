@@ -275,7 +275,15 @@ def _unfolded(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _positions(module: nn.Module, deltas: Tensor) -> Tensor:
-    """Unfolds derivatives of a layer's outputs, ``(R, D, 1, O, H, W)`` or ``(R, D, ..., O)``, by position: ``(R, D, T, O)``."""
+    """Flattens the positions of a layer's outputs into one dimension, T.
+
+    Args:
+        module: Layer.
+        deltas: Derivatives with respect to its outputs, ``(R, D, 1, O, H, W)`` for a convolution, else ``(R, D, ..., O)``.
+
+    Returns:
+        The derivatives, ``(R, D, T, O)``.
+    """
     if isinstance(module, nn.Conv2d):
         return deltas.flatten(4).squeeze(2).mT
     return deltas.flatten(2, -2) if deltas.dim() > 3 else deltas[:, :, None]

@@ -28,14 +28,14 @@ _VECTOR = 16
 
 @dataclass(frozen=True)
 class Padding:
-    """Public numbers of a pass: the shapes to which its records and groups are padded.
+    """The shapes to which the records and groups of a pass are padded. All its numbers are public.
 
     Attributes:
         totals: Permitted numbers of records of a pass, fillers included, ascending.
         groups: Number of places for groups.
-        slots: Number of records of the longest group that shares a pass; a longer group has a pass of its own, as in the loop.
+        slots: Number of records of the longest group that may share a pass. A longer group has a pass of its own.
         aim: Number of records of a usual pass.
-        typical: S, the expected number of records of a group. Layers choose by it how they compute a norm.
+        typical: S, the expected number of records of a group. It decides how a layer computes a norm.
     """
 
     totals: tuple[int, ...]

@@ -107,7 +107,7 @@ class RepeatedPass:
         self._found = recording.record(lambda: summed(self._views, self._offsets, Clip(*self._clip.unbind())))
 
     def add(self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor) -> Tensor:
-        """Adds up the clipped gradients of some groups; the host waits for nothing between passes.
+        """Adds up the clipped gradients of the given groups; the host waits for nothing between passes.
 
         Args:
             batch: Groups to add.

@@ -72,9 +72,9 @@ class Grouping:
         sizes: Number of records of each group.
         device: Device of the layers.
         exact: Dtype in which squares are summed.
-        typical: Public number of records of a usual group; default: the size of the longest. Layers choose by it how they
-            compute a norm. The alternatives round differently, and a choice by the actual sizes would let one record change how
-            the gradients of other groups are rounded.
+        typical: Public number of records of a usual group; default: the size of the longest. It decides how a layer
+            computes a norm. The ways round differently, so if the actual sizes decided, one record could change how the
+            gradients of other groups are rounded.
         places: Number of places for groups, at least the number of groups; default: the number of groups.
         slots: Number of slots for records of a group, at least the size of the longest group; default: this size.
         records: n, the number of records, fillers included; default: without fillers.
@@ -145,7 +145,7 @@ class Grouping:
         return [rows[first * k : end * k] for first, end in itertools.pairwise(self._ends)]
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        """Returns the group of each row that belongs to a group, ``(m,)``: the first m rows do, and the others are fillers."""
+        """Returns the group of each of the first m rows, ``(m,)``. The rows after them are fillers, without a group."""
         return torch.arange(self.count).repeat_interleave(torch.tensor(self.sizes) * self.per_record(rows)).to(rows.device)
 
     def of_records(self, rows: Tensor) -> Tensor:

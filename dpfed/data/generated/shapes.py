@@ -42,7 +42,7 @@ _MOST_HELD_OUT = 0.55  # part of all different scenes (72,960 with all colors): 
 
 @dataclass(frozen=True)
 class _Scenes:
-    """Contents of `_BLOCK` pictures: arrays over the records, and over the two objects."""
+    """The scenes of n = `_BLOCK` pictures. A scene has two objects; the columns of a ``(n, 2)`` array are the objects."""
 
     size: np.ndarray  # (n, 2) 0 small, 1 large
     color: np.ndarray  # (n, 2)
@@ -125,7 +125,7 @@ def _name(half: str) -> str:
 
 
 def _records(split: str, count: int, seed: int, half: str) -> Iterator[RecordInput]:
-    """Yields the first `count` records of a split; in held-out splits, a scene that was there before is passed over."""
+    """Yields the first `count` records of a split. A held-out split contains no scene twice: repeated scenes are skipped."""
     position, seen, block = 0, set(), 0
     while position < count:
         scenes = _draw(seed, split, block, half)

@@ -69,7 +69,7 @@ class _Content(io.RawIOBase):
         self.last = b""
 
     def read(self, size: int = -1) -> bytes:
-        """Reads at most `size` bytes (-1: all), first those that were put back."""
+        """Reads at most `size` bytes (-1: all), first the bytes that were put back."""
         ahead, self._ahead = self._ahead, b""
         self.last = ahead if ahead and size == len(ahead) else ahead + self._file.read(size - len(ahead))
         self._at += len(self.last)
@@ -84,7 +84,13 @@ class _Content(io.RawIOBase):
         return self._at
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to a place and returns it; in compressed content that ends earlier, goes to the end."""
+        """Moves to a place, in bytes from the start, and returns the place reached.
+
+        In compressed content that ends before the place, this is the end.
+
+        Raises:
+            tarfile.ReadError: If the content is compressed and the place lies before the present one.
+        """
         if place == self._at:
             return place
         if self._seekable:

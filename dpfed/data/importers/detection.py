@@ -22,7 +22,7 @@ _NOT_IMPORTED = ("shapes", "scenes", "procedural", "store")  # values of data.so
 
 
 def importers() -> dict[str, Importer]:
-    """Returns all importers by name: our own, those of the papers' data sets if installed, and those of other packages.
+    """Returns all importers by name: from dpfed, from the papers' data sets if installed, and from other packages.
 
     Raises:
         UserError: If another package announces an importer that cannot be used.

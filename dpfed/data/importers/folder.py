@@ -150,7 +150,7 @@ def _packing(listing: Listing) -> str:
 
 
 def table_command(root: Path, tables: Sequence[Path]) -> str:
-    """Returns the command that imports some tables: by their folder if their names speak of splits, otherwise one by one."""
+    """Returns the command that imports some tables: by their folder if their names contain splits, otherwise one by one."""
     by_folder = all(file.parent == root and split_of(Path(file.name)) for file in tables)
     named = [root] if by_folder else [*tables[:_TABLES_SHOWN]]
     more = " ..." * (len(tables) > _TABLES_SHOWN and not by_folder)

@@ -23,13 +23,13 @@ _DEEPEST = 32  # folders below a source
 
 @dataclass(frozen=True)
 class Placed:
-    """An image file, with the split and the class that the folders above it say.
+    """An image file, with the split and the class that the names of the folders above it give.
 
     Attributes:
         file: Path of the image.
         split: Split of the image.
         label: Class of the image, the name of a folder; ``None``: it has none.
-        said: Name of the folder that speaks of the split; ``None``: no folder does.
+        said: Name of the folder that gives the split; ``None``: no folder does.
     """
 
     file: Path
@@ -41,9 +41,9 @@ class Placed:
 def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level: int | None = None) -> list[Placed]:
     """Finds the split and the class of each image from the folders above it.
 
-    Folders above all images are neither. If all folders of the next level speak of splits, they are splits, and the folders
-    below them are classes. The class may also lie above the split, as in ``cats/train/x.jpg``. If no folder speaks of a split,
-    all images are for training.
+    A folder above all images is neither split nor class. If the names of all folders of the next level contain a split, these
+    folders are splits, and the folders below them are classes. The class may also lie above the split, as in
+    ``cats/train/x.jpg``. If no folder's name contains a split, all images are for training.
 
     Args:
         root: The source.
@@ -233,7 +233,7 @@ def _trains(parts: tuple[str, ...]) -> bool:
 
 
 def _refuse_names(root: Path, files: Sequence[Path]) -> None:
-    """Refuses images whose file names all speak of splits: some of training, others of another split."""
+    """Refuses images whose file names all contain splits, if some contain training and others another split."""
     splits = set()
     for file in files:
         if (split := split_of(Path(file.stem))) is None:
@@ -249,10 +249,10 @@ def _refuse_names(root: Path, files: Sequence[Path]) -> None:
 def _beside(root: Path, file: Path, classes_below: bool) -> UserError:
     """Returns the error for an image beside splits. If the splits hold classes, they cannot be classes themselves."""
     top = root / file.relative_to(root).parts[0]
-    what = "lies" if top == file else "holds images but is not a split"
+    what, use = ("lies", "move it into a folder") if top == file else ("holds images but is not a split", "name it")
     either = "" if classes_below else f" {_commands(root, 0)}"
     return UserError(
-        f"{top} {what} beside the splits; move it out of {root} to leave it out, or name its folder train, val or test."
+        f"{top} {what} beside the splits: to leave it out, move it out of {root}; to use it, {use} train, val or test."
         f"{either} [folder-beside]"
     )
 

@@ -256,7 +256,7 @@ def _refuse_splits(opened: Source, path: Path, counts: dict[str, int]) -> None:
             raise UserError(f"{path} has its own {split} split: set {split} = 0, not {count}. [import-own-split]")
     most = sum(counts.values())
     if opened.total is not None and 0 < opened.total <= most:
-        raise UserError(f"{path} has {opened.total:,} records; {most:,} cannot be held out: ask for fewer. [import-held-out]")
+        raise UserError(f"{path} has {opened.total:,} records; {most:,} cannot be held out: hold out fewer. [import-held-out]")
 
 
 def _empty_classes(store: RecordStore) -> dict[str, list[str]]:

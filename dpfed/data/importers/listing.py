@@ -83,12 +83,14 @@ def list_files(root: Path, access: Access) -> Listing:
 
 
 def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator[Path]:
-    """Yields the files below a folder: those of a folder before those of its subfolders. No folder is entered twice.
+    """Yields the files below a folder.
+
+    A folder's own files come before those in its subfolders. No folder is entered twice.
 
     Args:
         root: The folder.
         access: Paths that the import may read; links that lead elsewhere are not followed.
-        listing: Listing to which the names that are passed over or refused are added; ``None``: they are forgotten.
+        listing: Listing to which names that are passed over or refused are added; ``None``: these names are not kept.
     """
     notes = listing or Listing(root)
     waiting, seen = [root], set()

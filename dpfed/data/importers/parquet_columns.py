@@ -121,7 +121,7 @@ class _File:
 def assign_columns(
     files: Sequence[tuple[Path, pa.Schema, dict[str, str | None]]], id: str | None, one_split: bool = False
 ) -> ColumnAssignment:
-    """Finds what the columns of some files hold.
+    """Finds out what the columns of the given files hold.
 
     Args:
         files: Files of one data set: path, schema, and the cells that folders give to all rows of the file.
@@ -147,7 +147,9 @@ def assign_columns(
         held = [name for name in captions if name in file.schema.names]
         missing = [name for name in (image, *captions[:1]) if name not in file.schema.names and (name == image or not held)]
         if missing:
-            raise UserError(f"{file.path} lacks the column {missing[0]!r} that others have; all must have it. [parquet-column]")
+            raise UserError(
+                f"{file.path} lacks the column {missing[0]!r} that other files have; all files must have it. [parquet-column]"
+            )
         classes = {name: by_file[file.path] for name, by_file in labels.items() if file.path in by_file}
         assigned.columns.append(Columns(image, held, unit, classes, named, split, file.given))
     used = {name for columns in assigned.columns for name in columns.all()}

@@ -42,7 +42,7 @@ class SplitFiles:
         """Returns the files that would be lost.
 
         Args:
-            also: Function that says whether nothing is lost with a file that is none of `files`; such a file is passed over.
+            also: Function that returns True for a file that can be passed over without loss, though it is not one of `files`.
         """
         if self.listing is None:
             return []
@@ -60,15 +60,16 @@ class SplitFiles:
 
 
 def holds(path: Path, endings: Collection[str], access: Access | None) -> bool:
-    """Returns whether a file with one of some endings, such as ``".tar"``, lies below a folder."""
+    """Returns whether a file with one of the given endings, such as ``".tar"``, lies below a folder."""
     return any(suffix(file) in endings for file in list_files(path, access or Access.to(path)).files)
 
 
 def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFiles:
     """Finds the files of one data set and their splits.
 
-    A file belongs to the split of which its name speaks, as in ``data/train-00000.parquet`` or ``cc3m-validation-0000.tar``, or
-    otherwise the name of the nearest folder. When no name speaks of a split, all files are for training.
+    A file belongs to the split that its name contains, as in ``data/train-00000.parquet`` or ``cc3m-validation-0000.tar``;
+    otherwise, to the split that the name of the nearest folder contains. If no name contains a split, all files are for
+    training.
 
     Args:
         path: A file, which is for training, or a folder.
@@ -118,13 +119,13 @@ def refuse_outside(listing: Listing) -> None:
 
 
 def split_of(file: Path) -> str | None:
-    """Returns the split of which a file's name, or else the nearest folder, speaks; ``None``: no name speaks of exactly one."""
+    """Returns the split that a file's name, or else the nearest folder's, contains; ``None``: no name contains exactly one."""
     spoken = spoken_part(file)
     return spoken[0] if spoken else None
 
 
 def spoken_part(file: Path) -> tuple[str, str] | None:
-    """Returns the split that `split_of` returns, and the part of the path that speaks of it; ``None``: there is none."""
+    """Returns the split that `split_of` returns, and the part of the path that contains its name; ``None``: no split."""
     for part in reversed(file.parts):
         key, _, value = part.rpartition("=")
         if key and plain(key) != "split":
@@ -142,7 +143,7 @@ def merged(names: Iterable[tuple[str, str]], kind: str) -> str:
     as ``train_extra`` beside ``val``.
 
     Args:
-        names: (split, name) of each folder or file that speaks of a split.
+        names: (split, name) of each folder or file whose name contains a split.
         kind: Kind of what is named, ``folders`` or ``files``. Names of files that differ only in numbers count as one name.
     """
     alike: dict[str, dict[object, str]] = {}

@@ -147,8 +147,8 @@ class TableImporter(Importer):
         """Reads some tables of one data set (not the images) and streams the records.
 
         Args:
-            paths: The tables. Where there are several, each row belongs to the split that its table's name or folder speaks of,
-                or else to the one in its column ``split``, or that the folders in its path speak of.
+            paths: The tables. Where there are several, each row belongs to the split in its table's name or folder, or else to
+                the split in its column ``split``, or else to the split in the folders of its path.
             access: Paths that the import may read.
             listing: Contents of the folder, if a folder is imported.
 
@@ -201,12 +201,12 @@ def _describes(table: Path, folder: Path, access: Access) -> bool:
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
-    """Returns the folder that holds all of some tables, perhaps in folders below it."""
+    """Returns the deepest folder that holds all given tables, in itself or in folders below it."""
     return Path(os.path.commonpath([path.parent for path in paths]))
 
 
 def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[list[Unreadable], dict[str, int]]:
-    """Returns the files beside the tables that would be lost, and the numbers of those that are passed over, by what they are.
+    """Returns the files beside the tables that would be lost, and the number of files that are passed over, by kind.
 
     Images that no table names are passed over.
 
@@ -296,7 +296,9 @@ def _add(
         raise UserError(f"{where}: unknown split {given!r}; {nearest(given, SPLIT_NAMES)} [table-split-unknown]")
     split = SPLIT_NAMES[given]
     if of_table is not None and split != of_table:
-        raise UserError(f"{where}: {columns.split} says {split}, the table's name {of_table}; correct one. [table-conflict]")
+        raise UserError(
+            f"{where}: {columns.split} says {split}, the table's name says {of_table}; correct one of them. [table-conflict]"
+        )
     written = _cell(cells, columns.label)
     tables.classes[written] += 1
     if isinstance(cells.get(columns.label or ""), list):
@@ -305,7 +307,9 @@ def _add(
     row = tables.rows.setdefault(id, _Row(table, line, root / id, split, label, unit))
     if (row.split, row.label, row.unit) != (split, label, unit):
         what = f"split, label or {columns.unit}" if columns.unit else "split or label"
-        raise UserError(f"{where}: {id} has another {what} than in {row.table.name}:{row.line}; correct one. [table-disagrees]")
+        raise UserError(
+            f"{where}: {id} has another {what} than in {row.table.name}:{row.line}; correct one of them. [table-disagrees]"
+        )
     row.says_split |= of_table is not None or bool(_cell(cells, columns.split))
     row.titles.extend(_titles(cells, columns.title))
 
@@ -325,7 +329,7 @@ def _split_by_folders(tables: _Tables) -> str:
     """Takes splits from the folders in the paths if neither table nor row names one; returns a sentence about these names.
 
     Raises:
-        UserError: When some folders speak of a split and others do not: nobody should train on a test set.
+        UserError: When the names of some folders contain a split and others do not: nobody should train on a test set.
     """
     ids = [id for id, row in tables.rows.items() if not row.says_split]
     outside = [id for id in ids if os.path.isabs(id)]
@@ -339,7 +343,7 @@ def _split_by_folders(tables: _Tables) -> str:
         silent, said = (next(id for id, split in rows.items() if (split is None) == none) for none in (True, False))
         table = tables.rows[said].table
         raise UserError(
-            f"{table}: {said} lies in a folder that speaks of a split, and {silent} does not: add a column split, with train, "
+            f"{table}: {said} lies in a folder named after a split, and {silent} does not: add a column split, with train, "
             "validation or test in every row. [table-split-unsaid]"
         )
     for id, split in rows.items():

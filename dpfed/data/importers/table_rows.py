@@ -236,7 +236,7 @@ _COCO = re.compile(r"(captions|dataset)_\w+\.json")  # names of COCO's files, an
 def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
     """Returns the tables that say what the images in a folder show, and whether the names of the tables say so.
 
-    The first kind that exists is returned: the tables in the folder itself, if all their names speak of splits; files such as
+    The first kind that exists is returned: the tables in the folder itself, if all their names contain splits; files such as
     ``metadata.csv`` and ``metadata.jsonl`` in the folder or below it, as Hugging Face's image folders have them; other tables
     in the folder itself; COCO's or Flickr's captions in the folder or below it.
     """

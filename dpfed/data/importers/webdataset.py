@@ -111,11 +111,11 @@ class _Survey:
     unread: list[Unreadable] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
     linked: list[Path] = field(default_factory=list)  # archives with links
-    folders: dict[str, str] = field(default_factory=dict)  # split that folders in the archive speak of -> one of them
+    folders: dict[str, str] = field(default_factory=dict)  # split that a folder's name in the archive contains -> such a folder
 
 
 class WebDatasetImporter(Importer):
-    """A .tar archive, or a folder of them whose names, or whose folders' names, speak of train, validation or test.
+    """A .tar archive, or a folder of archives. Their names, or their folders' names, may contain train, validation or test.
 
     Files that share a name up to its first dot are a sample: an image (any of `EXTENSIONS`), captions (.txt, one in a
     line; .json with ``caption``, ``captions``, ``text`` or ``title``, or a list), a class (.cls; in the JSON ``label``, ``cls``
@@ -213,7 +213,7 @@ def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Ite
 
 
 def _called(archive: Path, source: Path) -> str:
-    """Returns the prefix of the names of an archive's records: the numbered folders above the archive, and its name."""
+    """Returns the prefix of an archive's record names, ``part-0/cats``: numbered folders above it, then its name."""
     folders = archive.relative_to(source).parts[:-1] if source.is_dir() else ()
     return "/".join([*(folder for folder in folders if is_part(folder)), name_of(archive)])
 

@@ -141,7 +141,7 @@ def content_of(image: Image.Image | Tensor) -> bytes:
 
 
 def hashed(*parts: bytes) -> bytes:
-    """Returns a hash of some contents, 16 bytes."""
+    """Returns a hash of the given contents, 16 bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

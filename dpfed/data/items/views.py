@@ -242,7 +242,7 @@ def _unchanged(image: Any) -> Any:
 
 
 def _tried(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray) -> tuple[Tensor, bool]:
-    """Returns the views of some records, ``(n, V, C, H, W)``, and whether the transform makes all views of an image at once."""
+    """Returns the views of n records, ``(n, V, C, H, W)``, and whether the transform makes all views of an image at once."""
     with generators_kept():
         item = _item(recipe, int(rows[0]))
         try:

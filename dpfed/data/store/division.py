@@ -55,7 +55,7 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
             neither labels nor captions, or if a unit has records of several home sites.
     """
     if sites < 2:
-        raise UserError(f"a store is divided among at least 2 sites, got {sites}; ask for more. [store-few-sites]")
+        raise UserError(f"a store is divided among at least 2 sites, got {sites}; give more sites. [store-few-sites]")
     if not 0 <= skew <= 1:
         raise UserError(f"the skew must lie between 0 (sites alike) and 1 (no label shared), got {skew}. [store-skew-range]")
     keys = store.keys if store.units is None else store.units
@@ -147,8 +147,8 @@ def _refuse_empty(store: RecordStore, records: np.ndarray) -> None:
     for site, count in enumerate(records[:-1].tolist()):
         if count == 0:
             raise UserError(
-                f"site {site} of {len(records) - 1} would get none of the training records of {store.name}: ask for fewer "
-                "sites, or for less skew. [store-empty-site]"
+                f"site {site} of {len(records) - 1} would get none of the training records of {store.name}: choose fewer "
+                "sites, or a smaller skew. [store-empty-site]"
             )
 
 

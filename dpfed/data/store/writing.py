@@ -329,7 +329,7 @@ class StoreWriter:
             what = f" and whole {self._unit_name}s are held out" if self._unit_name else ""
             raise UserError(
                 f"cannot hold out {count:,} records for {split}: there are {len(training):,} training records{what}, "
-                "and some must be left; ask for fewer. [split-too-large]"
+                "and some must be left; hold out fewer. [split-too-large]"
             )
         splits[training[moved]] = SPLITS.index(split)
 

@@ -47,7 +47,7 @@ class ReadAhead:
         self._begin()
 
     def __call__(self, indices: np.ndarray) -> Tensor:
-        """Returns the images of some indices; indices that were not announced are read at once."""
+        """Returns the images of the given indices; indices that were not announced are read at once."""
         if not self._begun or not np.array_equal(indices, self._begun[0][0]):
             return self._read(indices)
         _, images = self._begun.popleft()
@@ -93,7 +93,7 @@ class ViewMaker:
         self._tokenizer, self._text_views = tokenizer, text_views
 
     def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
-        """Makes the views of some records.
+        """Makes the views of the given records.
 
         Args:
             indices: Indices of the store, ``(n,)``.

@@ -53,7 +53,7 @@ class RecordViews:
     texts: TextViews | None = None
 
     def read(self, store: RecordSet, indices: np.ndarray) -> Tensor:
-        """Reads images of some records, as the model expects them: uint8 ``(n, 3, size, size)``.
+        """Reads the images of the given records, as the model expects them: uint8 ``(n, 3, size, size)``.
 
         Args:
             store: Record store.

@@ -152,7 +152,7 @@ class Processes:
             yield
 
     def close(self) -> None:
-        """Ends all processes, those that were started last first. Together they have the time that `stop` gives to one."""
+        """Ends all processes, the last started first. They share the time that `stop` gives to a single process."""
         names = [name for name in reversed(self._members) if self.running(name)]
         for name in names:
             self._members[name].terminate()

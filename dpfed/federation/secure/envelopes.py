@@ -72,7 +72,9 @@ class Envelopes:
             BadOffer: If the stated sender did not make the envelope for this site, step and run.
         """
         if sender == self._me or not 0 <= sender < len(self._sites):
-            raise BadOffer(f"step {keys.step}: an offer of site {sender}, which is not another site. [mask-sender]", sender)
+            raise BadOffer(
+                f"step {keys.step}: an offer names site {sender} as its sender, which is no other site. [mask-sender]", sender
+            )
         public, nonce = envelope[:KEY_BYTES], envelope[KEY_BYTES : KEY_BYTES + _NONCE]
         try:
             if len(envelope) != self._length:

@@ -172,17 +172,19 @@ class Masking:
         return Opened(step, View(keys, public), shares, pair_keys)
 
     def mask(self, opened: Opened, values: np.ndarray) -> np.ndarray:
-        """Masks this site's vector, once in a step. Offers for this step and earlier ones are forgotten.
+        """Masks this site's vector. A site masks one vector in a step.
+
+        The site's own offers for this step and for earlier steps are deleted.
 
         Args:
-            opened: Opened offers of the step.
+            opened: The step's offers, as `Masking.open` returned them.
             values: Vector, shape ``(P,)``, uint32, see `Grid.encode`; it is not changed.
 
         Returns:
             The masked vector, shape ``(P,)``, uint32; uniformly distributed to anyone who does not hold the step's secrets.
 
         Raises:
-            NotOffered: If the step, or a later one, was masked meanwhile.
+            NotOffered: If this site has already masked a vector for this step or a later one.
             ValueError: If the vector has another shape or dtype.
         """
         if values.dtype != np.uint32 or values.ndim != 1:

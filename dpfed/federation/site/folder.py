@@ -233,7 +233,9 @@ class SiteFolder:
         self.refuse_if_left()
         self.refuse_other_records(RecordStore.open(self.settings().store))
         if self.joined:
-            raise UserError(f"{self.path} has joined a federation already: make another folder for another one. [join-twice]")
+            raise UserError(
+                f"{self.path} has joined a federation already: make another folder for another federation. [join-twice]"
+            )
         plan = terms.privacy_plan
         if not plan.has_guarantee:
             name = plan.bounding.method_name
@@ -356,7 +358,9 @@ class SiteFolder:
         """
         shutil.rmtree(self.features, ignore_errors=True)
         if self.features.exists():
-            raise UserError(f"delete {self.features}, which reveals as much as the records: dpfed cannot. [site-features]")
+            raise UserError(
+                f"dpfed cannot delete {self.features}, which reveals as much as the records: delete it. [site-features]"
+            )
 
     def most_delta(self, plan: PrivacyPlan) -> float:
         """Returns the largest delta that the site agrees to: its own setting, or 1/N of the plan."""

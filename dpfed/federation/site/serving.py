@@ -171,5 +171,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
         log(f"lifetime budget {shown(budget)}: {percent(budget.filter.part(budget.spent))} of it is taken")
     ledger.require_current()
     if ledger.plan.fingerprint != terms.privacy_plan.fingerprint:
-        raise UserError(f"{folder.ledger} is for another plan than that of the terms: restore the right one. [site-ledger]")
+        raise UserError(
+            f"{folder.ledger} is the ledger of another plan than the one in the terms: restore the right ledger. [site-ledger]"
+        )
     return SiteWorker(terms, identity, worker, parts.model, ledger, randomness, log)

@@ -40,7 +40,7 @@ class _CaptionedPeopleImporter(Importer):
     image_key: ClassVar[str]
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether `path` is the list or its folder, and the images are beside the list."""
+        """Returns whether `path` is the list of records, or its folder, and whether a folder ``imgs`` is beside the list."""
         annotations = path / self.file if path.is_dir() else path
         return annotations.name == self.file and annotations.is_file() and (annotations.parent / "imgs").is_dir()
 

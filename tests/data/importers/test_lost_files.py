@@ -211,7 +211,7 @@ def test_tables_that_disagree_are_refused(tmp_path: Path, captioned: Path) -> No
     table(captioned / "test.tsv", ["images/2.png"], title="note")
     assert "[table-columns-differ]" in refusal(captioned)
     write(captioned / "test.tsv", b"filepath\ttitle\tsplit\nimages/2.png\tx\ttrain\n")
-    assert "says train, the table's name test; correct one. [table-conflict]" in refusal(captioned)
+    assert "says train, the table's name says test; correct one of them. [table-conflict]" in refusal(captioned)
     table(captioned / "test.tsv", ["images/2.png"])
     table(captioned / "extra.tsv", ["images/2.png"])
     said = refusal(captioned, format="table")
