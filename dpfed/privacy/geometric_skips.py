@@ -86,7 +86,7 @@ class GeometricSkips:
         return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
 
     def _drawn(self, first: int, block: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Returns all draws of the given records in a block, ordered by step, in the form of `_parts`."""
+        """Returns all draws in a block of up to `_AT_ONCE` records from `first` on, by step, in the form of `_parts`."""
         thresholds, leading = gap_thresholds(self._rate, self._length), gaps_by_leading_bits(self._rate, self._length)
         keys = self._keys[first : first + _AT_ONCE]
         places = np.arange(len(keys)) if self._mask is None else np.flatnonzero(self._mask(first, first + len(keys)))

@@ -59,7 +59,7 @@ class GroupBatch:
                 yield {name: aligned(view[first:end]) for name, view in self.views.items()}
 
     def only(self, groups: list[int]) -> GroupBatch:
-        """Returns a batch of the given groups only, in their order."""
+        """Returns a batch of the given groups only, in the order of `groups`."""
         ranges = [(self.offsets[group], self.offsets[group + 1]) for group in groups]
         device = next(iter(self.views.values())).device
         rows = to_device(torch.tensor([row for first, end in ranges for row in range(first, end)], dtype=torch.int64), device)
