@@ -189,7 +189,9 @@ def draw_step(
 
 
 def dealt(sizes: np.ndarray, world_size: int) -> np.ndarray:
-    """Deals groups to workers by size, the largest ones first, to and fro, as cards are dealt in rounds.
+    """Deals groups to workers by size: the largest ones first, from the first worker to the last one and back.
+
+    Each worker gets as many groups as if group g went to rank g modulo W.
 
     Args:
         sizes: Sizes of all groups, ``(K,)`` int64.
@@ -200,8 +202,9 @@ def dealt(sizes: np.ndarray, world_size: int) -> np.ndarray:
     """
     ranks = np.empty(len(sizes), np.int64)
     turn = np.arange(len(sizes))
-    there, place = turn // world_size % 2 == 0, turn % world_size
-    ranks[np.argsort(-sizes, kind="stable")] = np.where(there, place, world_size - 1 - place)
+    fro = (turn // world_size % 2 == 1) & (turn < len(sizes) // world_size * world_size)
+    place = turn % world_size
+    ranks[np.argsort(-sizes, kind="stable")] = np.where(fro, world_size - 1 - place, place)
     return ranks
 
 

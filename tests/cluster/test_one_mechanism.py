@@ -33,7 +33,7 @@ WORKERS = {"alone": 1, "1": 1, "2": 2, "3": 3}  # alone: without a process group
 # In the first plan every group counts. In the second there is hardly anything but noise, and workers often draw no record.
 PLANS = {
     "full": {"batch": 60, "size": 4, "clip": 0.5, "sigma": 0.4, "steps": 4},
-    "sparse": {"batch": 8, "size": 2, "clip": 1e-3, "sigma": 50.0, "steps": 6},
+    "sparse": {"batch": 6, "size": 2, "clip": 1e-3, "sigma": 50.0, "steps": 6},
 }
 
 
@@ -110,7 +110,14 @@ class Oracle:
         for row, taking_part, group in zip(indices, drawn, of_group, strict=True):
             if taking_part:
                 groups[int(group * self.groups)].append(row)
-        return groups[worker::workers]
+        hands = [[] for _ in range(workers)]  # dealt to and fro, the largest groups first, and the last ones from the left
+        ranked = sorted(groups, key=len, reverse=True)
+        while ranked:
+            row, ranked = ranked[:workers], ranked[workers:]
+            turn = len(row) == workers and len(hands[0]) % 2 == 1
+            for hand, group in zip(reversed(hands) if turn else hands, row, strict=False):
+                hand.append(group)
+        return hands[worker]
 
     def own_sum(self, state, step, worker, workers):
         self.model.load_state_dict(state)
@@ -296,7 +303,7 @@ def remove(rank, config, folder, gone):
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
-def test_one_record_moves_its_workers_sum_by_at_most_2c(shapes, tmp_path, workers):
+def test_one_record_moves_the_workers_sum_by_at_most_2c(shapes, tmp_path, workers):
     figures = PLANS["full"] | {"clip": 0.01}  # binds in every group
     config = configuration(shapes, figures)
     oracle = Oracle(config, figures)
@@ -310,9 +317,8 @@ def test_one_record_moves_its_workers_sum_by_at_most_2c(shapes, tmp_path, worker
     sums = [torch.load(tmp_path / f"{rank}.pt") for rank in range(workers)]
     total = sums[0][0][1]
     for number, row in enumerate(gone, start=1):
-        its = next((w for w in range(workers) if any(row in group for group in oracle.members(STEP, w, workers))), None)
-        for rank in range(workers):
-            assert torch.equal(sums[rank][number][0], sums[rank][0][0]) == (rank != its)
+        same = [torch.equal(sums[rank][number][0], sums[rank][0][0]) for rank in range(workers)]
+        assert not all(same) if row in drawn else all(same)  # with another record, groups may move to other workers
         moved = (sums[0][number][1] - total).double().norm().item()
         assert moved <= 2 * grid.radius
         assert moved > 0.01 * grid.radius if row in drawn else moved == 0
