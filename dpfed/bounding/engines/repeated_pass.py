@@ -43,17 +43,17 @@ class Summed(NamedTuple):
 
 
 class Recording(Protocol):
-    """Operations of a device that can be replayed without the program that launched them."""
+    """Recorded operations of a device, which can be replayed without the Python code that launched them."""
 
     def record(self, work: Callable[[], T]) -> T:
         """Runs `work`, perhaps several times, and keeps its operations; every replay overwrites the returned tensors."""
 
     def repeat(self) -> None:
-        """Replays the operations at the same addresses."""
+        """Replays the recorded operations on the tensors that are now at the same addresses in memory."""
 
 
 class CudaGraph:
-    """A `Recording` on a GPU."""
+    """Recording of operations of a GPU as a CUDA graph, see `Recording`."""
 
     def __init__(self) -> None:
         self._graph = torch.cuda.CUDAGraph()

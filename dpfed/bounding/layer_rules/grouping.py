@@ -191,13 +191,13 @@ class _Placed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, grouping: Grouping) -> Tensor:
-        """See `Grouping.by_place`."""
+        """Moves records to their slots, see `Grouping.by_place`."""
         ctx.grouping = grouping
         return _at(rows, grouping.slots)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None]:
-        """See `Grouping.back`."""
+        """Moves the gradients of slots back to records, see `Grouping.back`."""
         return ctx.grouping.back(gradient[0]), None
 
 

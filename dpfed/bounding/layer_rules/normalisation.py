@@ -99,7 +99,7 @@ class _GroupNorm(torch.autograd.Function):
         relu: bool,
         keep: Callable[[Tensor], None],
     ) -> Tensor:
-        """See `dpfed.bounding.kernels.normalise`."""
+        """Computes the output in one kernel, see `dpfed.bounding.kernels.group_norm.normalise`."""
         from dpfed.bounding.kernels import normalise
 
         out, means, inverses = normalise(images, scale, shift, groups, eps, relu, added)
@@ -109,7 +109,7 @@ class _GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """See `dpfed.bounding.kernels.pull_back`."""
+        """Computes the gradients in one kernel, see `dpfed.bounding.kernels.group_norm.pull_back`."""
         from dpfed.bounding.kernels import pull_back
 
         images, out, scale, means, inverses = ctx.saved_tensors
