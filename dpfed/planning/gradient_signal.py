@@ -121,8 +121,7 @@ def _response(simulated: SimulatedRun, halves: tuple[Tensor, Tensor]) -> float:
     here = vector.gather()
 
     def moved(direction: Tensor) -> Tensor:
-        """Returns J times a direction: how the embeddings change if the parameters move along it, by a central difference.
-        """
+        """Returns J times a direction: how the embeddings change if the parameters move along it, by a central difference."""
         length = direction.norm().clamp(min=1e-30)
         far = _STEP * here.norm().clamp(min=1.0)
         for _ in range(_TRIES):

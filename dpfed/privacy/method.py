@@ -136,8 +136,9 @@ class Method:
     mechanism: Callable[[MechanismParameters], Mechanism] = poisson
 
     def contrasted(self, group_size: int, batch: int, public: int) -> int:
-        """Returns the usual number of records contrasted with each other: those of a group with its public records, or of the
-        batch.
+        """Returns the usual number of records that are contrasted with each other.
+
+        They are a group with its public records, or the batch.
 
         Args:
             group_size: Expected number of records of a group, S, if records are assigned to groups.

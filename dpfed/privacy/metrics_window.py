@@ -68,6 +68,5 @@ class MetricsWindow:
 
 
 def percent(share: float) -> str:
-    """Formats a fraction as a whole percentage from 0 to 100 %; noise may have moved the fraction out of this range.
-    """
+    """Formats a fraction as a whole percentage from 0 to 100 %; noise may have moved the fraction out of this range."""
     return f"{100 * min(max(share, 0.0), 1.0):.0f} %"

@@ -172,8 +172,7 @@ class Bounding:
         return self.clip_norm if self.method.private else math.inf
 
     def require_measured(self, wanted: str) -> None:
-        """Refuses a setting that only methods with one clipped gradient for each group support, if this method is not one of
-        them.
+        """Refuses a setting that requires one clipped gradient for each group, if the method does not have such groups.
 
         Args:
             wanted: Description of the setting, for the message.

@@ -48,7 +48,7 @@ class Randomness:
 
     @classmethod
     def from_seed(cls, seed: int) -> Randomness:
-        """Makes a source with a key that anyone can guess, for tests and comparisons; the privacy card of such a run says so."""
+        """Makes a source with a key that anyone can guess, for tests and comparisons; the run's privacy card then says so."""
         return cls(hashlib.blake2b(f"dpfed seed {seed}".encode(), digest_size=KEY_BYTES).digest())
 
     @property

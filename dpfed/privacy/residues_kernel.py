@@ -23,8 +23,9 @@ _TILE = 1024  # pairs of words that a program reads at once
 
 @triton.jit
 def _row(words, keys, out, count, ROW: tl.constexpr, PRIME: tl.constexpr, TILE: tl.constexpr):
-    """Computes the residues of one row: five sums of products, exact in 64 bits. Each number of 32 bits that it reads holds two
-    words.
+    """Computes the residues of one row: five sums of products, exact in 64 bits.
+
+    Each number of 32 bits that the kernel reads holds two words.
     """
     row = tl.program_id(0).to(tl.int64)
     a = tl.zeros((TILE,), tl.int64)

@@ -120,12 +120,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def describe(self, protected: str) -> str:
-        """Returns the sampling in words, for the privacy card; `protected` is the word for what is drawn, such as ``record``."""
+        """Returns the sampling in words, for the privacy card; `protected` is what is drawn, such as ``record``."""
 
     def poisson_steps(self, steps: int) -> tuple[float, int] | None:
-        """Returns rate and number of Poisson-sampled steps of at least the same cost; ``None`` if `event` states the cost
-        instead.
-        """
+        """Returns rate and number of Poisson-sampled steps of at least the same cost; ``None`` if `event` states the cost."""
         return None
 
     def event(self, release: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
@@ -180,8 +178,9 @@ class PoissonSampler(Sampler):
 
 @dataclass(frozen=True)
 class FixedSizeSampler(Sampler):
-    """Sampling of a fixed number of records, without replacement; neighbouring data sets have equally many records (Wang et al.
-    2019).
+    """Sampling of a fixed number of records, without replacement (Wang et al. 2019).
+
+    Neighbouring data sets have equally many records.
 
     Args:
         records: Number of records, N.

@@ -11,7 +11,7 @@ k, ``k + floor(n) = floor(k + n)``. So the noisy sum is post-processing of the G
 operations are post-processing, too: the product with the length of a step, and the rounding to float32.
 
 Discrete noise has a grid of its own: one standard deviation is m = 2^31 steps of the noise's grid, and each step of the sum's
-grid is a whole number of these steps. R is chosen from sigma so that this holds without more noise than promised.
+grid is a whole number of these steps. R is chosen from sigma so that this holds with hardly more noise than promised.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class SumGrid:
 
     @classmethod
     def for_discrete(cls, bound: float, most: float, change: float, multiplier: float, shares: int = 1) -> SumGrid:
-        """Makes the finest grid on which discrete noise, of 2^31 of its steps, is at least one party's part of the promised
-        noise.
+        """Makes the finest grid on which 2^31 steps of discrete noise are at least one party's part of the promised noise.
 
         The grid is computed for one step less than 2^31. The spare step covers the difference between discrete and continuous
         noise.

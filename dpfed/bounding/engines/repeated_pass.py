@@ -59,7 +59,7 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     def record(self, work: Callable[[], T]) -> T:
-        """See `Recording`."""
+        """Runs `work` several times, and records the last run, see `Recording.record`."""
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -71,7 +71,7 @@ class CudaGraph:
             return work()
 
     def repeat(self) -> None:
-        """See `Recording`."""
+        """Replays the recorded operations, see `Recording.repeat`."""
         self._graph.replay()
 
 
