@@ -202,7 +202,7 @@ class LayerwiseEngine(Engine):
         return None
 
     def _add(self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor) -> Tensor:
-        """Adds the clipped gradients of the groups of these passes; returns ``(3, G)``: norms, losses and numbers of records."""
+        """Adds the clipped gradients of the groups in `passes`; returns ``(3, G)``: norms, losses and numbers of records."""
         with parametrize.cached(), self._loss.kernels():
             inputs, threads = self._pass_inputs(), self._threads.count
             return self._threads.add(
@@ -210,7 +210,7 @@ class LayerwiseEngine(Engine):
             )
 
     def _at_once(self, kind: torch.dtype, views: Views, offsets: Tensor, clip: Clip) -> Summed:
-        """Makes a pass at the current weights, with a sum of dtype `kind`; only the device knows the boundaries of the groups."""
+        """Makes a pass at the current weights, with a sum of dtype `kind`; only the device knows the groups' boundaries."""
         padding = self._padding
         places = padding.typical, padding.groups, padding.slots, padding.room
         grouping = Grouping([], self._vector.device, self._exact, *places, offsets=offsets)
