@@ -81,7 +81,7 @@ class _Named(Loss):
         return objective.loss({**embeddings, **label}, present, temperature, offset, options=options) / len(image)
 
     def prepare(self, model: nn.Module, group_size: int) -> None:
-        """Computes the loss of one group, see `Loss.__call__`."""
+        """Prepares a model for this loss, see `Loss.prepare`."""
         objective = OBJECTIVES[self.name]
         model.unit_length = objective.unit_length  # type: ignore[assignment]
         if objective.bias is not None:

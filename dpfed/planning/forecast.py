@@ -63,7 +63,7 @@ class Forecast:
 
     @property
     def configured(self) -> Row:
-        """The row of the configured plan."""
+        """The figures of the configured plan, the first of `rows`."""
         return self.rows[0]
 
     @property

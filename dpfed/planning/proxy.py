@@ -87,7 +87,7 @@ def declared_plan(config: Config, records: int | None, progress: Progress) -> Pr
 
 
 def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
-    """Returns the public records that a user names, after the checks that a store's header and index allow.
+    """Returns the public records that a user names, after those checks that need only a store's header and index.
 
     Args:
         public: Path of a record store, or ``procedural`` or ``shapes``; default: procedural images.

@@ -219,7 +219,7 @@ def _on_gpu(values: Tensor) -> bool:
 
 
 def has_kernel(values: Tensor, count: int) -> bool:
-    """Returns whether a kernel computes noise's random bits on the device of the values, for blocks of `count` numbers."""
+    """Returns whether a GPU kernel can compute the random bits of the noise, for blocks of `count` numbers."""
     if not _on_gpu(values):
         return False
     try:

@@ -85,7 +85,7 @@ class Method:
         radius: Largest L2 norm R of a part of the sum, in steps of the sum's grid (`dpfed.privacy.sum_grid`). 2^24 by default,
             so that the clipped gradients of a pass have a sum that fits into int32.
         divisor: Public number by which a noisy sum is divided; the number of groups K by default.
-        gradient_share: Fraction of a step's privacy, measured as 1 / sigma^2, for the noise on the sum; the rest pays for
+        gradient_share: Fraction of a step's privacy, measured as 1 / sigma^2, that is spent on the sum; the rest is spent on
             statistics that the engine releases. The noise of these statistics has the multiplier ``sigma / sqrt(1 - share)``,
             where share is this fraction.
         options: Keys of the method in the section ``[bounding.options]``. A method that supports only certain losses has one

@@ -293,7 +293,7 @@ class PrivacyPlan:
 
     @property
     def gradient_share(self) -> float:
-        """Fraction of a step's privacy, as 1 / sigma^2, for the noise on the sum; the rest pays for the method's statistics."""
+        """Fraction of a step's privacy, measured as 1 / sigma^2, that is spent on the sum; the rest is spent on statistics."""
         return self.bounding.method.gradient_share(self.parameters)
 
     @property

@@ -91,8 +91,7 @@ def meaning(epsilon: float, delta: float, one: str = "record", released: str = "
 def large_delta(delta: float, count: int, one: str = "record") -> str:
     """Returns the warning for a delta above 1/N; an empty text if delta is at most 1/N.
 
-    The reason for the warning: a mechanism that publishes each record openly with probability delta keeps a promise of (0,
-    delta).
+    A large delta promises little: a mechanism that publishes each record openly with probability delta keeps (0, delta).
 
     Args:
         delta: Delta of the promise.

@@ -1,7 +1,7 @@
 """Computes the gradient of a loss over a whole batch, in the memory that a microbatch needs.
 
 The loss reads only the embeddings. So the embeddings are computed first, one microbatch after the other, without a graph for
-autograd. Then the gradient of the loss with respect to the embeddings is computed; these numbers are called cotangents. At last
+autograd. Then the gradient of the loss with respect to the embeddings is computed; these numbers are called cotangents. Finally
 each microbatch is embedded again, and a backward pass from its cotangents gives its share of the parameters' gradient (Gao et
 al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
 
@@ -106,7 +106,7 @@ class BatchEngine(Engine):
             foreach.add_(parts, gradients)
 
     def _chunks(self, tensors: Views) -> list[Views]:
-        """Yields tensors ``(n, ...)`` of a batch in microbatches, cut along the records."""
+        """Cuts the tensors ``(n, ...)`` of a batch along the records into microbatches."""
         count = len(next(iter(tensors.values())))
         starts = range(0, count, self._microbatch)
         return [{name: part[start : start + self._microbatch] for name, part in tensors.items()} for start in starts]

@@ -184,7 +184,7 @@ class LayerwiseEngine(Engine):
         return self._repeated[kind]
 
     def _recorded(self, recording: Callable[[], Recording], views: Views, sum_type: torch.dtype) -> Add | None:
-        """Records a pass whose replay gives the same bits as the pass itself; returns ``None``, and warns, if that fails."""
+        """Records a pass and checks that its replay gives the same bits; returns ``None``, and warns, if that fails."""
         try:
             kind = torch.float32 if sum_type.is_floating_point else torch.int32
             summed = functools.partial(self._at_once, kind)

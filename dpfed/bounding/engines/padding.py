@@ -53,7 +53,7 @@ class Padding:
 
         Args:
             device: Device type: ``cpu``, ``cuda`` or ``mps``.
-            group_size: S; default: 16.
+            group_size: S, the expected number of records of a group; default: 16.
             records: Number of records of a usual pass; default: few on CPUs, whose cache is small.
             pixels: Number of pixels in all views of a record.
         """

@@ -114,7 +114,7 @@ class RepeatedPass:
             batch: Groups to add.
             passes: Indices of the groups of each pass.
             clip_norm: Norm C, or another `Clip`.
-            into: Sum ``(P,)``, added to in place.
+            into: Sum ``(P,)``, which is changed in place.
 
         Returns:
             Norms, losses and numbers of records ``(3, G)``, pass by pass.

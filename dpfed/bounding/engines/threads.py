@@ -52,7 +52,7 @@ class Threads:
         Args:
             work: Function of a thread's number k and a flat vector ``(P,)``. It adds the gradients of the thread's groups to
                 the vector, and returns figures ``(..., g)`` of its g groups.
-            into: Sum ``(P,)``, added to in place.
+            into: Sum ``(P,)``, which is changed in place.
 
         Returns:
             All figures ``(..., G)``, in the order of the threads.

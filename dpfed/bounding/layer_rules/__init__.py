@@ -1,5 +1,8 @@
 """Contains the rules that compute the gradients of groups, one file for each kind of layer.
 
+A rule is called in place of a torch function that reads trainable parameters. It computes the function's result, and records
+how the parameters' gradient follows for each group.
+
 The norm of a group's gradient is computed in one of two ways. In the first, the gradient itself is computed and kept in memory
 (materialised), and the weighted sum over the groups uses it again. In the second, for groups of few rows, the norm follows from
 the Gram matrices of the layer's inputs and output gradients. The gradient is then computed later, group by group, for the

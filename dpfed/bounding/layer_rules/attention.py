@@ -38,7 +38,7 @@ def attention(
     is_causal: bool = False,
     **others: Any,
 ) -> Any:
-    """Covers self-attention by ``F.multi_head_attention_forward`` of L tokens, n records and E dimensions, ``(L, n, E)``.
+    """Computes and records self-attention by ``F.multi_head_attention_forward`` of L tokens, n records and E dimensions, ``(L, n, E)``.
 
     The function's rare options are not covered.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def view(recorder: Recorder, func: Callable, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Covers views of parameters, such as the first L position embeddings, one row, or another shape."""
+    """Computes and records views of parameters, such as the first L position embeddings, one row, or another shape."""
     seen = func(tensor.detach(), *args, **kwargs)
     if seen.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
         return NotImplemented
@@ -27,7 +27,7 @@ def view(recorder: Recorder, func: Callable, tensor: Tensor, *args: Any, **kwarg
 
 
 def add(recorder: Recorder, _: Any, first: Tensor, second: Any, alpha: float = 1) -> Any:
-    """Covers ``x + parameters`` on ``(n k, ...)``, in either order; the parameters have no dimension for the records."""
+    """Computes and records ``x + parameters`` on ``(n k, ...)``, in either order; the parameters have no dimension for the records."""
     pair = _parameters_and_records(recorder, first, second)
     if pair is None or alpha != 1:
         return NotImplemented
@@ -36,7 +36,7 @@ def add(recorder: Recorder, _: Any, first: Tensor, second: Any, alpha: float = 1
 
 
 def multiply(recorder: Recorder, _: Any, first: Tensor, second: Any) -> Any:
-    """Covers ``x * parameters`` on ``(n k, ...)``, in either order, such as the scale of a layer or of each channel."""
+    """Computes and records ``x * parameters`` on ``(n k, ...)``, in either order, such as the scale of a layer or of each channel."""
     pair = _parameters_and_records(recorder, first, second)
     if pair is None:
         return NotImplemented
@@ -46,7 +46,7 @@ def multiply(recorder: Recorder, _: Any, first: Tensor, second: Any) -> Any:
 
 
 def add_product(recorder: Recorder, _: Any, shift: Tensor, scale: Tensor, x: Tensor, value: float = 1) -> Any:
-    """Covers ``torch.addcmul(shift, scale, x)`` with equal parameters for all records, as in global response normalisation."""
+    """Computes and records ``torch.addcmul(shift, scale, x)`` with equal parameters for all records, as in global response normalisation."""
     targets = recorder.target(shift), recorder.target(scale)
     fits = all(ours.dim() <= x.dim() and (ours.dim() < x.dim() or len(ours) == 1) for ours in (shift, scale))
     if value != 1 or recorder.source(x) is not None or not fits:
@@ -73,7 +73,7 @@ def _parameters_and_records(recorder: Recorder, first: Any, second: Any) -> tupl
 
 
 def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:
-    """Covers ``Tensor.expand`` of a parameter ``(1, ...)`` to ``(n k, ...)``, one copy for each record."""
+    """Computes and records ``Tensor.expand`` of a parameter ``(1, ...)`` to ``(n k, ...)``, one copy for each record."""
     target = recorder.target(tensor)
     if target is None:
         return NotImplemented

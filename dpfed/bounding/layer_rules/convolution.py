@@ -38,7 +38,7 @@ def convolution(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> Any:
-    """Covers ``F.conv2d`` on ``(n k, C, H, W)``."""
+    """Computes and records ``F.conv2d`` on n k images of C channels, ``(n k, C, H, W)``."""
     if isinstance(padding, str):
         return NotImplemented
     if recorder.grouping.has_kernels_for(input):  # the memory format that the kernels read

@@ -27,7 +27,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Covers ``F.embedding`` of tokens ``(n k, ...)``, of n records with k rows each."""
+    """Computes and records ``F.embedding`` of tokens ``(n k, ...)``, of n records with k rows each."""
     target = recorder.target(weight)
     if target is None or max_norm is not None or scale_grad_by_freq:
         return NotImplemented

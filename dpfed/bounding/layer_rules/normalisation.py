@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def group_norm(
     recorder: Recorder, _: Any, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5
 ) -> Tensor:
-    """Covers ``F.group_norm`` on ``(n k, C, ...)``."""
+    """Computes and records ``F.group_norm`` on ``(n k, C, ...)``."""
     if input.dim() == 4 and recorder.grouping.has_kernels_for(input):
         return _in_one_kernel(recorder, input, num_groups, weight, bias, eps)
     x = input.to(weight.dtype).contiguous()
@@ -53,7 +53,7 @@ def norm_relu(
     weight: Tensor,
     bias: Tensor,
 ) -> Tensor:
-    """Covers `dpfed.models.norm.norm_relu`: a GroupNorm, the addition of a shortcut if there is one, and a ReLU."""
+    """Computes and records `dpfed.models.norm.norm_relu`: a GroupNorm, the addition of a shortcut if there is one, and a ReLU."""
     with recorder:
         if not (x.dim() == 4 and recorder.grouping.has_kernels_for(x)):
             return one_by_one(x, norm, relu, shortcut)
@@ -128,7 +128,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Covers ``F.layer_norm`` on ``(n k, ..., *normalized_shape)``."""
+    """Computes and records ``F.layer_norm`` on ``(n k, ..., *normalized_shape)``."""
     output = func(input, normalized_shape, weight.detach(), None if bias is None else bias.detach(), eps)
     targets = recorder.target(weight), recorder.target(bias)
     return recorder.collect(
@@ -148,7 +148,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Covers ``F.batch_norm`` on ``(n k, C, ...)`` with running statistics, or on a convolution's kernel.
+    """Computes and records ``F.batch_norm`` on ``(n k, C, ...)`` with running statistics, or on a convolution's kernel.
 
     Statistics of a batch would mix records.
     """
@@ -228,7 +228,7 @@ def layer_norm_terms(
 
 
 def _standardise(recorder: Recorder, func: Callable, kernel: Tensor, momentum: float, eps: float) -> Any:
-    """Covers ``F.batch_norm`` on a kernel ``(1, O, d)``, with which timm standardises a convolution's weights."""
+    """Computes and records ``F.batch_norm`` on a kernel ``(1, O, d)``, with which timm standardises a convolution's weights."""
     plain = recorder.target(kernel)
     if plain is None or kernel.dim() != 3 or len(kernel) > 1:
         return NotImplemented
