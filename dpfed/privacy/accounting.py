@@ -182,7 +182,7 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
 
 
 def _accounted(mechanism: Mechanism) -> Mechanism:
-    """Returns the same mechanism for all mechanisms of equal cost, as a cache key: a search for a multiplier takes seconds."""
+    """Returns one mechanism that stands for all of equal cost. It is a cache key: a search for a multiplier takes seconds."""
     return dataclasses.replace(mechanism, sampler=mechanism.sampler.accounted)
 
 

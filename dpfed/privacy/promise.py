@@ -49,7 +49,7 @@ def factor(epsilon: float) -> str:
 
 
 def guess(epsilon: float, delta: float) -> str:
-    """Formats, in percent, rounded up, how often the best test can tell which of two neighbouring data sets was used.
+    """Formats the largest accuracy, in percent, rounded up, with which a test can tell two neighbouring data sets apart.
 
     Each of the two is used with probability 1/2.
     """

@@ -77,7 +77,7 @@ class Sampler(ABC):
 
     @property
     def accounted(self) -> Sampler:
-        """The same sampler for all samplers that make equally distributed draws in different ways, and so have equal cost."""
+        """Sampler that accounting uses in place of this one; samplers that make equal draws in different ways share it."""
         return self
 
     def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:

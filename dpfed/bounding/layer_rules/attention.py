@@ -38,7 +38,9 @@ def attention(
     is_causal: bool = False,
     **others: Any,
 ) -> Any:
-    """Computes and records self-attention by ``F.multi_head_attention_forward`` of L tokens, n records and E dimensions, ``(L, n, E)``.
+    """Computes and records self-attention by ``F.multi_head_attention_forward`` on ``(L, n, E)``.
+
+    L is the number of tokens, n the number of records, and E the number of dimensions.
 
     The function's rare options are not covered.
     """

@@ -27,7 +27,10 @@ def view(recorder: Recorder, func: Callable, tensor: Tensor, *args: Any, **kwarg
 
 
 def add(recorder: Recorder, _: Any, first: Tensor, second: Any, alpha: float = 1) -> Any:
-    """Computes and records ``x + parameters`` on ``(n k, ...)``, in either order; the parameters have no dimension for the records."""
+    """Computes and records ``x + parameters`` on x ``(n k, ...)``, in either order.
+
+    The parameters have no dimension for the records.
+    """
     pair = _parameters_and_records(recorder, first, second)
     if pair is None or alpha != 1:
         return NotImplemented
@@ -36,7 +39,10 @@ def add(recorder: Recorder, _: Any, first: Tensor, second: Any, alpha: float = 1
 
 
 def multiply(recorder: Recorder, _: Any, first: Tensor, second: Any) -> Any:
-    """Computes and records ``x * parameters`` on ``(n k, ...)``, in either order, such as the scale of a layer or of each channel."""
+    """Computes and records ``x * parameters`` on x ``(n k, ...)``, in either order.
+
+    The parameters may be the scale of a layer or of each channel.
+    """
     pair = _parameters_and_records(recorder, first, second)
     if pair is None:
         return NotImplemented
@@ -46,7 +52,10 @@ def multiply(recorder: Recorder, _: Any, first: Tensor, second: Any) -> Any:
 
 
 def add_product(recorder: Recorder, _: Any, shift: Tensor, scale: Tensor, x: Tensor, value: float = 1) -> Any:
-    """Computes and records ``torch.addcmul(shift, scale, x)`` with equal parameters for all records, as in global response normalisation."""
+    """Computes and records ``torch.addcmul(shift, scale, x)``, as in global response normalisation.
+
+    The parameters, shift and scale, are the same for all records.
+    """
     targets = recorder.target(shift), recorder.target(scale)
     fits = all(ours.dim() <= x.dim() and (ours.dim() < x.dim() or len(ours) == 1) for ours in (shift, scale))
     if value != 1 or recorder.source(x) is not None or not fits:

@@ -53,7 +53,7 @@ def norm_relu(
     weight: Tensor,
     bias: Tensor,
 ) -> Tensor:
-    """Computes and records `dpfed.models.norm.norm_relu`: a GroupNorm, the addition of a shortcut if there is one, and a ReLU."""
+    """Computes and records `dpfed.models.norm.norm_relu`: a GroupNorm, the addition of an optional shortcut, and a ReLU."""
     with recorder:
         if not (x.dim() == 4 and recorder.grouping.has_kernels_for(x)):
             return one_by_one(x, norm, relu, shortcut)
