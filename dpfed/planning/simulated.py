@@ -104,7 +104,7 @@ def _over(config: Config, store: RecordSet, plan: PrivacyPlan, measured: bool) -
 
 
 def _measures(config: Config, store: RecordSet) -> EvaluationConfig:
-    """Returns the evaluation on held-out public records: the configured tasks or, if impossible, all tasks that are possible."""
+    """Returns the evaluation on held-out public records, of the configured tasks or, if impossible, of all possible tasks."""
     splits = [split for split in (config.evaluation.split, "test", "validation") if split != "none"]
     split = next((split for split in splits if len(store.split(split))), None)
     if split is None:

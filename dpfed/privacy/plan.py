@@ -432,6 +432,6 @@ class PrivacyPlan:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of all fields and of `ARITHMETIC` (how engines round), by which ledger, checkpoint and site recognise the plan."""
+        """Hash of all fields and of `ARITHMETIC` (how engines round); ledger, checkpoint and site recognise the plan by it."""
         text = json.dumps(self.as_dict() | {"arithmetic": ARITHMETIC}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
