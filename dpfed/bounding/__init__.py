@@ -1,1 +1,1 @@
-"""Bounds on one record's influence on a step: methods, engines, layer rules and kernels."""
+"""Bounds one record's influence on a training step, by methods, the engines that compute them, layer rules and kernels."""

@@ -15,13 +15,13 @@ class BoundedSum:
     """Sum of clipped gradients over one or more owners' groups.
 
     Attributes:
-        values: Flat vector ``(P,)`` over the trainable parameters, followed by the entries of
-            `dpfed.privacy.group_statistics`, where they are released. int64 before the noise: steps of the plan's grid
-            (`dpfed.privacy.sum_grid`). float32 with noise, and without privacy.
+        values: Flat vector ``(P,)`` over the trainable parameters, followed by the entries of `dpfed.privacy.group_statistics`,
+            if the plan releases these statistics. Before the noise, the values are int64 and count steps of the plan's grid
+            (`dpfed.privacy.sum_grid`). With noise, and in runs without privacy, they are float32.
         sensitivity: Largest L2 change of the sum when one record (or unit) is added or removed.
         groups: Public number of groups summed over, empty ones included.
-        noise_std: Standard deviation of the Gaussian noise that the owners have already added; 0: none.
-        unit: Size of one step: the sum that is represented is `values` times `unit`.
+        noise_std: Standard deviation of the Gaussian noise that the owners have already added; 0 if they added none.
+        unit: Size of one step: the sum that this object represents is `values` times `unit`.
     """
 
     values: Tensor
@@ -31,7 +31,10 @@ class BoundedSum:
     unit: float = 1.0
 
     def __add__(self, other: BoundedSum) -> BoundedSum:
-        """Adds another owner's sum. A record has one owner, so the sensitivity is the larger one, not the total."""
+        """Adds another owner's sum.
+
+        A record has one owner, so the sensitivity of the result is the larger of the two sensitivities, not their total.
+        """
         if self.values.shape != other.values.shape:
             raise UserError(
                 f"cannot add sums over {self.values.numel():,} and {other.values.numel():,} parameters: the owners hold "

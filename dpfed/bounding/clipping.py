@@ -1,4 +1,4 @@
-"""Clip factors of gradients with a margin for rounding, and limits on how many clipped gradients are added up."""
+"""Computes the factors that clip gradients, with a margin for rounding, and limits how many clipped gradients are added up."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Clip:
     """Rule that scales a gradient g to a norm of at most C: its factor is min(most, C / (norm of g + stability)).
 
     Args:
-        bound: C; infinity: nothing is clipped.
-        most: Largest factor. 1: g is clipped to C. C / c: g is clipped to c, and the result is in units of c / C.
-            Infinity: every gradient is normalised.
+        bound: Norm C; infinity if nothing is to be clipped.
+        most: Largest factor. With 1, g is clipped to norm C. With C / c, g is clipped to another norm c, and the result is in
+            units of c / C. With infinity, every gradient is scaled to norm C.
         stability: Term added to the norm, so that a gradient close to zero is not amplified without limit.
 
-    Each value may be a scalar tensor, which the device reads when it computes the factors.
+    Each of these three values may be a scalar tensor, which the device reads when it computes the factors.
     """
 
     bound: float | Tensor
@@ -39,19 +39,20 @@ class Clip:
 
     @classmethod
     def of(cls, clip_norm: float | Clip) -> Clip:
-        """Returns the rule for a plain clip norm C; a `Clip` is returned unchanged."""
+        """Returns the rule that clips to norm C, if a number C is given; returns a given `Clip` unchanged."""
         return clip_norm if isinstance(clip_norm, Clip) else cls(clip_norm)
 
 
 def clip_factors(norms: Tensor, clip_norm: float | Clip) -> Tensor:
     """Returns the factor of each gradient that limits its norm to C.
 
-    A gradient that is not finite, or so long that its factor has no digits in float32, gets factor 0: the group contributes
-    nothing. Stopping the run instead would be an event that depends on a private record.
+    A gradient gets factor 0 if it is not finite, or so long that its factor is too small for float32. Its group then
+    contributes nothing. If the run stopped instead, the stop itself would reveal something about a private record.
 
     Args:
-        norms: L2 norms ``(G,)``, summed in float64; in float32 on devices without float64.
-        clip_norm: C, to which longer gradients are clipped; or another `Clip`.
+        norms: L2 norms ``(G,)`` of the G gradients. Their squares are summed in float64, or in float32 on devices without
+            float64.
+        clip_norm: Norm C, to which longer gradients are clipped, or another rule as a `Clip`.
 
     Returns:
         Factors ``(G,)``, none of them negative.

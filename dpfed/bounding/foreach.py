@@ -1,7 +1,8 @@
-"""Operations on many tensors in one call of torch's ``_foreach`` functions: much faster than one call for each parameter.
+"""Computes with many tensors in one call of torch's ``_foreach`` functions, much faster than with one call for each tensor.
 
-These functions are private. torch's own optimizers and ``torch.nn.utils.clip_grad_norm_`` are built on them; last checked with
-torch 2.15. On an upgrade, run the test of this file, and check that ``clip_grad_norm_`` still uses them.
+torch's ``_foreach`` functions are not part of its public interface. But torch's own optimizers and
+``torch.nn.utils.clip_grad_norm_`` are built on them; last checked with torch 2.15. After an upgrade of torch, run the test of
+this file, and check that ``clip_grad_norm_`` still uses them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def norms(tensors: Tensors, dtype: torch.dtype) -> Tensor:
 
     On CPUs, squares of a long float32 tensor are added up in float32 within rows of 1,024, which takes a fifth of the time, and
     the rows are added up in `dtype`. In any order, the sum of n positive numbers has a relative error of at most n - 1
-    roundings: 3.1e-5 of a norm, or 1e-22 per entry where squares underflow. `dpfed.bounding.clipping` has a margin for this.
+    roundings. So a norm is wrong by at most a fraction of 3.1e-5, or 1e-22 per entry if squares underflow.
+    `dpfed.bounding.clipping` has a margin for this.
     """
     norms = list(torch._foreach_norm(tensors, 2, dtype)) if not any(map(_is_long, tensors)) else []
     return torch.stack(norms or [_norm(tensor, dtype) for tensor in tensors])
@@ -47,13 +49,13 @@ _PIECE = 1 << 16  # entries that stay in a core's cache
 
 
 def add_(sums: Tensors, terms: Tensors, factor: float = 1.0) -> None:
-    """Adds to each tensor its term, times a factor, in place.
+    """Adds to each tensor of `sums`, in place, the tensor of `terms` at the same position, times a factor.
 
-    Integer sums get integers: the product of term and factor is truncated towards zero. So a term never becomes longer, and
-    a sum is exact, in whatever order it is added up.
+    If a sum has integers, the product of term and factor is truncated towards zero to integers. So the truncation makes no term
+    longer, and a sum is exact, in whatever order its terms are added.
 
-    On CPUs, torch converts a term to the dtype of the sum as a whole before it adds. Piece by piece, a long float32 term is
-    added to float64 in a fifth of the time, with the same bits.
+    On CPUs, torch converts a term to the dtype of the sum as a whole before it adds. This function converts a long float32 term
+    piece by piece, which takes a fifth of the time and gives the same bits.
     """
     if not sums[0].is_floating_point():
         for total, term in zip(sums, terms, strict=True):
@@ -71,7 +73,7 @@ _WHOLE_PIECE = 1 << 18
 
 
 class _Buffers(threading.local):
-    """Buffers of one thread for the pieces of a term: new memory for each piece would cost more than the arithmetic."""
+    """Buffers of one thread for the pieces of a term; to allocate memory for each piece would cost more than the arithmetic."""
 
     def __init__(self) -> None:
         self.scaled, self.whole = torch.empty(_WHOLE_PIECE), torch.empty(_WHOLE_PIECE, dtype=torch.int32)
@@ -96,5 +98,5 @@ def add_whole_(total: Tensor, term: Tensor, factor: float = 1.0) -> None:
 
 
 def whole(term: Tensor, factor: float | Tensor, kind: torch.dtype) -> Tensor:
-    """Returns a term times a factor, truncated towards zero, as `kind`; an integer term is returned unchanged."""
+    """Returns a term times a factor, truncated towards zero, in the dtype `kind`; returns an integer term unchanged."""
     return (term * factor).to(kind) if term.is_floating_point() else term

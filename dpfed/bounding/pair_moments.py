@@ -1,4 +1,4 @@
-"""The engine of private moments: each record's contribution to the two sums (proof: `dpfed.bounding.methods.moments`)."""
+"""Computes each record's contribution to the two sums of private moments (proof: `dpfed.bounding.methods.moments`)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _UNIT = 25  # binary digits of a unit vector, so that the sum of its squares is 
 
 @dataclass(frozen=True)
 class _Vectors:
-    """One tower's vectors for some records. Entries are integers in float64, so all products and sums of them are exact.
+    """One tower's vectors for n records. Entries are integers in float64, so all their products and sums are exact.
 
-    g is the number of binary digits of a vector, `layout.bits`.
+    V is the number of views or captions of a record, and k the number of dimensions. g is the number of binary digits of a
+    vector, `layout.bits`.
 
     Attributes:
         views: Vectors of each view or caption, ``(n, V, k)``, at most 2^g / sqrt(V) long.
@@ -44,9 +45,12 @@ class _Vectors:
 
 @dataclass(frozen=True)
 class _Map:
-    """Map of a tower's features, scaled to unit length. It subtracts a public centre and applies a public matrix.
+    """Map of a tower's features: it subtracts a public centre and applies a public matrix.
 
-    Both are stored as integers, in steps, so that sums are exact. F is the number of features, k the number of dimensions.
+    The features are scaled to unit length first.
+
+    Centre and matrix are stored as integers, as multiples of a small step, so that sums are exact. F is the number of features,
+    k the number of dimensions.
 
     Attributes:
         matrix: Public matrix ``(k, F)`` float64, in steps of 1 / `fine`; its largest singular value is at most `fine`.
@@ -62,16 +66,17 @@ class _Map:
 
 
 class MomentsEngine(Engine):
-    """Engine that adds up the records' contributions: to the means in step 0, to the moments in step 1.
+    """Engine of private moments: it adds up the records' contributions, to the means in step 0 and to the moments in step 1.
 
-    The views of a batch are features of frozen towers: ``{"image": (n, V, F)[, "text": (n, W, F_t)]}``.
+    The views of a batch are not images or texts, but features of frozen towers, F for an image and F_t for a text: ``{"image":
+    (n, V, F)[, "text": (n, W, F_t)]}``.
 
     Args:
         model: Model with `MomentHeads`.
         plan: Plan of the private run.
 
     Raises:
-        ValueError: If heads and plan divide 1 / sigma^2 differently between the two steps.
+        ValueError: If the model's heads and the plan divide 1 / sigma^2 differently between the two steps.
     """
 
     name = "moments"
@@ -113,7 +118,7 @@ class MomentsEngine(Engine):
         return torch.zeros(0, dtype=self._exact, device=into.device)
 
     def _sums(self, step: int, sides: dict[Side, Tensor], shares: Tensor) -> tuple[Tensor, ...]:
-        """Returns sums over some records: of their means in step 0, of products of their vectors in step 1.
+        """Returns sums over the given records: of their means in step 0, of products of their vectors in step 1.
 
         Step 1 has two kinds of products. The first are products of image with text or, without text, of two different views.
         The second are products of each tower's vectors with themselves.
@@ -129,7 +134,7 @@ class MomentsEngine(Engine):
         return every.T @ every - autos[0], autos
 
     def _vectors(self, unit: Tensor, of_means: Tensor, of_views: Tensor) -> _Vectors:
-        """Converts unit vectors ``(n, V, k)`` to integers; each record's means and views are scaled by numbers ``(n, 1)``."""
+        """Converts unit vectors ``(n, V, k)`` to integers, scaled for each record by `of_means` and `of_views`, ``(n, 1)``."""
         steps, views = 2.0**self._layout.bits * _SHORTENED, unit.shape[1]
         total = (unit * 2.0**_UNIT).round().sum(1)
         means = (total * (of_means * (steps / (views * 2.0**_UNIT)))).trunc()
@@ -138,7 +143,9 @@ class MomentsEngine(Engine):
         return _Vectors((unit * (of_views * (steps / math.sqrt(views)))[:, None]).trunc(), means)
 
     def _unit(self, tower: _Map, features: Tensor) -> Tensor:
-        """Returns features in the basis, of unit length, ``(n, V, k)`` float64; 0 for those that are zero or not finite.
+        """Maps features to vectors of unit length, ``(n, V, k)`` float64.
+
+        Features that are zero or not finite give the vector 0.
 
         All sums are sums of integers, so a record's vector has the same bits whichever records are computed beside it.
         """
@@ -154,7 +161,7 @@ class MomentsEngine(Engine):
         return _of_length_one((projected * (2.0**_UNIT / (tower.steps * tower.fine))).round(), _SHORTEST * 2.0**_UNIT)
 
     def _centred(self, side: Side, unit: Tensor) -> Tensor:
-        """Subtracts the released centre from unit vectors ``(n, V, k)``, and normalises the differences; 0 stays 0."""
+        """Subtracts the released centre from unit vectors ``(n, V, k)``, and normalises the differences; a vector 0 stays 0."""
         centre = self._heads.centre(side).to(unit)
         steps = 2.0 ** math.floor(_PRODUCT - math.log2(1 + centre.norm().item()))
         moved = (unit * steps).round() - (centre * steps).round()
@@ -162,12 +169,12 @@ class MomentsEngine(Engine):
 
 
 def _of_length_one(whole: Tensor, least: float) -> Tensor:
-    """Divides integer vectors by their lengths, or by `least` if they are shorter; squares must add up to less than 2^53."""
+    """Divides integer vectors by their lengths, or by `least` if that is larger; squares must add up to less than 2^53."""
     return whole / whole.square().sum(-1, keepdim=True).sqrt().clamp(min=least)
 
 
 def _map_of(bridge: nn.Module, basis: Basis) -> _Map:
-    """Builds the map of a tower's features to vectors, which are normalised afterwards.
+    """Builds the map from a tower's features to vectors in the public basis, which `_unit` then normalises.
 
     Raises:
         ValueError: If the basis has a centre and a linear map precedes it: the centre is one of the tower's own features.

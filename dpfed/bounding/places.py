@@ -1,9 +1,9 @@
-"""Products on a CPU that give a record the same bits at every position in a pass.
+"""Makes matrix products on a CPU give a record the same bits at every position in a pass.
 
-With torch 2.15 and MKL, `torch.bmm` gives the same matrix different bits at another index of the batch, unless each
-product begins at a multiple of 64 bytes. A product with fewer than 12 columns gives the same row different bits at another
-position. So does attention, unless the width of its heads is a multiple of 16. Such products are padded here. Wider and aligned
-products, which are the rule, are left unchanged.
+With torch 2.15 and MKL, `torch.bmm` may give the same matrix different bits at another index of the batch, unless each product
+begins at a multiple of 64 bytes. A product with fewer than 12 columns may give the same row different bits at another position.
+So may attention, unless the width of its heads is a multiple of 16. This module pads such products. Most products are wider and
+aligned, and remain unchanged.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ _WIDE = 16  # least number of columns of a product; heads are padded to a multip
 
 
 def aligned(rows: Tensor) -> Tensor:
-    """Returns the rows contiguous and aligned as new memory is: the bits of some small products depend on the alignment."""
+    """Returns the rows contiguous, and aligned as newly allocated memory is.
+
+    The bits of some small products depend on the alignment.
+    """
     rows = rows.contiguous()
     return rows.clone() if rows.data_ptr() % (_LINE if rows.device.type == "cpu" else _NEW) else rows
 
 
 class Watched(TorchDispatchMode):
-    """Mode that inspects a pass and leaves its computation unchanged.
+    """Torch mode that inspects the operations of a pass, and leaves its computation unchanged.
 
     Args:
-        tokens: Tokens of the texts in the pass; ``None``: the pass reads no texts.
+        tokens: Tokens of the texts in the pass; ``None`` if the pass reads no texts.
 
     Attributes:
         by_place: Whether the pass has a product whose bits depend on the position of a record.
@@ -57,7 +60,7 @@ class Watched(TorchDispatchMode):
 
 @contextlib.contextmanager
 def same_at_all_places() -> Iterator[None]:
-    """Opens a block in which products on a CPU give a record the same bits at every position."""
+    """Opens a block in which matrix products on a CPU give a record the same bits at every position in a pass."""
     with _Heads(), _Products():
         yield
 
@@ -98,7 +101,7 @@ _RULES: dict[Any, Callable[..., Callable[[], Tensor] | None]] = {
 
 
 class _Products(TorchDispatchMode):
-    """Mode that starts each product of a batch at a multiple of 64 bytes, and pads products to 16 columns or more."""
+    """Torch mode that starts each product of a batch at a multiple of 64 bytes, and pads products to 16 columns or more."""
 
     def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Runs in place of every operation while the mode is on."""
@@ -108,7 +111,7 @@ class _Products(TorchDispatchMode):
 
 
 class _Heads(TorchFunctionMode):
-    """Mode that pads the width of each attention head with zeros to a multiple of 16."""
+    """Torch mode that pads the width of each attention head with zeros to a multiple of 16."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Runs in place of every function of torch while the mode is on."""

@@ -1,4 +1,4 @@
-"""Statistics of the groups as integers that are added up beside their gradients (`dpfed.privacy.group_statistics`)."""
+"""Computes statistics of the groups as integers, which are added up beside the gradients (`dpfed.privacy.group_statistics`)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def sum_of_statistics(
 ) -> Tensor:
     """Returns the sum of the given groups' statistics. Each statistic is an integer, and a function of one group alone.
 
-    A NaN counts as one end of the statistic's range, so no group moves the sum by more than this range allows.
+    A NaN counts as one end of the statistic's range. So no group changes the sum by more than this range allows.
 
     Args:
         statistics: Statistics to compute.
         norms: Norms ``(G,)`` of the groups' gradients before clipping.
         losses: Losses and numbers of records of the groups, ``(2, G)``, in any order.
-        threshold: Adaptive threshold, which follows a quantile of the norms.
+        threshold: Threshold for the norms, which follows a quantile of them during the run.
         clip_norm: Clip norm, C.
         unit: Size of one step of the sum's grid, in units of the sum.
-        public: Number of public records in each group; they have no loss of their own.
+        public: Number of public records in each group; the objective has no loss for them.
 
     Returns:
         Sums ``(m,)`` int64 on the CPU, one for each of `GroupStatistics.names`.
@@ -45,7 +45,10 @@ def _within(figure: float) -> float:
 
 
 def _sides(norms: Tensor, threshold: float) -> list[float]:
-    """Returns a linear function of each norm's logarithm: 1/2 at 5 % below a threshold, -1/2 at 5 % above it."""
+    """Returns on which side of a threshold each norm lies: 1/2 below, -1/2 above, and values between them near the threshold.
+
+    The value is a linear function of the norm's logarithm from 5 % below the threshold to 5 % above it.
+    """
     return [_side(norm / threshold) for norm in norms.tolist()]
 
 

@@ -1,4 +1,4 @@
-"""Losses of one group of records, for `dpfed.Trainer` and for your own training loops."""
+"""Contains losses of one group of records, for `dpfed.Trainer` and for your own training loops."""
 
 from dpfed.losses.dcl import DCL
 from dpfed.losses.loss import BarlowTwins, InfoNCE, Loss, SigLIP, SupCon

@@ -1,4 +1,4 @@
-"""Decoupled contrastive learning inside one group (Yeh et al. 2022, "Decoupled Contrastive Learning")."""
+"""Defines decoupled contrastive learning inside one group (Yeh et al. 2022, "Decoupled Contrastive Learning")."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpfed.losses.pairs import PairLoss, refuse_options
 
 
 class DCL(PairLoss):
-    """InfoNCE without the positive pair in the denominator.
+    """The InfoNCE loss without the positive pair (two views of one record) in the denominator.
 
     In a small group, the positive pair is a large part of InfoNCE's denominator, and InfoNCE's gradient fades once the pair is
     closer than the negatives are. The gradient of DCL does not fade. The value of DCL may be negative.
@@ -28,16 +28,17 @@ class DCL(PairLoss):
         self._scale = 1 / temperature
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:
-        """Computes the loss of two views, as the sum of both directions.
+        """Computes the loss of two views of each record, as the sum over both directions, first to second and second to first.
 
-        A record's views attract each other; both views of all other records repel them.
+        The two views of a record attract each other, and both views of all other records repel them. S is the number of records
+        and D the number of dimensions.
 
         Args:
-            first: One view of each record, ``(S, D)``, of any length: the loss normalises embeddings.
-            second: Another view of each record, ``(S, D)``.
+            first: Embedding of one view of each record, ``(S, D)``, of any length: the loss normalises embeddings.
+            second: Embedding of another view of each record, ``(S, D)``.
 
         Returns:
-            A scalar, the mean over the S records; exactly 0 for a group of one, which has no negatives.
+            A scalar, the mean over the S records; exactly 0 for a group of one record, which has no other records to repel it.
         """
         if len(first) < 2:
             return 0.0 * (first.sum() + second.sum())
@@ -46,7 +47,7 @@ class DCL(PairLoss):
         across = one @ other.T * self._scale
 
         def repelled(within: Tensor, between: Tensor) -> Tensor:
-            """Computes the log-sum-exp of the similarities to both views of all other records, ``(S,)``."""
+            """Computes the log-sum-exp of each record's similarities to both views of all other records, ``(S,)``."""
             logits = torch.cat([within.masked_fill(same, -torch.inf), between.masked_fill(same, -torch.inf)], dim=1)
             return logits.logsumexp(dim=1)
 

@@ -1,4 +1,4 @@
-"""The base class of losses, and the losses that configurations name, as callable objects."""
+"""Defines the base class of losses and, as callable objects, the losses that a configuration can name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from dpfed.objectives import OBJECTIVES
 
 
 class Loss:
-    """A loss of one group.
+    """A loss of one group of records, as a callable object.
 
     Attributes:
-        objective: Section ``[objective]`` of a configuration with this loss; empty: no configuration can name the loss.
-        temperature: Temperature to set in the model; ``None``: the model keeps its own temperature.
+        objective: Content of the section ``[objective]`` of a configuration that names this loss; empty if no configuration can
+            name it.
+        temperature: Temperature to set in the model; ``None`` if the model keeps its own temperature.
     """
 
     objective: Mapping[str, Any] = {}
@@ -27,8 +28,8 @@ class Loss:
         """Computes the loss of one group.
 
         Args:
-            image: Embeddings of the records' image views, ``(S, V, D)``.
-            text: Embeddings of the records' texts, ``(S, W, D)``, for models that read text.
+            image: Embeddings of the records' image views, ``(S, V, D)``: S records, V views of each, D dimensions.
+            text: Embeddings of the W texts of each record, ``(S, W, D)``, for models that read text.
 
         Returns:
             A scalar, the mean over the S records.
@@ -36,16 +37,16 @@ class Loss:
         raise NotImplementedError
 
     def prepare(self, model: nn.Module, group_size: int) -> None:
-        """Sets the attributes of a model on which the loss depends.
+        """Prepares a model for this loss: sets those attributes of the model on which the loss depends.
 
         Args:
-            model: A `SimCLR` or `TwoTower`.
+            model: Model to prepare, a `SimCLR` or `TwoTower`.
             group_size: S, the expected number of records in a group.
         """
 
 
 class _Named(Loss):
-    """Base class of the losses that configurations name."""
+    """Base class of the losses that a configuration can name."""
 
     name: str
 
@@ -63,7 +64,7 @@ class _Named(Loss):
         return "temperature" in OBJECTIVES[self.name].options.model_fields
 
     def __call__(self, image: Tensor, text: Tensor | None = None) -> Tensor:
-        """See `Loss`."""
+        """Computes the loss of one group, see `Loss.__call__`."""
         return self._of({"image": image} if text is None else {"image": image, "text": text})
 
     def _of(self, embeddings: dict[str, Tensor], **label: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class _Named(Loss):
         return objective.loss({**embeddings, **label}, present, temperature, offset, options=options) / len(image)
 
     def prepare(self, model: nn.Module, group_size: int) -> None:
-        """See `Loss`."""
+        """Prepares a model for this loss, see `Loss.prepare`."""
         objective = OBJECTIVES[self.name]
         model.unit_length = objective.unit_length  # type: ignore[assignment]
         if objective.bias is not None:
@@ -88,7 +89,7 @@ class _Named(Loss):
 
 
 class InfoNCE(_Named):
-    """Softmax contrast inside one group (DP-GCL, equation 12).
+    """The softmax contrast inside one group (DP-GCL, equation 12): each view must find its partner among all records.
 
     Args:
         temperature: Divisor of the cosine similarities; default: the model's temperature, and 0.1 without a model.
@@ -101,11 +102,11 @@ class InfoNCE(_Named):
 
 
 class SigLIP(_Named):
-    """Sigmoid contrast inside one group: each pair is one binary decision (Zhai et al. 2023).
+    """The sigmoid contrast inside one group: for each pair of views, one binary decision whether they match (Zhai et al. 2023).
 
     Args:
         temperature: Divisor of the cosine similarities; default: the model's temperature, and 0.1 without a model.
-        bias: Term added to every logit; default: -ln(S - 1).
+        bias: Term added to every logit; default: -ln(S - 1) for groups of S records.
     """
 
     name = "siglip"
@@ -115,7 +116,9 @@ class SigLIP(_Named):
 
 
 class BarlowTwins(_Named):
-    """The correlations of two views' dimensions (Zbontar et al. 2021).
+    """The Barlow Twins loss (Zbontar et al. 2021), which reads correlations between the dimensions of two views.
+
+    Each dimension should agree between the views, and different dimensions should not be correlated.
 
     Args:
         redundancy: Weight of the correlations of different dimensions; default: 5e-3, as in configurations.
@@ -128,15 +131,15 @@ class BarlowTwins(_Named):
 
 
 class SupCon(_Named):
-    """Supervised contrast (Khosla et al. 2020): views of one class attract each other, views of different classes repel.
+    """The supervised contrast (Khosla et al. 2020): views of one class attract each other, views of different classes repel.
 
-    Labels may be private: a record's class is part of the record, and the same noise covers it (docs/guarantee.md, Labels in a
-    loss). The loss sees which records of its group share a class, and nothing else. It learns from groups that hold several
-    records of a class: groups of 16 suit 10 classes, not 1,000.
+    Labels may be private. A record's class is part of the record, so the same noise protects it (docs/guarantee.md, Labels in a
+    loss). The loss sees which records of its group share a class, and nothing else. It learns only from groups in which several
+    records share a class. Groups of 16 records suit 10 classes, but not 1,000.
 
     Args:
         temperature: Divisor of the cosine similarities; default: the model's temperature, and 0.1 without a model.
-        label: Name of the label that holds the class; default: the only label.
+        label: Name of the records' label that states the class; default: the only label that the records have.
     """
 
     name = "supcon"
@@ -148,7 +151,7 @@ class SupCon(_Named):
         """Computes the loss of one group, the mean over its records.
 
         Args:
-            image: Embeddings of the records' views, ``(S, V, D)``.
+            image: Embeddings of the V views of each of S records, ``(S, V, D)``.
             text: Ignored.
             label: Classes ``(S,)`` int64, equal where two records share a class.
 

@@ -1,4 +1,4 @@
-"""Losses of two views of each record of a group, for groups with any number of views."""
+"""Defines losses of two views of each record of a group, which accept any number of views."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dpfed.losses.loss import Loss
 
 
 class PairLoss(Loss):
-    """A loss of two views; with more views, the mean over all pairs of them.
+    """A loss of two views of each record; with more views, the mean over all pairs of views.
 
     Args:
-        options: Options of the loss, under the names of its class's arguments. A run's configuration stores them, so another
-            temperature makes another run.
+        options: Options of the loss, under the names of the arguments of its class. A run's configuration stores them, so a run
+            with another value counts as another run.
     """
 
     def __init__(self, **options: float | bool) -> None:
@@ -32,9 +32,9 @@ class PairLoss(Loss):
         """Computes the loss of one group.
 
         Args:
-            image: Embeddings of the records' image views, ``(S, V, D)``.
-            text: Embeddings of the records' texts, ``(S, W, D)``, for models that read text: each image view is then compared
-                with each text.
+            image: Embeddings of the records' image views, ``(S, V, D)``: S records, V views of each, D dimensions.
+            text: Embeddings of the W texts of each record, ``(S, W, D)``, for models that read text. Each image view is then
+                compared with each text.
 
         Returns:
             A scalar, the mean over the S records.
@@ -54,11 +54,11 @@ class PairLoss(Loss):
         return torch.stack([self.of(first, second) for first, second in chosen]).mean()
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:
-        """Computes the loss of two views.
+        """Computes the loss of two views of each record.
 
         Args:
-            first: One view of each record, ``(S, D)``.
-            second: Another view of each record, ``(S, D)``.
+            first: Embedding of one view of each record, ``(S, D)``.
+            second: Embedding of another view of each record, ``(S, D)``.
 
         Returns:
             A scalar, the mean over the S records.
@@ -75,7 +75,7 @@ def refuse_options(name: str, *, zero: bool, **given: float) -> None:
         given: Options by name.
 
     Raises:
-        UserError: If an option is not a number in this range; the message names the option.
+        UserError: If an option is no finite number, is negative, or is 0 where `zero` is false; the message names the option.
     """
     for key, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < inf and (zero or value > 0)):

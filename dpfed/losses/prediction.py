@@ -1,4 +1,4 @@
-"""Prediction of one view from the other without negatives, in a form for groups.
+"""Defines a loss that predicts one view of a record from another, without contrast to other records, for groups.
 
 The loss follows SimSiam (Chen & He 2021, "Exploring Simple Siamese Representation Learning").
 """
@@ -14,7 +14,7 @@ from dpfed.losses.pairs import PairLoss
 
 
 class PredictionHead(nn.Module):
-    """A projection, and a prediction from it, for the loss `Prediction`.
+    """A head for the loss `Prediction`: a projection of features, and a prediction of another view's projection from it.
 
     Args:
         embedding: D, the number of dimensions of the projection.
@@ -27,24 +27,26 @@ class PredictionHead(nn.Module):
         self.predict = nn.Sequential(nn.Linear(embedding, hidden), nn.ReLU(), nn.Linear(hidden, embedding))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Maps features ``(n, F)`` to the projection, followed by the prediction, ``(n, 2 D)``."""
+        """Maps features ``(n, F)`` to ``(n, 2 D)``: D dimensions of the projection, then D of the prediction."""
         projection = self.project(features)
         return torch.cat([projection, self.predict(projection)], dim=1)
 
 
 class Prediction(PairLoss):
-    """Cosine distance of the prediction from each view and the projection of the other view, which gets no gradient.
+    """The loss that asks the prediction from each view to match the projection of the other view, by their cosine.
 
-    BYOL and SimSiam rely on BatchNorm against collapse; BatchNorm uses the statistics of a batch, which no private gradient may
-    read. Here projections and predictions are centred on the mean of their group, for the same purpose: embeddings that are all
-    equal then have a cosine of 0, not of 1. Under noise, this loss showed no measurable gain (docs/results.md): prefer a loss
-    with negatives.
+    The projection gets no gradient.
+
+    BYOL and SimSiam need BatchNorm so that embeddings do not collapse to one point. But BatchNorm uses the statistics of a
+    batch, which no private gradient may read. For the same purpose, this loss subtracts from projections and predictions their
+    mean over the group. If all embeddings are equal, their cosine is then 0 and not 1. Under noise, this loss showed no
+    measurable gain (docs/results.md): prefer a loss with negatives.
 
     With `dpfed.BYOL` instead of `SimCLR`, the projection comes from a target network. Its weights are a moving average
     of released weights, which costs no privacy.
 
     Args:
-        centre: Whether the mean over the group's records is subtracted.
+        centre: Whether the mean over the group's records is subtracted from projections and predictions.
 
     Example:
         ``dpfed.SimCLR(encoder, head=PredictionHead(128))`` with ``loss=Prediction()``.
@@ -55,7 +57,7 @@ class Prediction(PairLoss):
         self._centre = centre
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:
-        """Computes the negative mean of both cosines: -1 if every prediction is exact.
+        """Computes the negative mean of both cosines, which is -1 if every prediction is exact. The group has S records.
 
         Args:
             first: Projections, followed by predictions, of one view of each record, ``(S, 2 D)``.

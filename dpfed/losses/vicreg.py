@@ -1,4 +1,4 @@
-"""VICReg inside one group (Bardes et al. 2022, "VICReg: Variance-Invariance-Covariance Regularization")."""
+"""Defines VICReg inside one group (Bardes et al. 2022, "VICReg: Variance-Invariance-Covariance Regularization")."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _EPSILON = 1e-4  # added to variances, as in the paper
 
 
 class VICReg(PairLoss):
-    """Views of a record agree; over the records of the group, each dimension varies, and no two dimensions vary together.
+    """The VICReg loss: views of a record should agree, each dimension should vary, and no two dimensions should be correlated.
 
-    The variances and covariances are those of one group's S records, rather than of the paper's batch. A covariance matrix has
-    rank S - 1 at most: with fewer records than dimensions, the covariance term is mostly noise. Groups of 16 or more work
-    better.
+    Variances and covariances are computed over the S records of one group, not over a batch as in the paper. A covariance
+    matrix has rank S - 1 at most: with fewer records than dimensions, the covariance term is mostly noise. Groups of 16 or more
+    work better.
 
-    The loss reads the length of embeddings: it makes a `SimCLR` or `TwoTower` stop normalising them. Any other model must
-    return embeddings that are not normalised.
+    The loss depends on the length of embeddings. So `prepare` makes a `SimCLR` or `TwoTower` stop normalising them. Any other
+    model must return embeddings that are not normalised.
 
     Args:
         invariance: Weight of the mean squared distance between two views of a record.
@@ -35,7 +35,7 @@ class VICReg(PairLoss):
         self._invariance, self._variance, self._covariance = invariance, variance, covariance
 
     def prepare(self, model: nn.Module, group_size: int) -> None:
-        """See `Loss`."""
+        """Makes the model stop normalising its embeddings, see `Loss.prepare`."""
         model.unit_length = False  # type: ignore[assignment]
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:
@@ -44,11 +44,11 @@ class VICReg(PairLoss):
         As in the authors' code, the hinge is the mean over both views, and the covariance terms of both views are added up.
 
         Args:
-            first: One view of each record, ``(S, D)``, not normalised.
-            second: Another view of each record, ``(S, D)``, not normalised.
+            first: Embedding of one view of each record, ``(S, D)``, not normalised.
+            second: Embedding of another view of each record, ``(S, D)``, not normalised.
 
         Returns:
-            A scalar; the invariance term alone for a group of one, which has no variance.
+            A scalar; for a group of one record, which has no variance, only the invariance term.
         """
         loss = self._invariance * mse_loss(first, second)
         if len(first) < 2:

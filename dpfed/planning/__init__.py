@@ -1,1 +1,1 @@
-"""Predictions of a private run from public records, before any budget is spent: forecast and rehearsal."""
+"""Predicts a private run from public records, by a forecast or a rehearsal, before any privacy budget is spent."""

@@ -37,13 +37,15 @@ class Forecast:
 
     Attributes:
         name: Name of the configuration.
-        rows: The configured plan, then plans with one number changed, then the best combination of changes.
+        rows: Plans with their figures: first the configured plan, then plans with one number changed, then the best combination
+            of changes.
         signal: Gradient signal of the configured plan.
         epsilon: Epsilon of the configured plan.
-        trained: Description of the trained parts of the model.
-        measured_on: Description of the public records.
-        records_needed: Number of private records that would be enough at the same sampling rate; ``None``: no number would.
-        memory: Least memory that training needs, in bytes; ``None``: not known.
+        trained: Description, in words, of the trained parts of the model.
+        measured_on: Description, in words, of the public records on which gradients were measured.
+        records_needed: Number of private records that would suffice at the same sampling rate and noise multiplier; ``None`` if
+            no number would.
+        memory: Least memory that training needs, in bytes; ``None`` if it is not known.
         memory_there: Memory of this machine, in bytes.
         remarks: Remarks about the measurement.
     """
@@ -61,12 +63,12 @@ class Forecast:
 
     @property
     def configured(self) -> Row:
-        """The row of the configured plan."""
+        """The figures of the configured plan, the first of `rows`."""
         return self.rows[0]
 
     @property
     def verdict(self) -> Verdict:
-        """Judgement of the configured plan, from its reach."""
+        """Judgement of the configured plan, from its reach (`dpfed.planning.plan_grid`)."""
         reach = self.configured.reach
         return "can work" if reach >= ENOUGH else "will learn little" if reach >= SOME else "will not work"
 
@@ -140,7 +142,10 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress
 
 
 def _with_a_start(config: Config) -> tuple[Config, list[str]]:
-    """Returns the configuration to measure, and remarks; a procedural initialisation that does not exist yet is left out."""
+    """Returns the configuration to measure, and remarks about it.
+
+    If the starting weights come from procedural images and do not exist yet, the configuration to measure goes without them.
+    """
     if config.model.start != PROCEDURAL:
         return config, []
     try:
@@ -156,9 +161,9 @@ def _with_a_start(config: Config) -> tuple[Config, list[str]]:
 
 
 def _records_needed(row: Row) -> int | None:
-    """Returns the N that gives enough reach at the same q and sigma; ``None``: no N does.
+    """Returns the number of records N that gives enough reach at the same sampling rate and sigma; ``None`` if none does.
 
-    Signal over noise is proportional to the number of groups, and so to N.
+    The ratio of signal to noise is proportional to the number of groups, and so to N.
     """
     steps = row.plan.steps
     if row.reach <= 0 or ENOUGH >= steps:

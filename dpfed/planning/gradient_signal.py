@@ -1,9 +1,10 @@
-"""The signal of the clipped mean gradient: its length, and how far it moves the embeddings compared with noise.
+"""Measures the signal of the mean clipped gradient: its length, and how far it moves embeddings compared with noise.
 
-Lengths alone mislead: noise has a component on every trained parameter, and most components hardly change the model's output.
-So the signal is measured in the embeddings. Let J be the derivative of some records' embeddings with respect to the trained
-parameters. A gradient g moves the embeddings by |J g|, and noise of standard deviation 1 moves them by sqrt(tr J J^T), the root
-mean square. The response is the first length over the second: models, adapters and group sizes can be compared by this number.
+The length of a gradient compared with the length of the noise would mislead. Noise changes every trained parameter, and most of
+these changes hardly change the model's output. So the signal is measured in the embeddings. Let J be the derivative of some
+records' embeddings with respect to the trained parameters. A gradient g moves the embeddings by |J g|, and noise of standard
+deviation 1 moves them by sqrt(tr J J^T), the root mean square. The response is the first length divided by the second. By this
+number, models, adapters and group sizes can be compared.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Signal:
         error: Relative standard error of `length`.
         response: Change of the embeddings by the mean clipped gradient, divided by their change by noise of standard
             deviation 1.
-        seconds: Time of a step for each sampled record, in seconds.
+        seconds: Time of a step, divided by the number of its sampled records, in seconds.
     """
 
     group_size: int
@@ -62,7 +63,7 @@ def measured(simulated: SimulatedRun, plan: PrivacyPlan, budget: float) -> Signa
     Args:
         simulated: Parts of the run over public records; the model's parameters are not changed.
         plan: Plan of the private run, which gives the group size and the clipping rule.
-        budget: Time for the gradients, in seconds; a slow machine may take longer.
+        budget: Time in which to measure, in seconds; a slow machine may take longer.
     """
     size, seconds = plan.bounding.group_size, _seconds_of_a_group(simulated, plan)
     groups = int(min(_MOST_GROUPS, max(_LEAST_GROUPS, budget / (_SUMS * seconds))))
@@ -101,7 +102,7 @@ def _seconds_of_a_group(simulated: SimulatedRun, plan: PrivacyPlan) -> float:
 def _square_of_mean(means: Tensor) -> tuple[float, float]:
     """Estimates the squared length of the mean from independent estimates, and the standard error of the squared length.
 
-    Each estimate is multiplied only with the others, so components that are uncorrelated between estimates average out.
+    Each estimate is multiplied only with the other estimates. So errors that are uncorrelated between estimates average out.
 
     Args:
         means: Independent estimates of the mean, shape ``(m, P)``.
@@ -120,7 +121,7 @@ def _response(simulated: SimulatedRun, halves: tuple[Tensor, Tensor]) -> float:
     here = vector.gather()
 
     def moved(direction: Tensor) -> Tensor:
-        """Returns J times a direction, by a central difference whose step changes the embeddings a little."""
+        """Returns J times a direction: how the embeddings change if the parameters move along it, by a central difference."""
         length = direction.norm().clamp(min=1e-30)
         far = _STEP * here.norm().clamp(min=1.0)
         for _ in range(_TRIES):

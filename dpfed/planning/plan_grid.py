@@ -1,9 +1,9 @@
-"""Alternatives to the configured plan, and the reach of each: its progress along the gradient.
+"""Computes alternatives to the configured plan and the reach of each, a measure of its progress along the gradient.
 
-A noisy step has a cosine of r / sqrt(1 + r^2) with the gradient, where r is signal over noise (`gradient_signal.py`). The
-optimizers of private training normalise their steps, so T noisy steps make about as much progress as a smaller number of
-noiseless steps, T times this cosine: the reach of the plan. The reach orders plans and does not measure accuracy
-(docs/results.md compares reaches with runs).
+A noisy step has a cosine of r / sqrt(1 + r^2) with the gradient, where r is the ratio of signal to noise
+(`gradient_signal.py`). The optimizers of private training normalise their steps. So T noisy steps make about as much progress
+as fewer noiseless steps, namely T times this cosine. This number of noiseless steps is called the reach of the plan. The reach
+tells which of two plans is better, but does not predict accuracy (docs/results.md compares reaches with runs).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ROUNDS = 4  # largest number of iterations of the search for sigma
 
 @dataclass(frozen=True)
 class Row:
-    """One plan of the grid.
+    """One plan of the table of alternatives, with its figures.
 
     Attributes:
         what: Description of the difference from the configuration.
-        plan: Plan with its sigma.
+        plan: The plan itself, with its sigma.
         noise_over_gradient: Length of one step's noise, divided by the length of the mean clipped gradient.
         reach: Number of noiseless steps that make as much progress as the whole run.
         seconds: Time of the run on this machine, in seconds.
@@ -73,12 +73,14 @@ class Row:
 
 
 def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: float, seconds: float) -> Iterator[Row]:
-    """Yields plans that differ in one number, then the best of all combinations that do not take much longer.
+    """Yields plans that differ from the configured plan in one number, and then the best combination of such changes.
+
+    Combinations that take much longer are left out.
 
     Args:
         plan: Configured plan.
         signals: Gradient signals by group size, the configured size first.
-        warmup: Number of warm-up steps; plans that have no further steps are left out.
+        warmup: Number of warm-up steps; plans that have no steps after the warm-up are left out.
         epsilon: Epsilon of the configured plan.
         seconds: Time of a run with the configured plan, in seconds.
     """
@@ -113,10 +115,10 @@ def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: fl
 
 
 def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0) -> PrivacyPlan | None:
-    """Returns the plan with another batch, other steps or `factor` times the epsilon, and about the sigma that this needs.
+    """Returns the plan with another batch, number of steps or epsilon, and with about the sigma that this needs.
 
-    Sigma is searched for with Renyi accounting, which is fast: the Renyi epsilon of the result is `factor` times the Renyi
-    epsilon of the given plan, within about 1 %, if a few iterations suffice.
+    Sigma is found by Renyi accounting, which is fast, in a few iterations. The Renyi epsilon of the result is `factor` times
+    the Renyi epsilon of the given plan, within about 1 %.
 
     Args:
         plan: Given plan.
@@ -125,7 +127,7 @@ def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0)
         factor: Epsilon of the new plan over the epsilon of the given plan.
 
     Returns:
-        The plan; ``None`` if the numbers form no possible plan, or the search fails.
+        The plan; ``None`` if the numbers form no possible plan, or if no sigma is found in these iterations.
     """
     wanted = plan.epsilon(accountant="rdp") * factor
     target, size = plan.promise.target_epsilon, min(plan.bounding.group_size, batch)
@@ -151,5 +153,5 @@ def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0)
 
 
 def finite(value: float) -> float | None:
-    """Returns the value, for JSON; ``None`` if it is not finite."""
+    """Returns the value as JSON can hold it: ``None`` if it is not finite."""
     return value if math.isfinite(value) else None

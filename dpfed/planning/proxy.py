@@ -1,7 +1,7 @@
-"""Public records that replace private ones: a forecast measures gradients on them, and a rehearsal trains on them.
+"""Chooses public records that replace private ones: a forecast measures gradients on them, and a rehearsal trains on them.
 
-Only the number of the private records is used, which the plan makes public anyway. This module opens no private record. It does
-not import torch either, so that mistakes are reported at once.
+Of the private records, only their number is used, which the plan makes public anyway. This module reads no private record. It
+does not import torch, so that mistakes in a command are reported at once.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Proxy:
 
     Attributes:
         source: Source of the records: ``store``, or a generator, ``procedural`` or ``shapes``.
-        path: Path of the store; ``None``: the records are generated.
-        count: Number of training records in the store; ``None``: as many as needed are generated.
+        path: Path of the store; ``None`` if the records are generated.
+        count: Number of training records in the store; ``None`` if as many as needed are generated.
     """
 
     source: str
@@ -87,7 +87,7 @@ def declared_plan(config: Config, records: int | None, progress: Progress) -> Pr
 
 
 def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
-    """Returns the public records that a user names, after the checks that a store's header and index allow.
+    """Returns the public records that a user names, after those checks that need only a store's header and index.
 
     Args:
         public: Path of a record store, or ``procedural`` or ``shapes``; default: procedural images.
@@ -95,8 +95,8 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
         plan: Plan of the private run.
 
     Raises:
-        UserError: If the records are not public, are of a kind that the model cannot read, join the groups as public records
-            already, or are too few.
+        UserError: If the records are not public, are of a kind that the model cannot read, are too few, or are the public
+            records that the run's method already adds to each group.
     """
     if public in (None, PROCEDURAL, SHAPES):
         return Proxy(public or PROCEDURAL)

@@ -1,9 +1,9 @@
-"""A rehearsal: the private run's training on public records, with its own q, sigma and T.
+"""Rehearses a private run: trains on public records, with the private run's sampling rate q, noise sigma and steps T.
 
-Training on n public records simulates the share n/N of the private run: every record is sampled with the private rate q, into
-the same share of the K groups. The sum is then scaled up to K groups, and gets the noise of the private plan. The
-noise-to-gradient ratio is therefore the same as in the private run. The noise protects nobody here: a rehearsal is a
-simulation, and promises nothing.
+The private run has N records and K groups in a step. Training on n public records simulates the share n/N of it: every public
+record is sampled with the private rate q, and assigned to one of K n/N groups. The sum over these groups is then scaled up to K
+groups, and gets the noise of the private plan. So the ratio of noise to gradient is the same as in the private run. A rehearsal
+is a simulation: its noise protects nobody, and it promises nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SHORT = {"optimizer.learning_rate": "rate", "bounding.group_size": "S", "privac
 
 
 class ScaledUp:
-    """A `Transport` that scales the sum of a part of the groups up to all of them.
+    """A `Transport` that scales the sum over some of the plan's groups up to the sum over all K groups.
 
     Args:
         worker: Worker that holds a part of the groups.
@@ -58,27 +58,27 @@ class ScaledUp:
         self._worker, self._plan, self._scale = worker, plan, plan.groups / groups
 
     def aggregate(self, step: int) -> BoundedSum:
-        """See `Transport`."""
+        """Returns the sum of a step, scaled up to all K groups; see `Transport.aggregate`."""
         partial = self._worker.bounded_sum(step)
         values = (partial.values.double() * self._scale).to(partial.values.dtype)
         return BoundedSum(values, self._plan.sensitivity, self._plan.groups, unit=partial.unit)
 
     def set_clip_threshold(self, threshold: float) -> None:
-        """See `Transport`."""
+        """Sets the worker's clip threshold, see `Transport.set_clip_threshold`."""
         self._worker.threshold = threshold
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The result of one set of changes.
+    """The result of a rehearsal with one set of changes of the configuration.
 
     Attributes:
-        name: Name of the set.
+        name: Name of the set of changes.
         changes: Changed values by key of the configuration.
         noise_multiplier: Noise multiplier sigma of the private run with these changes.
         groups: Number of groups in a step on the public records; the private run has K.
-        evaluations: Figures before and after training, as `Evaluation.facts`.
-        seconds: Duration in seconds.
+        evaluations: Figures of the model before and after training, in the form of `Evaluation.facts`.
+        seconds: Duration of this training and its measurement, in seconds.
     """
 
     name: str
@@ -238,7 +238,10 @@ def _trained(
 
 
 def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[dict[str, Any]]:
-    """Yields the sets of changes to try: one hyperparameter after the other, each starting from the best set so far."""
+    """Yields the sets of changes to try: first none, then several learning rates, then other values of integer settings.
+
+    The values of each integer setting are tried on top of the best set so far.
+    """
     yield {}
     rate = config.optimizer.learning_rate
     for factor in _FACTORS:
@@ -250,7 +253,7 @@ def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[dict[str, Any]]:
 
 
 def _others(config: Config) -> dict[str, list[int]]:
-    """Returns half and double of each integer setting that may change, by key."""
+    """Returns the values to try for each integer setting that may change, half and double of the configured value, by key."""
     choices, size, steps = {}, config.bounding.group_size, config.privacy.steps
     if "bounding.group_size" not in config.without_effect():
         choices["bounding.group_size"] = [other for other in (size // 2, size * 2) if 2 <= other <= config.privacy.batch]
@@ -282,7 +285,7 @@ def _in_words(changes: dict[str, Any]) -> str:
 
 
 def _key(config: Config, plan: PrivacyPlan, stand: Proxy, most: int) -> str:
-    """Returns a hash of everything that a result depends on."""
+    """Returns a hash of everything on which a result depends, by which a kept result is found again."""
     fingerprint = None if stand.path is None else read_layout(stand.path).header["contents"]
     parts = [dpfed.__version__, config.dump(), plan.fingerprint, stand.source, str(stand.path), fingerprint, most]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The parts of the private run, with public records instead of private ones."""
+"""Builds the parts of the private run, with public records instead of private ones."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _opened(stand: Proxy, records: int, stores: str, size: int, progress: Progre
 
 
 def _over(config: Config, store: RecordSet, plan: PrivacyPlan, measured: bool) -> Config:
-    """Returns the configuration of the same run over other records."""
+    """Returns the configuration of the same run over the records of `store`."""
     data = DataConfig(source="store", path=str(store.path), size=config.data.size, resize=config.data.resize)
     privacy = config.privacy.model_copy(update={"unit": plan.promise.unit, "per_unit": plan.sampling.per_unit})
     over = config.model_copy(update={"data": data, "privacy": privacy})
@@ -104,7 +104,7 @@ def _over(config: Config, store: RecordSet, plan: PrivacyPlan, measured: bool) -
 
 
 def _measures(config: Config, store: RecordSet) -> EvaluationConfig:
-    """Returns the evaluation of the held-out public records: the configured tasks or, if impossible, all possible ones."""
+    """Returns the evaluation on held-out public records, of the configured tasks or, if impossible, of all possible tasks."""
     splits = [split for split in (config.evaluation.split, "test", "validation") if split != "none"]
     split = next((split for split in splits if len(store.split(split))), None)
     if split is None:

@@ -1,1 +1,1 @@
-"""The privacy mechanism as data: plan, samplers, noise, accounting, ledger and secret randomness."""
+"""Contains the privacy mechanism: plan, samplers, noise, accounting, ledger and secret randomness."""

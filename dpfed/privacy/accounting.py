@@ -1,7 +1,8 @@
-"""Epsilon of a composed mechanism, and calibration of the noise to a promised (epsilon, delta).
+"""Computes the epsilon of many steps of a mechanism, and calibrates the noise to a promised (epsilon, delta).
 
-Both are computed from the mechanism's event (`dpfed.privacy.mechanism`), which dp_accounting composes. The noise multiplier
-sigma is relative to a release's sensitivity, however that sensitivity is bounded, so this module needs no groups or clip norms.
+Both follow from the mechanism's event, a description of its draws and its noise that dp_accounting understands
+(`dpfed.privacy.mechanism`). The noise multiplier sigma is the noise divided by a release's sensitivity, so this module needs to
+know neither groups nor clip norms.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ _MOST_TICKS = 100  # largest number of grid steps of 1e-4 by which a search's re
 
 
 class Unresolved(UserError):
-    """An accountant cannot compute a cost with 64-bit numbers or in acceptable time; another accountant may."""
+    """Raised if an accountant cannot compute a cost with 64-bit numbers or in acceptable time.
+
+    Another accountant may be able to compute it.
+    """
 
 
 def default_delta(records: int) -> float:
-    """Returns the default delta, 1/(N ln N) (DP-GCL, appendix B.1), but at most 1/N: for N = 2 the formula gives more.
+    """Returns the default delta for N records: 1/(N ln N) (DP-GCL, appendix B.1), or 1/N if that is smaller, as for N = 2.
 
-    The function also returns a value for numbers of records that are refused later.
+    The function returns a value for every number of records, even for numbers that a plan refuses later.
     """
     records = min(max(records, 2), 10**12)
     return 1.0 / (records * max(1.0, math.log(records)))
@@ -80,13 +84,14 @@ def _poisson_steps(mechanism: Mechanism, steps: int) -> tuple[float, float, int]
 
 
 def require_resolution(steps: int, delta: float) -> None:
-    """Refuses a delta that PLD accounting cannot resolve: the rounding errors of `steps` convolutions must be far below delta.
+    """Refuses a delta that is not far above the rounding errors of PLD accounting over `steps` steps.
 
-    A transform of the losses is raised to the power of `steps`, so its rounding error, about 2e-16 of probability, grows with
-    the number of steps. Unless delta is at least a hundred times the error, the computed epsilon could be too low.
+    PLD accounting raises a Fourier transform of the privacy losses to the power of `steps`. So its rounding error, about 2e-16
+    of probability for one step, grows with the number of steps. Unless delta is at least a hundred times the error, the
+    computed epsilon could be too low.
 
     Raises:
-        Unresolved: If delta is too small; the message names the least one that works.
+        Unresolved: If delta is too small; the message names the smallest delta that works.
     """
     if not delta >= ROUNDING * steps:
         raise Unresolved(
@@ -96,7 +101,9 @@ def require_resolution(steps: int, delta: float) -> None:
 
 
 def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted: float, points: int) -> float:
-    """Returns the grid's interval: the wanted one, or, where that takes too long, a coarser one (also an upper bound).
+    """Returns the interval of the grid of privacy losses: the wanted one, or a coarser one if the wanted one takes too long.
+
+    On a coarser grid, the computed epsilon is still an upper bound.
 
     Raises:
         Unresolved: If accounting takes too long at every acceptable interval.
@@ -112,21 +119,21 @@ def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted:
 
 
 def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accountant = "pld") -> float:
-    """Computes the epsilon that some steps of a mechanism spend.
+    """Computes the epsilon that a number of steps of a mechanism spend.
 
     Args:
-        mechanism: Mechanism of each step: its sampler and its noise.
+        mechanism: Mechanism of the run: its sampler and its noise.
         steps: Number of steps, T.
         delta: Delta of the promise.
         accountant: ``pld`` (privacy loss distributions, tight; Poisson samples only) or ``rdp`` (Renyi differential privacy,
             as in the DP-GCL paper).
 
     Returns:
-        Epsilon; 0 for no steps, infinity for no noise.
+        Epsilon; 0 if there are no steps, infinity if there is no noise.
 
     Raises:
         UserError: If the accountant does not cover the mechanism's sampler.
-        Unresolved: If PLD accounting cannot compute epsilon; RDP can.
+        Unresolved: If PLD accounting cannot compute epsilon; RDP accounting can.
     """
     return _epsilon(_accounted(mechanism), steps, delta, accountant)
 
@@ -157,7 +164,7 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
     """Finds the smallest noise multiplier (on a grid of 1e-4) at which the mechanism's steps cost at most `target`.
 
     Args:
-        target: Epsilon to keep.
+        target: Epsilon that must not be exceeded.
         draft: Mechanism; its own noise multiplier is ignored.
         steps: Number of steps, T.
         delta: Delta of the promise.
@@ -168,13 +175,14 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
 
     Raises:
         UserError: If no noise multiplier between `LEAST_NOISE` and `MOST_NOISE` meets the promise.
-        Unresolved: If PLD accounting cannot compute epsilon, or bounds epsilon less tightly than RDP; RDP finds a multiplier.
+        Unresolved: If PLD accounting cannot compute epsilon, or bounds epsilon less tightly than RDP accounting, which does
+            find a multiplier.
     """
     return _with(draft, _multiplier(target, _with(_accounted(draft), 1.0), steps, delta, accountant))
 
 
 def _accounted(mechanism: Mechanism) -> Mechanism:
-    """Returns one representative of all mechanisms of equal cost, as a cache key: a search for a multiplier takes seconds."""
+    """Returns one mechanism that stands for all of equal cost. It is a cache key: a search for a multiplier takes seconds."""
     return dataclasses.replace(mechanism, sampler=mechanism.sampler.accounted)
 
 
@@ -217,7 +225,10 @@ def _with(draft: Mechanism, noise_multiplier: float) -> Mechanism:
 
 
 def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: float, numbers: str) -> float:
-    """Returns the noise multiplier by PLD, not yet rounded up; RDP's bound is looser, so RDP's multiplier is an upper limit."""
+    """Returns the noise multiplier that PLD accounting finds, before it is rounded up.
+
+    RDP accounting bounds epsilon less tightly, so the multiplier that it found is an upper limit.
+    """
     from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 
     lower = max(LEAST_NOISE, 0.5 * by_rdp)  # PLD usually needs more than half of RDP's multiplier

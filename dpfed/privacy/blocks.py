@@ -1,8 +1,8 @@
-"""A long sum in blocks: each block has its own noise key and its own digest.
+"""Cuts a long sum into blocks, each with its own noise key and its own digest.
 
 Threads can therefore process blocks in parallel, and the result does not depend on the number of threads. How a sum is cut
-depends on its length alone. A short sum is one block, with the coordinator's own key and the digest of its bits.
-docs/guarantee.md explains why each number gets its noise exactly once.
+depends on its length alone. A short sum is one block. Its noise has the coordinator's own key, and its digest is that of its
+bits. docs/guarantee.md explains why each number gets its noise exactly once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOGETHER = 256  # blocks whose noise a GPU draws in one launch, 17 million numb
 
 
 def block_length(size: int) -> int | None:
-    """Returns the block length for a sum of `size` numbers in a new run; ``None``: the sum is one block."""
+    """Returns the length of a block for a sum of `size` numbers in a new run; ``None`` if the sum is one block."""
     return None if size <= SMALL else LENGTH
 
 
@@ -40,9 +40,9 @@ class Blocks:
     """The division of a sum into blocks.
 
     Args:
-        size: Number of numbers in the sum, statistics included.
-        length: Number of numbers in a block; the last block may have fewer; ``None``: the sum is one block.
-        hashed: Hash that digests sums on their own device; ``None``: SHA-256, on the host.
+        size: Length of the sum, statistics included.
+        length: Length of a block. The last block may be shorter. ``None`` if the sum is one block.
+        hashed: Hash that computes digests on the device where the sum is; ``None`` for SHA-256, on the host.
     """
 
     size: int
@@ -60,7 +60,7 @@ class Blocks:
         return slice(min(first * length, self.size), min(end * length, self.size))
 
     def cut(self, values: Tensor) -> Sequence[Tensor]:
-        """Returns views of the blocks.
+        """Returns views of the blocks of which a tensor consists.
 
         Args:
             values: Flat tensor, from the beginning of one block to the end of another.
@@ -68,11 +68,11 @@ class Blocks:
         return (values,) if self.length is None else values.split(self.length) if values.numel() else ()
 
     def digests(self, values: Tensor) -> list[str]:
-        """Returns the SHA-256 digest of each block of `values`; see `cut`."""
+        """Returns the SHA-256 digest of each block of `values`, which `cut` describes."""
         return _beside(digest_of, self.cut(on_host(values)))
 
     def joined(self, digests: Sequence[str]) -> str:
-        """Returns the digest of a sum.
+        """Returns the digest of a whole sum, from the digests of its blocks.
 
         Args:
             digests: Digests of all blocks of the sum, in order.
@@ -95,7 +95,7 @@ class Blocks:
 
 
 class SumNoise:
-    """The coordinator's noise on the sum. The object holds the secret from which all of the noise is derived.
+    """The coordinator's noise on the sum. The object holds the secret from which all noise of a run is derived.
 
     Args:
         noise: Kind and scale of the noise.
@@ -112,14 +112,14 @@ class SumNoise:
         """Returns the keys of the blocks `first` to `end` (excluded) in a step. They reveal nothing about any other key.
 
         Raises:
-            ValueError: If the sum is one block, whose noise has no key but the coordinator's own.
+            ValueError: If the sum is one block: its noise has the coordinator's own key.
         """
         if self.blocks.count == 1:
             raise ValueError("the noise of a sum of one block is the coordinator's alone")
         return [self._randomness.key("block of noise", block, step) for block in range(first, end)]
 
     def noisy(self, values: Tensor, step: int) -> Tensor:
-        """Adds the noise of a step to a whole exact sum.
+        """Returns a whole exact sum plus the noise of a step.
 
         Args:
             values: Exact sum, ``(P,)`` int64, in steps of the sum's grid.
@@ -135,12 +135,15 @@ class SumNoise:
         return noisy_blocks(self.blocks, values, self.noise, keys, context, step)
 
     def context_of(self, clean: str) -> str:
-        """Returns the context of the noise keys. It holds the whole clean sum's digest, so another sum gets other noise."""
+        """Returns the context of the noise keys, which includes the digest of the whole sum without noise.
+
+        So another sum gets other noise.
+        """
         return f"{self.context}/{clean}"
 
 
 def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[bytes], context: str, step: int) -> Tensor:
-    """Adds the noise of a step to the given blocks of an exact sum.
+    """Returns the given blocks of an exact sum plus the noise of a step.
 
     Args:
         blocks: Blocks of the sum.
@@ -183,7 +186,10 @@ def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[by
 
 
 def _pieces(blocks: Blocks, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yields blocks of one length whose noise a GPU draws together: the first one, the end, and their length."""
+    """Yields ranges of blocks whose noise a GPU draws together, because they are equally long.
+
+    Each range is a tuple: its first block, the block behind its last, and the length of a block.
+    """
     if blocks.length is None:
         return
     whole, rest = divmod(size, blocks.length)
@@ -194,9 +200,10 @@ def _pieces(blocks: Blocks, size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def on_host(values: Tensor) -> Tensor:
-    """Returns values in the host's memory, detached.
+    """Returns values in the host's memory, detached from autograd.
 
-    Values that are there already are not copied. A copy from a GPU goes to pinned memory, which takes a thirtieth of the time.
+    Values that are in the host's memory already are not copied. Values from a GPU are copied to pinned memory, which takes a
+    thirtieth of the time of an ordinary copy.
     """
     import torch
 
@@ -212,7 +219,7 @@ def _on_gpu(values: Tensor) -> bool:
 
 
 def has_kernel(values: Tensor, count: int) -> bool:
-    """Returns whether a kernel computes the bits of noise on the device of the values, for blocks of `count` numbers."""
+    """Returns whether a GPU kernel can compute the random bits of the noise, for blocks of `count` numbers."""
     if not _on_gpu(values):
         return False
     try:
@@ -223,9 +230,10 @@ def has_kernel(values: Tensor, count: int) -> bool:
 
 
 def _beside(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """Applies `work` to each row in parallel threads, as hashes and AES release the GIL, and returns the results in order.
+    """Calls `work` with each row of the columns, in parallel threads, and returns the results in order.
 
-    A thread takes many rows at once: handing over single rows would keep the main thread busy.
+    Threads help because hashes and AES release Python's global lock (GIL). A thread takes many rows at once, because handing
+    over single rows would keep the main thread busy.
     """
     rows = list(zip(*columns, strict=True))
     each = -(-len(rows) // _THREADS)

@@ -1,4 +1,4 @@
-"""The discrete Gaussian, drawn exactly: integers and coins only, no logarithm and no rounding.
+"""Draws from the discrete Gaussian exactly, by integers and coins only, without logarithms and without rounding.
 
 P(z) is proportional to exp(-z^2 / (2 m^2)) over all integers z, with m = 2^bits. Every probability below is exact if the random
 bits are uniform. No draw depends on private numbers, so the time that rejections take reveals nothing about them.
@@ -34,10 +34,11 @@ _DIGITS = 64  # binary digits that are drawn at a time, for comparison with a pr
 
 
 class Coins:
-    """Uniform integers and biased coins, many at a time.
+    """Source of uniform integers and of biased coins, many at a time. A coin is a random truth value.
 
     Args:
-        stream: Function that returns the given number of uniform random bytes, and each byte only once.
+        stream: Function that returns the given number of uniform random bytes, and never returns the same byte of its stream
+            twice.
     """
 
     def __init__(self, stream: Callable[[int], bytes]) -> None:
@@ -50,7 +51,10 @@ class Coins:
         return words >> kind.type(8 * kind.itemsize - bits)
 
     def one_in(self, count: int, sides: int) -> np.ndarray:
-        """Draws ``(count,)`` coins of probability 1 / sides, sides < 2^32, from uniform words; biased outcomes are redrawn."""
+        """Draws ``(count,)`` coins that are true with probability 1 / sides, sides < 2^32.
+
+        They come from uniform words; words that would cause bias are drawn again.
+        """
         bits = 8 if sides <= 256 else 64
         usable = (1 << bits) // sides * sides  # outcomes from here on would make some faces likelier than others
         thrown = self.uniform(count, bits)
@@ -60,7 +64,7 @@ class Coins:
         return thrown < usable // sides
 
     def exponential(self, tops: np.ndarray, bits: int) -> np.ndarray:
-        """Draws coins of probability exp(-x) for x = tops / 2^bits in [0, 1].
+        """Draws coins that are true with probability exp(-x), for x = tops / 2^bits in [0, 1].
 
         Coins of probability x/1, x/2, x/3, ... are thrown until one fails. More than n are thrown with probability x^n / n!, so
         their number is odd with probability 1 - x + x^2/2! - ... = exp(-x).
@@ -82,7 +86,9 @@ class Coins:
         return odd
 
     def all_exponential(self, times: np.ndarray, tops: np.ndarray, bits: int) -> np.ndarray:
-        """Draws coins of probability exp(-times * tops / 2^bits): all of `times` coins of `exponential` must succeed.
+        """Draws coins that are true with probability exp(-times * tops / 2^bits).
+
+        Such a coin is true if all of `times` coins of `exponential` are true.
 
         Args:
             times: Numbers of coins, ``(n,)`` integers, 0 or more.
@@ -104,8 +110,8 @@ class Coins:
     def deviations(self, count: int) -> np.ndarray:
         """Draws ``(count,)`` int64 whole numbers k >= 0 of probability proportional to exp(-k^2 / 2).
 
-        A uniform number, of which 64 binary digits are drawn, lies between two cumulative probabilities. Where these digits
-        equal those of a cumulative probability, further digits of both decide.
+        A uniform number is drawn, at first 64 binary digits of it. It lies between two cumulative probabilities, which give k.
+        If these digits equal those of a cumulative probability, further digits of both decide.
         """
         digits = self.uniform(count, _DIGITS)
         cuts = np.array(_cumulative(_DIGITS), dtype=np.uint64)
@@ -115,7 +121,7 @@ class Coins:
         return below
 
     def _resolved(self, number: int) -> int:
-        """Returns the k of a number whose first digits equal those of a cumulative probability, from further digits."""
+        """Returns k for a uniform number whose first digits equal those of a cumulative probability, from further digits."""
         known = _DIGITS
         while True:
             number = number << _DIGITS | int(self.uniform(1, _DIGITS)[0])
@@ -127,7 +133,9 @@ class Coins:
 
 @functools.cache
 def _cumulative(digits: int) -> tuple[int, ...]:
-    """Returns P(k < 1), P(k < 2), ... of `Coins.deviations`, truncated to `digits` binary digits; the last one is all ones.
+    """Returns P(k < 1), P(k < 2), ... of `Coins.deviations`, truncated to `digits` binary digits.
+
+    The last of these numbers consists of ones.
 
     Python's decimal exponential is correctly rounded, so 30 extra decimal digits make the wanted digits certain.
     """
@@ -163,11 +171,11 @@ def discrete_gaussian(coins: Coins, count: int, bits: int = MOST_BITS) -> np.nda
 
 
 def _accepted(coins: Coins, tries: int, bits: int) -> np.ndarray:
-    """Tries a number of draws, and returns those that are accepted, about seven of ten.
+    """Makes `tries` draws, and returns the accepted draws, about seven of ten.
 
-    A draw is a sign and k + x standard deviations: a whole k, of probability proportional to exp(-k^2/2), and a fraction
-    x = j / 2^bits with j uniform. The draw is accepted with probability exp(-x^2/2) exp(-x)^k. The product of both is
-    exp(-(k + x)^2 / 2), for each sign. Zero has one sign only.
+    A draw is a sign and a length of k + x standard deviations: a whole number k, of probability proportional to exp(-k^2/2),
+    and a fraction x = j / 2^bits with j uniform. The draw is accepted with probability exp(-x^2/2) exp(-x)^k. The product of
+    both is exp(-(k + x)^2 / 2), for each sign. Zero is accepted with one sign only.
     """
     whole, word = coins.deviations(tries), coins.uniform(tries, bits + 1)
     one = word.dtype.type(1)

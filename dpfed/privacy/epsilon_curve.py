@@ -1,4 +1,4 @@
-"""Epsilon over steps: as planned, and as charged in the ledger. A replayed step changes neither curve."""
+"""Computes curves of epsilon over steps: as planned, and as charged in the ledger. A replayed step changes neither curve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EpsilonCurve = list[tuple[int, float]]
 
 
 def planned_curve(plan: PrivacyPlan) -> EpsilonCurve:
-    """Returns pairs (number of steps, epsilon after them), from (0, 0) to all steps; empty if an epsilon is not finite."""
+    """Returns pairs (number of steps, epsilon after them), from (0, 0) to all steps; no pairs if an epsilon is not finite."""
     return _finite([(0, 0.0), *((step, plan.epsilon(step)) for step in _steps(plan))])
 
 
@@ -28,7 +28,7 @@ def spent_curve(ledger: Ledger) -> EpsilonCurve:
 
 
 def _steps(plan: PrivacyPlan) -> list[int]:
-    """Returns some of the planned steps, denser at first, where epsilon grows fastest."""
+    """Returns the steps that are points of a curve; they are denser at first, where epsilon grows fastest."""
     return sorted({max(1, round(plan.steps * (point / _POINTS) ** 2)) for point in range(1, _POINTS + 1)})
 
 

@@ -1,4 +1,4 @@
-"""Poisson sampling by gaps: distributed as a coin for every record in every step, at a cost proportional to the batch.
+"""Draws Poisson samples by gaps: as if a coin were thrown for every record in every step, at a cost proportional to the batch.
 
 If a record is drawn with probability q in each step independently, the gaps between its draws are independent and geometric.
 So no coin has to be thrown for every record in every step. A record's gaps are drawn from a stream that is a function of the
@@ -38,7 +38,9 @@ _DIGITS = Context(prec=60)
 
 
 def block_length(rate: float, steps: int) -> int:
-    """Returns L, the number of steps of a block: the mean gap 1/q, so that a block holds about as many draws as records.
+    """Returns L, the number of steps of a block: about 1/q, the mean gap.
+
+    A block then holds about as many draws as there are records.
 
     Args:
         rate: Sampling probability, q.
@@ -48,14 +50,16 @@ def block_length(rate: float, steps: int) -> int:
 
 
 class GeometricSkips:
-    """The participants of each step. The object keeps the draws of one block of L steps: about N q L numbers of 32 bits.
+    """The participants of each step: the records (or units) that are drawn.
+
+    The object keeps the draws of one block of L steps, about n q L numbers of 32 bits.
 
     Args:
         rate: Sampling probability, q, below 1.
         length: Number of steps of a block, L.
         randomness: Secret randomness of the workers.
         keys: Keys of the records (or units), ``(n,)`` uint64. A million of them are read at a time.
-        mask: Function that tells which records (or units) take part at all; ``None``: all of them.
+        mask: Function that tells which records (or units) may take part in any step; ``None`` if all of them may.
     """
 
     def __init__(self, rate: float, length: int, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None) -> None:
@@ -72,7 +76,8 @@ class GeometricSkips:
         """Returns the participants of a step.
 
         Args:
-            step: Training step, in any order; a step outside the block of the previous call costs the draws of a whole block.
+            step: Training step, in any order; if the step is outside the block of the previous call, all draws of its block are
+                made again.
 
         Returns:
             Positions of the participants among the n keys, ``(m,)`` int64, ascending.
@@ -86,7 +91,11 @@ class GeometricSkips:
         return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
 
     def _drawn(self, first: int, block: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Returns all draws in a block of up to `_AT_ONCE` records from `first` on, by step, in the form of `_parts`."""
+        """Returns all draws in a block, of up to `_AT_ONCE` records from record `first` on.
+
+        The result is an item of `_parts`: `first`, the drawn positions counted from it, sorted by step, and where each step
+        begins.
+        """
         thresholds, leading = gap_thresholds(self._rate, self._length), gaps_by_leading_bits(self._rate, self._length)
         keys = self._keys[first : first + _AT_ONCE]
         places = np.arange(len(keys)) if self._mask is None else np.flatnonzero(self._mask(first, first + len(keys)))
@@ -108,7 +117,7 @@ class GeometricSkips:
 
 
 def _gaps(words: np.ndarray, thresholds: np.ndarray, leading: np.ndarray) -> np.ndarray:
-    """Counts the thresholds that are not above each word: ``np.searchsorted(..., side="right")``, mostly by a table look-up.
+    """Counts the thresholds that are not above each word, as ``np.searchsorted(..., side="right")``, mostly by a table.
 
     Args:
         words: Uniform words, ``(n,)`` uint64.
@@ -123,7 +132,7 @@ def _gaps(words: np.ndarray, thresholds: np.ndarray, leading: np.ndarray) -> np.
 
 @functools.lru_cache(maxsize=4)
 def gaps_by_leading_bits(rate: float, length: int) -> np.ndarray:
-    """Returns a table of gaps by the leading bits of a word.
+    """Returns a table from the leading bits of a uniform word to the gap that the word gives.
 
     Args:
         rate: Sampling probability, q, below 1.
@@ -142,7 +151,7 @@ def gaps_by_leading_bits(rate: float, length: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def gap_thresholds(rate: float, length: int) -> np.ndarray:
-    """Returns thresholds for a uniform word of 64 bits: a word below entry g means fewer than g failures before the success.
+    """Returns thresholds for a uniform word of 64 bits: if it is below entry g, the success comes after fewer than g failures.
 
     The probabilities are computed to 60 digits and rounded down to a multiple of 2^-64, so each is accurate to 2^-64.
 

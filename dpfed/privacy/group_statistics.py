@@ -1,10 +1,11 @@
-"""Statistics of the groups, released with their gradients as training curves: their noise and their privacy cost.
+"""Computes noise and privacy cost of statistics of the groups, which are released with the gradients, as training curves.
 
 Every clipped gradient is extended by a few numbers, each in [-1/2, 1/2]: the group's loss, and the side of a threshold on which
-its norm lies. Gradient and numbers form one vector, which is summed as one and gets noise once. In units in which each of the m
-numbers has range w, a group's vector lies within C sqrt(1 + m w^2 / 4 C^2) of zero, while its gradient lies within C. With
-w = 2 C sqrt(p / ((1 - p) m)) that is C / sqrt(1 - p): the noise on the gradients grows by the factor 1 / sqrt(1 - p), and p is
-the share of 1 / sigma^2 that the statistics get (docs/guarantee.md, Private progress).
+its norm lies. Gradient and numbers form one vector. These vectors are added up over the groups, and the sum gets noise once. C
+is the clip norm. In units in which each of the m numbers has range w, a group's vector lies within C sqrt(1 + m w^2 / 4 C^2) of
+zero, while its gradient lies within C. With w = 2 C sqrt(p / ((1 - p) m)) that is C / sqrt(1 - p): the noise on the gradients
+grows by the factor 1 / sqrt(1 - p), and p is the share of 1 / sigma^2 that the statistics get (docs/guarantee.md, Private
+progress).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ class GroupStatistics:
     """The statistics of the groups that are released beside their gradients. All fields are public.
 
     Args:
-        names: Names of the numbers, in order: `BELOW` (the norm is below the threshold that follows a quantile), `LOSS`, and,
-            with ``fixed`` clipping, `WITHIN` (the norm is within C).
+        names: Names of the numbers, in order: `BELOW` (whether the norm is below the threshold that follows a quantile),
+            `LOSS`, and, with ``fixed`` clipping, `WITHIN` (whether the norm is at most C).
         progress: Settings of the statistics in the plan.
         phase: Number of steps over which figures are averaged.
-        unit: Range of a number in units of the sum, w.
+        unit: Width w of the range of a number, in units of the sum.
         groups: Expected number of groups that have a gradient in a step.
-        groups_std: Standard deviation of that number, or an upper bound on the standard deviation.
+        groups_std: Standard deviation of the number of groups that have a gradient in a step, or an upper bound on it.
     """
 
     names: tuple[str, ...]
@@ -70,7 +71,9 @@ class GroupStatistics:
         return dataclasses.replace(statistics, phase=phase)
 
     def error(self, noise_std: float, steps: int = 1) -> float:
-        """Returns the standard deviation of an averaged figure, as a fraction of its range, due to noise and number of groups.
+        """Returns the standard deviation of an averaged figure, as a fraction of its range.
+
+        Its causes are the noise and the random number of groups.
 
         Args:
             noise_std: Standard deviation of the noise on each number of the sum.
@@ -79,10 +82,11 @@ class GroupStatistics:
         return math.hypot(noise_std / self.unit, self.groups_std / 2) / (self.groups * math.sqrt(steps))
 
     def refuse_noise_alone(self, noise_std: float) -> None:
-        """Refuses statistics whose noise would hide them entirely.
+        """Refuses statistics that their noise would hide entirely.
 
         Raises:
-            UserError: If the error of a phase's figure exceeds half its range; the message suggests settings.
+            UserError: If the error of a figure that is averaged over a phase exceeds half its range; the message suggests
+                settings.
         """
         error = self.error(noise_std, self.phase)
         if not error <= _TELLING:
@@ -94,9 +98,10 @@ class GroupStatistics:
 
 
 def _groups(sampling: Sampling, bounding: Bounding, groups: int) -> tuple[float, float]:
-    """Returns the expected number of groups that have a gradient, and its standard deviation, from public numbers.
+    """Returns the expected number of groups that have a gradient, and that number's standard deviation, from public numbers.
 
-    A group needs two records for a gradient; one drawn record with public ones, or one unit of several records, counts as well.
+    A group needs two records for a gradient. One drawn record together with public records suffices, and so does one unit of
+    several records.
     """
     if bounding.method.public_records:  # every drawn record forms a group of its own
         return sampling.batch, math.sqrt(sampling.batch)

@@ -1,7 +1,8 @@
-"""AES-256 in counter mode on a GPU, as a Triton kernel: the same bits as `Randomness.stream`, for many keys in one launch.
+"""Computes AES-256 in counter mode on a GPU, by a Triton kernel, with the bits of `Randomness.stream`, for many keys at once.
 
-A program computes the blocks of one key for some values of the counter: 14 rounds, whose substitutions are read from a table of
-1 KB. Host and kernel are compared on two fresh keys before a process uses the kernel.
+One Triton program computes the cipher's blocks of one key for a range of counter values. Each block takes 14 rounds, whose
+substitutions are read from a table of 1 KB. Before a process uses the kernel, its bits are compared with the host's on two
+fresh keys.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _encrypt(keys, table, out, blocks, ROUNDS: tl.constexpr, TILE: tl.constexpr)
 
 
 def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
-    """Computes the first bits of the keys' streams.
+    """Computes the first bits of the stream of each key.
 
     Args:
         keys: Keys of 32 bytes.
@@ -109,7 +110,8 @@ def works_on(device: torch.device, count: int) -> bool:
 
     Args:
         device: Device that runs the kernel.
-        count: Number of words of each stream. Triton compiles separate kernels for some counts, so this is the count in use.
+        count: Number of words of each stream. Triton compiles separate kernels for some counts, so this must be the count that
+            will be used.
     """
     keys = [secrets.token_bytes(32) for _ in range(2)]
     expected = [Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * count)) for key in keys]

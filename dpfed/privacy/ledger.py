@@ -1,9 +1,9 @@
-"""The append-only record of a run's privacy charges, on disk before any charged release is used.
+"""Keeps the ledger of a run: an append-only file of its privacy charges, written before any charged release is used.
 
 One JSON object per line. The first line describes the plan. Each further line records a release (the step, whether it was
 charged, and a digest of the released noisy sum), a new largest number of workers, a resume after an interruption, or the hashes
 of card and model. Every line carries a hash over itself and all lines before it, so damage and edits are detected. A line
-without its newline was never acted on (the write is synced before the release is used).
+without its newline is ignored: a release is used only after its whole line is on disk.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ class Artifacts:
 
 
 class Ledger:
-    """The ledger of one run, for reading and appending. Make one with `create` or `open`.
+    """The ledger of one run, for reading and appending. `create` and `open` make such objects.
 
     Attributes:
         path: Path of the file.
         plan: Plan of the run.
-        marks: Marks for the privacy card, see `create`.
+        marks: Facts that the privacy card must state beyond the plan, see `create`.
         replays: Number of times that a charged release was computed again.
-        world_size: Largest number of workers that ever shared the work.
-        resumed: Step at which the run continued, for each resume after an interruption.
-        repeated_after: Last charged step, for each interruption and each replay.
-        artifacts: Hashes of the newest card and model; ``None``: none were written yet.
-        fingerprint: Fingerprint of the plan, by the version of dpfed that made the ledger.
-        head: Hash of the last line that does not record card and model, and so of all lines before it: 16 hexadecimal digits.
-        block: Number of numbers in a block of the sum, see `create`.
-        universal: Whether digests are those of `dpfed.privacy.universal_hash`, see `create`.
+        world_size: Largest number of workers that ever shared a step of the run.
+        resumed: List with the step at which the run continued, for each resume after an interruption.
+        repeated_after: List with the last step charged before it, for each resume and each replay.
+        artifacts: Hashes of the newest card and model; ``None`` if none were written yet.
+        fingerprint: Fingerprint of the plan, as computed by the version of dpfed that made the ledger.
+        head: Hash over all lines up to the last line that does not record card and model: 16 hexadecimal digits.
+        block: Length of a block of the sum, see `create`.
+        universal: Whether digests are computed by `dpfed.privacy.universal_hash`, see `create`.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class Ledger:
             path: Path of the new file.
             plan: Plan of the run.
             marks: Facts that the privacy card must state beyond the plan, fixed from the start: ``fixed_seed``.
-            block: Number of numbers in a block of the sum (`dpfed.privacy.blocks`); each block has its own noise key, and with
-                SHA-256 its own digest. ``None``: a sum is one block.
-            universal: Whether digests are those of `dpfed.privacy.universal_hash`, for sums of several blocks; otherwise they
-                are SHA-256 hashes.
+            block: Length of a block of the sum (`dpfed.privacy.blocks`). Each block has its own noise key, and with SHA-256 its
+                own digest. ``None`` if a sum is one block.
+            universal: Whether digests are computed by `dpfed.privacy.universal_hash`, for sums of several blocks, and not by
+                SHA-256.
 
         Raises:
-            UserError: If the file exists (a ledger is never started twice), or `plan` is no plan.
+            UserError: If the file exists (a ledger is never started twice), or `plan` is not a `PrivacyPlan`.
         """
         path = path_of(path, "the file of the ledger")
         if not isinstance(plan, PrivacyPlan):
@@ -144,7 +144,9 @@ class Ledger:
 
     @classmethod
     def open(cls, path: str | Path) -> Ledger:
-        """Reads a ledger and checks every line. The file is not written: its run may be appending a line at this moment.
+        """Reads a ledger, and checks every line.
+
+        The file is not changed, because its run may be appending a line at this moment.
 
         Raises:
             UserError: If the file is missing, damaged or of another format.
@@ -191,7 +193,8 @@ class Ledger:
         """Refuses the ledger of a run whose engines round differently from those of this version of dpfed.
 
         Raises:
-            UserError: If the fingerprints differ, so the run's steps could not be repeated bit for bit.
+            UserError: If the two versions compute different fingerprints, so that the run's steps could not be repeated bit for
+                bit.
         """
         if self.fingerprint != self.plan.fingerprint:
             raise UserError(
@@ -201,7 +204,7 @@ class Ledger:
 
     @property
     def charged(self) -> int:
-        """Number of noisy sums charged; T for a completed run without incidents."""
+        """Number of charged noisy sums; for a completed run without incidents, the plan's number of steps."""
         return len(self._releases)
 
     @property
@@ -211,7 +214,7 @@ class Ledger:
 
     @property
     def last_step(self) -> int:
-        """The largest charged step; -1: none."""
+        """The largest charged step; -1 if no step was charged."""
         return max(self._by_step, default=-1)
 
     @property
@@ -224,7 +227,7 @@ class Ledger:
         return self.plan.epsilon(sum(step < steps for step in self._by_step))
 
     def release_of(self, step: int) -> Release | None:
-        """Returns the charged release of a step; ``None``: the step was not charged."""
+        """Returns the charged release of a step; ``None`` if the step was not charged."""
         return self._by_step.get(step)
 
     def check_budget(self, step: int, owed: Sequence[Release] = ()) -> None:
@@ -232,7 +235,7 @@ class Ledger:
 
         Args:
             step: Step of the release.
-            owed: Earlier releases that are computed and not charged yet.
+            owed: Earlier releases that were computed and are not charged yet.
 
         Raises:
             UserError: If the step was released before, or the release would exceed the promised epsilon.
@@ -260,7 +263,7 @@ class Ledger:
         self._by_step |= {release.step: release for release in releases}
 
     def note_replay(self, release: Release) -> None:
-        """Records that a charged release was computed again, bit for bit; this costs nothing."""
+        """Records that a charged release was computed again, bit for bit; this costs no privacy."""
         self._note_resumed()
         self._append({**dataclasses.asdict(release), "charged": False, "total": self.charged})
         self.replays += 1
@@ -324,7 +327,7 @@ def link(previous: str, entry: dict) -> str:
 
 
 def _repeated_after(entries: list[dict]) -> list[int]:
-    """Returns the last charged step before each resume and each replay; -1: none was charged."""
+    """Returns the last charged step before each resume and each replay; -1 if none was charged."""
     repeated = []
     last = -1
     for entry in entries:
@@ -336,7 +339,10 @@ def _repeated_after(entries: list[dict]) -> list[int]:
 
 
 def _is_whole(entry: dict) -> bool:
-    """Returns whether a line after the first has the right types and whole numbers: JSON allows others, such as NaN."""
+    """Returns whether a line after the first has values of the right types.
+
+    Numbers must be whole, for JSON also allows others, such as NaN.
+    """
     counts = [(entry["step"], 0)] if "charged" in entry and "step" in entry else []
     counts += [(entry[name], least) for name, least in (("owners", 1), ("resumed", 0)) if name in entry]
     released = "charged" not in entry or (

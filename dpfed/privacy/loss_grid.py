@@ -1,7 +1,7 @@
-"""The size of the grid on which PLD accounting composes privacy losses, estimated before the computation.
+"""Estimates, before the computation, the size of the grid on which PLD accounting composes privacy losses.
 
-The number of points decides time and memory of PLD accounting: a million take half a second, and careless settings would need
-billions.
+Time and memory of PLD accounting depend on the number of grid points. A million points take half a second, and careless
+settings would need billions.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def fitting_interval(noise_multiplier: float, sampling_rate: float, steps: int, 
         noise_multiplier: Noise multiplier, sigma.
         sampling_rate: Sampling probability, q.
         steps: Number of steps, T.
-        wanted: Wanted interval of the privacy loss.
-        points: Largest acceptable work, in points of the composed losses.
+        wanted: Wanted distance between neighbouring grid points, in units of the privacy loss.
+        points: Largest acceptable work. Its unit is the work for one grid point of the composed losses.
 
     Returns:
-        The interval; ``None``: no interval up to `_COARSEST` times the wanted one is fast enough.
+        The interval; ``None`` if no interval up to `_COARSEST` times the wanted one is fast enough.
     """
     interval = wanted
     while interval <= _COARSEST * wanted:
@@ -45,7 +45,7 @@ def fitting_interval(noise_multiplier: float, sampling_rate: float, steps: int, 
 
 @functools.lru_cache(maxsize=256)
 def grid_points(noise_multiplier: float, sampling_rate: float, steps: int, interval: float) -> tuple[float, float]:
-    """Estimates how many points the losses of one step, and those of all steps, take on dp_accounting's grid.
+    """Estimates how many points of dp_accounting's grid the losses of one step take, and how many the losses of all steps.
 
     The estimate uses the Chernoff bounds of `dp_accounting.pld.common.compute_self_convolve_bounds`, at the same orders, on a
     sampled distribution of the loss.
@@ -54,7 +54,7 @@ def grid_points(noise_multiplier: float, sampling_rate: float, steps: int, inter
         noise_multiplier: Noise multiplier, sigma.
         sampling_rate: Sampling probability, q.
         steps: Number of steps, T.
-        interval: Interval of the privacy loss.
+        interval: Distance between neighbouring grid points, in units of the privacy loss.
 
     Returns:
         Number of points of one step, and of all steps.

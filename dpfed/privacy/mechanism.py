@@ -1,4 +1,4 @@
-"""The mechanism of a run, as data: its sampler and the noise of each release. All accounting follows from its event."""
+"""Describes the mechanism of a run, its sampler and its noise, by an event from which all accounting follows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ if TYPE_CHECKING:  # dp_accounting takes a second to import
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Facts about a run that accounting needs.
+    """The facts about a run that accounting needs.
 
     Args:
         sampler: Sampler that draws the participants of each step.
         noise_multiplier: Standard deviation of the noise over the sensitivity of a release, sigma.
-        releases: Number of releases from each step's sample, all at that multiplier.
-        shares: Fraction of 1 / sigma^2 that each step takes, where the whole run is one Gaussian mechanism at that multiplier,
-            the steps are its parts, and every record takes part in each step; empty: every step is at that multiplier.
+        releases: Number of releases from each step's sample, each with this noise multiplier.
+        shares: Fractions of 1 / sigma^2, one for each step, if the whole run is one Gaussian mechanism with this noise
+            multiplier, the steps are its parts, and every record takes part in each step. Empty if every step has this noise
+            multiplier.
 
     Raises:
-        ValueError: If the sampler's participation is not in (0, 1], or shares are given and some records may not take part.
+        ValueError: If the sampler's participation is not in (0, 1], or if there are shares and a record may be absent from a
+            step.
     """
 
     sampler: Sampler
@@ -41,7 +43,7 @@ class Mechanism:
             raise ValueError("shares of a Gaussian mechanism are for steps in which every record takes part")
 
     def event(self, steps: int) -> dp_accounting.DpEvent:
-        """Returns dp_accounting's event of all releases in `steps` steps."""
+        """Returns dp_accounting's event, which describes all releases in `steps` steps."""
         import dp_accounting
 
         poisson = self.poisson_steps(steps)
@@ -53,11 +55,14 @@ class Mechanism:
         return dp_accounting.SelfComposedDpEvent(step, count)
 
     def poisson_steps(self, steps: int) -> tuple[float, float, int] | None:
-        """Returns noise multiplier, rate and number of Poisson-sampled releases that cost at least as much; ``None``: none do.
+        """Returns noise multiplier, rate and number of Poisson-sampled releases that cost at least as much as `steps` steps.
+
+        The result is ``None`` if there are no such releases.
 
         m releases of one sample equal one Gaussian release at multiplier sigma / sqrt(m). They are not m releases of m samples,
-        which would cost less. Where steps have shares, the largest shares count, whichever steps were taken: for Gaussian
-        releases on all records 1 / sigma^2 adds up, even if a release is chosen adaptively from the results of another.
+        which would cost less. If steps have shares, the largest shares are added up, whichever steps were taken. They may be
+        added, because 1 / sigma^2 adds up over Gaussian releases on all records, even if a release is chosen adaptively from
+        the results of another.
         """
         if self.shares:
             rounds, rest = divmod(steps, len(self.shares))

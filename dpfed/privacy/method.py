@@ -1,9 +1,9 @@
-"""The declaration of a bounding method: one object, in a file of its own, that states the method's sensitivity.
+"""Defines how a bounding method is declared: by one object, in a file of its own, that states the method's sensitivity.
 
 ``bounding.method = NAME`` loads ``NAME.py`` of `dpfed.bounding.methods`, or of `dpfed.baselines.methods` if that package is
-installed, and uses the file's `METHOD`; the file's docstring proves the sensitivity. Plan, sampler, accounting, card and table
-take everything about a method from that object. Its functions take `MechanismParameters`, not a plan. The engines that compute
-the sum are elsewhere (`dpfed.bounding.engines.by_method`).
+installed, and uses the file's `METHOD`; the file's docstring proves the sensitivity. Plan, sampler, accounting, privacy card
+and the table of methods take everything about a method from that object. The functions of this object take
+`MechanismParameters`, not a plan. The engines that compute the sum are not part of it (`dpfed.bounding.engines.by_method`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METHODS = tuple(sorted(_FILES.keys() | FOREIGN_METHODS.keys()))
 
 @dataclass(frozen=True)
 class MethodInputs:
-    """The inputs of a method's public numbers: settings of a run, and nothing of its records.
+    """The settings of a run from which a method's public numbers follow. None of them depends on a record's content.
 
     Attributes:
         method: Name of the method, for error messages.
@@ -43,7 +43,7 @@ class MethodInputs:
         loss_options: Options of that loss.
         precision: Numerical precision of the forward pass.
         reads_text: Whether images are contrasted with captions.
-        public_records: Number of public records that join every group, M, where the method uses public records.
+        public_records: Number of public records that join every group, M, if the method uses public records.
         aligned: Whether the towers' features are already aligned with each other before training.
     """
 
@@ -62,7 +62,7 @@ def poisson(given: MechanismParameters, shares: tuple[float, ...] = ()) -> Mecha
 
     Args:
         given: Public numbers of the mechanism; rate, steps and noise multiplier are used.
-        shares: Shares of the steps, see `Mechanism`.
+        shares: Shares of 1 / sigma^2 of the steps, see `Mechanism`.
     """
     sampler = PoissonSampler(given.rate, block_length(given.rate, given.steps))
     return Mechanism(sampler, given.noise_multiplier, shares=shares)
@@ -75,27 +75,30 @@ class Method:
     Attributes:
         name: Name of the method in configurations, and of its file.
         title: Title for readers, such as ``group clipping (DP-GCL)``.
-        claim: Sentence or two for card and table: what is clipped, and how far one record can move the sum.
+        claim: Sentence or two for the privacy card and the table of methods: what is clipped, and how far one record can move
+            the sum.
         sensitivity: Largest L2 change of the sum when one record is added or removed.
         sound: Whether the claim holds. A method that is not sound is for comparison, and its runs get no privacy card.
-        whole_batch: Whether all drawn records form one group; otherwise they are assigned to groups of S.
+        whole_batch: Whether all drawn records form one group; otherwise they are assigned to groups of about S records.
         capped: Whether a whole batch has at most `max_batch` records, because the sensitivity, or memory, grows with it.
-        spread: Largest L2 norm of the sum over the sensitivity. K / 2 by default.
-        radius: Largest L2 norm of a part of the sum, in steps of the sum's grid, R (`dpfed.privacy.sum_grid`). 2^24 by default,
+        spread: Largest L2 norm of the sum, divided by the sensitivity. K / 2 by default, for K groups.
+        radius: Largest L2 norm R of a part of the sum, in steps of the sum's grid (`dpfed.privacy.sum_grid`). 2^24 by default,
             so that the clipped gradients of a pass have a sum that fits into int32.
-        divisor: Public number by which a noisy sum is divided; K by default.
-        gradient_share: Fraction of a step's privacy, measured as 1 / sigma^2, for the noise on the sum; the rest pays for
-            statistics that the engine releases. Their noise has multiplier ``sigma / sqrt(1 - share)``.
-        options: Keys of the method in the section ``[bounding.options]``. A method for certain losses has one section for each
-            name of a loss, and refuses all other losses.
-        public_parameters: Function that returns the method's public numbers, a part of the plan. It refuses settings for which
-            the method has no bound.
+        divisor: Public number by which a noisy sum is divided; the number of groups K by default.
+        gradient_share: Fraction of a step's privacy, measured as 1 / sigma^2, that is spent on the sum; the rest is spent on
+            statistics that the engine releases. The noise of these statistics has the multiplier ``sigma / sqrt(1 - share)``,
+            where share is this fraction.
+        options: Keys of the method in the section ``[bounding.options]``. A method that supports only certain losses has one
+            section for each of their names, and refuses all other losses.
+        public_parameters: Function that returns the method's own public numbers, which become a part of the plan. It refuses
+            settings for which the method has no bound.
         singleton_groups: Whether every drawn record (or unit) forms a group of its own.
-        public_records: Whether public records, of the section ``[public]``, join each of these groups. The loss of a group then
-            consists of the private records' own terms.
+        public_records: Whether public records, which the section ``[public]`` names, join each of these groups. The loss of a
+            group then consists of the private records' own terms.
         closed_form: Whether towers are frozen and every record takes part in each step. The step's noisy sum is then not a
             gradient: it is written into the weights unchanged.
-        picks_engine: Whether ``bounding.engine`` selects one of `dpfed.bounding.engines`; otherwise the method has its own.
+        picks_engine: Whether ``bounding.engine`` selects one of the engines of `dpfed.bounding.engines`; otherwise the method
+            has an engine of its own.
         units: Whether the sensitivity also holds for units of several records.
         private: Whether the method clips and adds noise at all.
         proven_in_floats: Whether the sensitivity is proven for the sum as computed in floating point, which discrete noise
@@ -103,8 +106,8 @@ class Method:
         supports_metrics: Whether the method clips gradients of groups, and the engine can report each group's norm and loss. A
             group's statistics then change, appear and vanish with its gradient. Private progress and the clipping rules other
             than ``fixed`` require this.
-        accountants: Accountants that cover the mechanism; the first is the default where the configured
-            accountant does not cover the mechanism.
+        accountants: Accountants that can compute the mechanism's epsilon. The first is used if the configured accountant is not
+            among them.
         mechanism: Function that returns the sampler and the releases of a step; see `poisson`.
     """
 
@@ -133,12 +136,14 @@ class Method:
     mechanism: Callable[[MechanismParameters], Mechanism] = poisson
 
     def contrasted(self, group_size: int, batch: int, public: int) -> int:
-        """Returns the usual number of records contrasted with each other: a group with its public records, or the batch.
+        """Returns the usual number of records that are contrasted with each other.
+
+        They are a group with its public records, or the batch.
 
         Args:
-            group_size: Expected records of a group, S, where records are assigned to groups.
+            group_size: Expected number of records of a group, S, if records are assigned to groups.
             batch: Expected batch size, B.
-            public: Number of public records of a group, M, where the method uses public records.
+            public: Number of public records of a group, M, if the method uses public records.
         """
         if self.public_records:
             return 1 + public
@@ -174,10 +179,10 @@ class Method:
 
 @functools.cache
 def method_named(name: str) -> Method:
-    """Returns the method of a name in `METHODS`.
+    """Returns the method with this name, one of `METHODS`.
 
-    A method of another package counts as not sound, whatever it declares: dpfed has not reviewed its proof, so its runs claim
-    nothing.
+    A method of another package counts as not sound, whatever the method declares. dpfed has not reviewed its proof, so its runs
+    claim no guarantee.
 
     Raises:
         UserError: If the method of another package cannot be used.
@@ -197,10 +202,10 @@ def method_named(name: str) -> Method:
 
 
 def engine_of(part: discovery.Announced) -> Callable[[Any], Any]:
-    """Returns the engine factory of another package's method: ``make_engine`` in its module.
+    """Returns the function that builds the engine of another package's method: ``make_engine`` in the method's module.
 
     Args:
-        part: The announced method, see `dpfed.bounding.engines.by_method`.
+        part: Method that the other package announces, see `dpfed.bounding.engines.by_method`.
 
     Raises:
         UserError: If the module has no such function.

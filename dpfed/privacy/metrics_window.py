@@ -1,4 +1,4 @@
-"""The released figures of a window of steps: one point of the curve of private training."""
+"""Defines the figures that a private run releases over a window of steps; each window is one point of a training curve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 class MetricsWindow:
     """Figures computed from the noisy sums of some steps.
 
-    A figure with an error lies within this error of the exact figure in 95 % of cases.
+    For some figures an error is given: in 95 % of cases the exact figure differs from the figure by at most this error.
 
     Attributes:
         first: First step, counted from 1.
@@ -20,8 +20,8 @@ class MetricsWindow:
         released: Number of these steps that were released; the others were discarded, and reveal nothing.
         loss: Mean loss per record.
         loss_error: Error of `loss`.
-        clip_rate: Fraction of the groups whose gradient was clipped; ``None``: every gradient is normalised.
-        norm: Threshold that follows the quantile of the gradients' norms: its geometric mean over the steps.
+        clip_rate: Fraction of the groups whose gradient was clipped; ``None`` if every gradient is normalised instead.
+        norm: Geometric mean, over the steps, of the threshold that follows a quantile of the gradients' norms.
         quantile: Quantile that the threshold follows.
         below: Fraction of the groups whose norm was below the threshold.
         share_error: Error of `below` and of `clip_rate`.
@@ -68,5 +68,5 @@ class MetricsWindow:
 
 
 def percent(share: float) -> str:
-    """Formats a fraction as a whole percentage, cut off at 0 and 100 %: noise may have moved it out of its range."""
+    """Formats a fraction as a whole percentage from 0 to 100 %; noise may have moved the fraction out of this range."""
     return f"{100 * min(max(share, 0.0), 1.0):.0f} %"

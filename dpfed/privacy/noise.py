@@ -1,8 +1,8 @@
-"""Noise: its kind and scale, as a value of the plan, and the one way in which any party adds it.
+"""Defines the noise: its kind and scale, which are part of the plan, and the only way in which a party adds noise.
 
 The noise is a pseudo-random function of a secret key, of public context, of the step, and of the clean numbers themselves. The
-same numbers, as in an exact replay, get the same noise. Numbers that differ in their last bit get independent noise: with the
-same noise, a difference of the two noisy sums would reveal the exact difference.
+same numbers get the same noise, as an exact replay requires. Numbers that differ, if only in the last bit, get independent
+noise. Otherwise the difference of two noisy sums would reveal the exact difference.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _CHUNK = 1 << 17  # numbers at a time: bounds the workspace
 
 
 class Noise(Protocol):
-    """The noise on every released vector. Objects are values: frozen, hashable, without secrets."""
+    """The noise on every released vector. Its objects are plain values: immutable, hashable and without secrets."""
 
     @property
     def std(self) -> float:
-        """Standard deviation of a number's noise, at least; 0: no noise."""
+        """Lower bound on the standard deviation of the noise on each number; 0 if there is no noise."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Noise(Protocol):
             purpose: Purpose of the noise, see `Randomness.add_normal_`.
             step: Training step.
             rank: Rank of the process or client that draws the noise.
-            context: Further part of the key; another context gives independent noise.
+            context: Further part of the key; with another context, the noise is independent.
 
         Returns:
             The noisy sums, int64, in steps of `step_length`.
@@ -67,7 +67,7 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Independent Gaussian noise of the same standard deviation on every number.
+    """Gaussian noise that is independent on every number, with the same standard deviation.
 
     Args:
         std: Standard deviation, finite, 0 or more.
@@ -84,19 +84,21 @@ class GaussianNoise:
 
     @property
     def step_length(self) -> float:
-        """See `Noise`."""
+        """Length of a step of the noise's own grid, see `Noise.step_length`."""
         return self.unit
 
     def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> Tensor:
-        """Returns noisy sums, see `Noise`; the noise is rounded down to whole grid steps."""
+        """Returns exact sums plus their noise, which is rounded down to whole grid steps; see `Noise.steps`."""
         return randomness.normal_steps(values, self.std / self.unit, purpose, step, rank, context)
 
     def steps_of(self, values: Tensor, words: Tensor) -> Tensor:
-        """Returns every row plus the noise that `steps` adds, from given random bits. A GPU needs a few launches for all rows.
+        """Returns every row plus the noise that `steps` adds, computed from given random bits.
+
+        A GPU needs only a few launches for all rows together.
 
         Args:
             values: Exact sums, ``(rows, n)`` int64, n even.
-            words: Random bits of the stream of each row's key, ``(rows, n)`` int64.
+            words: Random bits, from the stream of each row's key, ``(rows, n)`` int64.
 
         Returns:
             The noisy sums, ``(rows, n)`` int64.
@@ -112,20 +114,20 @@ class GaussianNoise:
         return values + noise.mul_(self.std / self.unit).floor_().long()
 
     def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> None:
-        """Adds the noise in place to flat float32 or float64 numbers; the other arguments form the key, as in `steps`."""
+        """Adds noise in place to flat float32 or float64 numbers; the other arguments form the key, as in `steps`."""
         randomness.add_normal_(values, self.std, purpose, step, rank, context)
 
 
 @dataclass(frozen=True)
 class DiscreteGaussianNoise:
-    """Discrete Gaussian noise: integers are added to integers, so the promise holds for the released bits.
+    """Discrete Gaussian noise, whose integers are added to integers, so that the promise holds for the released bits.
 
     docs/guarantee.md has the proof (Noise to the last bit).
 
     Args:
         unit: Length of a grid step of exact sums.
-        finer: Number of steps of the noise in one step of the sum, chosen so that 2^31 steps of the noise are one standard
-            deviation (`dpfed.privacy.sum_grid`).
+        finer: Number of steps of the noise's grid in one step of the sum's grid, chosen so that 2^31 steps of the noise's grid
+            are one standard deviation (`dpfed.privacy.sum_grid`).
     """
 
     unit: float
@@ -133,21 +135,21 @@ class DiscreteGaussianNoise:
 
     @property
     def step_length(self) -> float:
-        """See `Noise`."""
+        """Length of a step of the noise's own grid, see `Noise.step_length`."""
         return self.unit / self.finer
 
     @property
     def std(self) -> float:
-        """See `Noise`; the standard deviation of one party's noise."""
+        """Standard deviation of one party's noise, see `Noise.std`."""
         return 2.0**NOISE_BITS * self.step_length
 
     @property
     def said(self) -> str:
-        """See `Noise`."""
+        """Kind of the noise, in words, see `Noise.said`."""
         return f"discrete Gaussian, drawn exactly, in steps of {self.step_length:.3g}; sums are whole numbers of such steps"
 
     def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> Tensor:
-        """See `Noise`."""
+        """Returns exact sums plus their noise, see `Noise.steps`."""
         import torch
 
         if values.dtype != torch.int64:
@@ -160,7 +162,7 @@ class DiscreteGaussianNoise:
 
 
 class KeyedNoise:
-    """The noise that one party adds for one purpose, keyed by the numbers that it hides.
+    """The noise that one party adds for one purpose; its key depends on the numbers that it hides.
 
     Args:
         noise: Kind and scale of the noise.
@@ -168,7 +170,7 @@ class KeyedNoise:
         purpose: Purpose of the noise, such as ``noise`` for the sum; noise of different purposes is independent.
         context: Public context, such as the fingerprint of the plan.
         rank: Rank of the process or client that draws the noise.
-        letters: Length of the numbers' digest, in hexadecimal letters of 4 bits.
+        letters: Length of the digest of the numbers, which is part of the key, in hexadecimal letters of 4 bits each.
     """
 
     def __init__(
@@ -179,11 +181,11 @@ class KeyedNoise:
         self._rank, self._letters = rank, letters
 
     def steps(self, values: Tensor, step: int) -> Tensor:
-        """Returns exact sums, int64, plus the noise of a step, in steps of the noise's grid; see `Noise.steps`."""
+        """Returns int64 exact sums plus the noise of a step, in steps of the noise's grid; see `Noise.steps`."""
         return self.noise.steps(values.view(-1), *self._key(step, values))
 
     def noisy(self, values: Tensor, step: int) -> Tensor:
-        """Returns exact sums, int64, plus the noise of a step, as float32 real values, no longer in grid steps."""
+        """Returns int64 exact sums plus the noise of a step, as float32 real values, no longer in grid steps."""
         return in_floats(self.steps(values, step), self.noise)
 
     def add_(self, values: Tensor, step: int) -> Tensor:
@@ -199,7 +201,7 @@ class KeyedNoise:
 
 
 def in_floats(steps: Tensor, noise: Noise) -> Tensor:
-    """Converts steps of a noise's grid to float32 real values, ``(n,)``, rounded once. Only noisy sums may be converted."""
+    """Converts noisy sums ``(n,)``, in steps of a noise's grid, to float32 real values, with one rounding."""
     return (steps.double() * noise.step_length).float()
 
 

@@ -1,4 +1,4 @@
-"""The public numbers of a mechanism, the input of a method's functions. This value is independent of plans and files."""
+"""Defines the public numbers of a mechanism, from which a method's functions compute, independent of plans and files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MechanismParameters:
-    """The numbers that determine sensitivity, divisor and accounting. All fields are public.
+    """The numbers that determine a method's sensitivity, divisor and accounting. All of them are public.
 
     Attributes:
         records: Number of training records (or units), N.
         batch: Expected number of records (or units) in a step, B.
         steps: Number of steps, T.
-        groups: Number of groups, K, fixed in advance; 1 where the batch is one group.
+        groups: Number of groups, K, fixed in advance; 1 if the whole batch is one group.
         clip_norm: Largest L2 norm of a clipped vector, C.
         noise_multiplier: Standard deviation of the noise over the sum's sensitivity, sigma.
-        max_batch: Largest number of the drawn records that take part, b; ``None``: the method has no such cap.
-        options: Public numbers of the method's own.
+        max_batch: Largest number of the drawn records that take part, b; ``None`` if the method has no such cap.
+        options: Further public numbers, which belong to this method alone.
     """
 
     records: int
@@ -38,10 +38,10 @@ class MechanismParameters:
 
     @property
     def cap(self) -> int:
-        """Largest number of records in a batch, b, if the method sets one.
+        """Largest number of records in a batch, b, for a method that has such a cap.
 
         Raises:
-            ValueError: If the method sets no largest number.
+            ValueError: If the method has no such cap.
         """
         if self.max_batch is None:
             raise ValueError("the method caps no batch")

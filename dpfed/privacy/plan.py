@@ -1,6 +1,6 @@
-"""The privacy plan: one frozen object from which sampler, clipping, noise, divisor and ledger take their numbers.
+"""Defines the privacy plan, one immutable object from which sampler, clipping, noise, divisor and ledger take their numbers.
 
-Nothing else in the code base holds a sampling rate, a sensitivity or a noise scale, so they cannot drift apart.
+No other object holds a sampling rate, a sensitivity or a noise scale of its own, so the numbers cannot disagree.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ _NAMES = (
 class PrivacyPlan:
     """The promise of a run, and the mechanism that keeps it. All fields are public.
 
-    Adjacency: one record is added or removed. Each step draws every record with probability q = B/N, assigns every drawn record
-    to one of K groups independently, clips each group's gradient to norm C, sums the gradients, adds Gaussian noise of
-    standard deviation sigma times the sensitivity once, and divides by K (docs/guarantee.md has the proof).
+    Two data sets are neighbours if one record is added or removed. Each step draws every record with probability q = B/N,
+    assigns every drawn record to one of K groups independently, clips each group's gradient to norm C, sums the gradients, adds
+    noise once, of standard deviation sigma times the sensitivity, and divides by K (docs/guarantee.md has the proof).
 
-    Where the promise is about units, such as people, all records of a unit are added or removed together: N, B and S count
-    units instead of records, and a unit is drawn, and assigned to its group, as one. Methods other than group clipping bound
-    the sum's change in their own way (`dpfed.privacy.method`). Without privacy the same steps clip nothing and add no noise.
+    If the promise is about units, such as people, all records of a unit are added or removed together. The numbers of records
+    N, of the batch B and of a group S then count units, and a unit is drawn, and assigned to a group, as one. Methods other
+    than group clipping bound the sum's change in their own way (`dpfed.privacy.method`). In runs without privacy, the same
+    steps clip nothing and add no noise.
 
     Args:
         promise: Privacy unit, delta, accountant and target epsilon.
@@ -58,7 +59,7 @@ class PrivacyPlan:
         bounding: Bound on one record's influence on a step's sum.
         noise: Kind and scale of the noise on the sum.
         steps: Number of steps, T.
-        progress: Statistics of the groups that are released beside their gradients; ``None``: none.
+        progress: Statistics of the groups that are released beside their gradients; ``None`` if there are none.
 
     Raises:
         UserError: If the parts do not form a possible plan.
@@ -136,7 +137,9 @@ class PrivacyPlan:
 
     @classmethod
     def of(cls, *values: Any, **named: Any) -> PrivacyPlan:
-        """Makes a plan of its numbers, in the order and by the names in files; all numbers after delta have defaults.
+        """Makes a plan of its numbers, in the order in which files list them or by their names in files.
+
+        All numbers after delta have defaults.
 
         Raises:
             UserError: If the numbers do not form a possible plan.
@@ -163,7 +166,7 @@ class PrivacyPlan:
 
         Raises:
             UserError: If the numbers do not form a possible plan.
-            TypeError: If a name is unknown or missing.
+            TypeError: If a name is unknown, or a number is missing.
         """
         if lacking := sorted(set(_NAMES) - numbers.keys()):
             raise TypeError(f"a plan without {', '.join(lacking)}")
@@ -191,8 +194,8 @@ class PrivacyPlan:
             records: Number of training records (or units), N.
             batch: Expected number of records (or units) in a step, B.
             steps: Number of steps, T.
-            epsilon: Epsilon to keep; ``None``: `rest` has the `noise_multiplier`.
-            delta: Delta of the promise; ``None``: 1/(N ln N), see `dpfed.privacy.accounting.default_delta`.
+            epsilon: Epsilon to keep; ``None`` if `rest` has the `noise_multiplier`.
+            delta: Delta of the promise; default: 1/(N ln N), see `dpfed.privacy.accounting.default_delta`.
             **rest: Further numbers, see `of`; `group_size` and `clip_norm` are required.
 
         Raises:
@@ -231,7 +234,7 @@ class PrivacyPlan:
         return self.replace(noise_multiplier=calibrated.noise_multiplier)
 
     def _refuse_large_delta(self) -> None:
-        """Refuses a delta above 1/N in new plans; a plan from a file is accepted unchanged, and its card warns of the delta."""
+        """Refuses a delta above 1/N in a new plan; a plan from a file may have such a delta, and its card warns of it."""
         records, delta = self.sampling.records, self.promise.delta
         require(
             not self.private or delta <= 1 / records,
@@ -261,7 +264,7 @@ class PrivacyPlan:
 
     @property
     def groups(self) -> int:
-        """Number of groups, K = round(B/S), fixed in advance, even if some turn out empty; 1 where the batch is one group."""
+        """Number of groups, K = round(B/S), fixed in advance, although some may be empty; 1 if the batch is one group."""
         return 1 if self.bounding.method.whole_batch else max(1, round(self.sampling.batch / self.bounding.group_size))
 
     @functools.cached_property
@@ -285,22 +288,22 @@ class PrivacyPlan:
 
     @property
     def spread(self) -> float:
-        """Largest L2 norm of the sum over the sensitivity."""
+        """Largest L2 norm of the sum, divided by the sensitivity."""
         return self.bounding.method.spread(self.parameters)
 
     @property
     def gradient_share(self) -> float:
-        """Fraction of a step's privacy, as 1 / sigma^2, for the noise on the sum; the rest pays for the method's statistics."""
+        """Fraction of a step's privacy, measured as 1 / sigma^2, that is spent on the sum; the rest is spent on statistics."""
         return self.bounding.method.gradient_share(self.parameters)
 
     @property
     def longest_sum(self) -> float:
-        """Largest L2 norm of the sum without noise, for all practical purposes."""
+        """Largest L2 norm of the sum without noise; a longer sum, if possible at all, has negligible probability."""
         return self.spread * self.sensitivity
 
     @functools.cached_property
     def statistics(self) -> GroupStatistics | None:
-        """Statistics of the groups that are released beside their gradients, in the same sum; ``None``: none."""
+        """Statistics of the groups that are released beside their gradients, in the same sum; ``None`` if there are none."""
         if self.progress is None:
             return None
         return GroupStatistics.of(self.progress, self.sampling, self.bounding, self.parameters, self.noise_std)
@@ -318,8 +321,8 @@ class PrivacyPlan:
     def sensitivity_of(self, step: int) -> float:
         """Returns the largest L2 change of the sum of one step by one record (or unit).
 
-        Where the mechanism's steps have shares, the change is the square root of the step's share times `sensitivity`; the
-        noise is the same in all steps.
+        If the mechanism's steps have shares of 1 / sigma^2, the change is `sensitivity` times the square root of the step's
+        share. The noise is the same in all steps.
         """
         shares = self.mechanism.shares
         return math.sqrt(shares[step]) * self.sensitivity if shares else self.sensitivity
@@ -331,11 +334,11 @@ class PrivacyPlan:
 
     @property
     def _gradient_part(self) -> float:
-        """Sensitivity of the gradients over that of the sum, which includes the statistics."""
+        """Sensitivity of the gradients, divided by the sensitivity of the sum, which includes the statistics."""
         return math.sqrt(1 - self.progress.share) if self.progress else 1.0
 
     def grid_of(self, shares: int = 1) -> SumGrid:
-        """Returns the grid on which sums are exact; for a plan with privacy.
+        """Returns the grid on which sums are exact; the plan must have privacy.
 
         Args:
             shares: Number of parties that add the noise together, see `noise_of`.
@@ -353,7 +356,7 @@ class PrivacyPlan:
     def noise_of(self, shares: int = 1) -> Noise:
         """Returns the noise on the sum, or each party's part of it.
 
-        The noise is larger for a method that also releases statistics, on which it spends a share of sigma's privacy.
+        If the method also releases statistics of its own, they take a share of 1 / sigma^2, and the noise on the sum is larger.
 
         Args:
             shares: Number of parties; each adds the returned noise to its own sum, so that all together add the whole noise.
@@ -367,12 +370,15 @@ class PrivacyPlan:
 
     @property
     def promised_noise_std(self) -> float:
-        """Standard deviation that the promise needs on each number of the sum; discrete noise is larger by up to 5e-9 of it."""
+        """Standard deviation of the noise that the promise needs on each number of the sum.
+
+        That of discrete noise is larger by a fraction of up to 5e-9.
+        """
         return self.noise.multiplier * self.sensitivity / math.sqrt(self.gradient_share)
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on each number of the sum, at least."""
+        """Lower bound on the standard deviation of the noise on each number of the sum."""
         return self.noise_of().std
 
     def epsilon(self, steps: int | None = None, accountant: Accountant | None = None) -> float:
@@ -382,7 +388,7 @@ class PrivacyPlan:
 
     @property
     def other_accountant(self) -> Accountant | None:
-        """Another accountant that can cross-check epsilon; ``None``: no other accountant covers the mechanism."""
+        """Another accountant that can compute epsilon, for comparison; ``None`` if no other accountant covers the mechanism."""
         for other in self.bounding.method.accountants:
             if other != self.promise.accountant:
                 try:
@@ -393,7 +399,7 @@ class PrivacyPlan:
         return None
 
     def groups_of(self, rank: int, world_size: int) -> int:
-        """Returns how many of the K groups belong to a rank, K_w; the numbers of all ranks add up to K."""
+        """Returns how many of the K groups belong to the worker `rank`, K_w; the numbers of all workers add up to K."""
         return self.groups // world_size + (rank < self.groups % world_size)
 
     def apportioned(self, records: Sequence[int]) -> list[int]:
@@ -426,6 +432,6 @@ class PrivacyPlan:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of all fields and of `ARITHMETIC`, by which ledger, checkpoint and site recognise the same plan."""
+        """Hash of all fields and of `ARITHMETIC` (how engines round); ledger, checkpoint and site recognise the plan by it."""
         text = json.dumps(self.as_dict() | {"arithmetic": ARITHMETIC}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

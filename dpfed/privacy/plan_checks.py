@@ -1,4 +1,4 @@
-"""The allowed numbers of a plan, and the error messages for all others."""
+"""Checks a plan's numbers against their allowed ranges, and raises errors for all others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CLIP_NORMS, STABILITIES = (1e-5, 1e6), (1e-4, 1e4)
 
 
 def wrong_clip_norm(value: float) -> str:
-    """Returns the expected range if a clip norm is implausible; empty: the clip norm is fine."""
+    """Returns the expected range, in words, if a clip norm is implausible; an empty text if it is plausible."""
     return _beyond(value, CLIP_NORMS, "begin with 1, or with 0.1 to 0.01 for an image-text model")
 
 
 def wrong_stability(value: float) -> str:
-    """Returns the expected range if a stability is implausible; empty: the stability is fine."""
+    """Returns the expected range, in words, if a stability is implausible; an empty text if it is plausible."""
     return _beyond(value, STABILITIES, "begin with the default, 0.01")
 
 
@@ -36,7 +36,7 @@ def plain_number(name: str, kind: type, value: Any) -> Any:
     """Returns a number of the expected kind; a NumPy scalar becomes a Python number, which can be written to a file.
 
     Raises:
-        UserError: If the value is not such a number.
+        UserError: If the value is not a number of this kind.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -46,7 +46,7 @@ def plain_number(name: str, kind: type, value: Any) -> Any:
 
 
 def normalise_numbers(value: Any, prefix: str = "") -> None:
-    """Converts the int and float fields of a new dataclass to plain numbers; error messages name them with a `prefix`."""
+    """Converts the int and float fields of a new dataclass to plain numbers; error messages put `prefix` before their names."""
     for field in dataclasses.fields(value):
         given, (kind, *rest) = getattr(value, field.name), str(field.type).split(" | ")
         if kind in ("int", "float") and not (rest and given is None):
@@ -60,7 +60,7 @@ def positive(value: float) -> bool:
 
 
 def require_epsilon(name: str, value: float) -> None:
-    """Refuses an epsilon that is not positive and finite, or too small for accounting to distinguish from zero."""
+    """Refuses an epsilon that is not positive and finite, or so small that accounting cannot distinguish it from zero."""
     require(
         positive(value) and value >= LEAST_EPSILON,
         f"{name} must be positive, at least {LEAST_EPSILON:g} (noise for less leaves nothing to learn), got {value}",
@@ -68,11 +68,11 @@ def require_epsilon(name: str, value: float) -> None:
 
 
 def require_batch(batch: int, records: int, group_size: int, least: int) -> None:
-    """Refuses a batch that is empty or larger than the training records, and suggests one that trains.
+    """Refuses a batch that is empty or larger than the number of training records, and suggests a possible batch.
 
     Args:
         batch: Expected batch size, B.
-        records: Number of training records, N, or `MOST_RECORDS` where it is not known yet.
+        records: Number of training records, N, or `MOST_RECORDS` if that number is not known yet.
         group_size: Expected group size in the configuration, S.
         least: Smallest number of records that can be contrasted.
     """
@@ -96,8 +96,8 @@ def require_within(
         name: Name of the number in the message.
         value: Number to check.
         least: Smallest allowed value.
-        most: Largest allowed value; ``None``: no limit.
-        which: Explanation of `most` in the message.
+        most: Largest allowed value; ``None`` if there is no limit.
+        which: Explanation, in the message, of what `most` is.
         command: Option of the command line to suggest, see `require`.
         shown: Smallest value that the message advises; default: `least`.
     """
@@ -111,8 +111,8 @@ def require(condition: bool, message: str, command: str = "") -> None:
 
     Args:
         condition: Condition that must hold.
-        message: Requirement and given value, as text.
-        command: Option of the command line to suggest; empty: none.
+        message: Text that states the requirement and the given value.
+        command: Option of the command line to suggest; empty if there is no such option.
 
     Raises:
         UserError: If the condition does not hold.

@@ -1,7 +1,7 @@
-"""The parts of a privacy plan: promise, sampling, bounding, noise and progress.
+"""Defines the parts of a privacy plan: promise, sampling, bounding, noise and progress.
 
-Each part raises a `UserError` for impossible numbers; `dpfed.privacy.plan` checks conditions across parts. All parts are
-public. Each comes from the configuration's section of the same name, or from ``[privacy]``.
+Each part raises a `UserError` for impossible numbers; `dpfed.privacy.plan` checks conditions across parts. All their numbers
+are public. Each part comes from the configuration's section of the same name, or from ``[privacy]``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ _MOST_DISCRETE = 1e3  # largest multiplier of discrete noise
 
 @dataclass(frozen=True)
 class Promise:
-    """The promise: (epsilon, delta)-differential privacy for each record, or unit, by one accountant.
+    """The promise: (epsilon, delta)-differential privacy for each record (or unit), as computed by one accountant.
 
     Args:
         delta: Delta of the promise, in (0, 1); configurations default to 1/(N ln N).
         accountant: Accountant that computes epsilon, ``pld`` or ``rdp``.
-        target_epsilon: Epsilon to which the noise was calibrated, and which no step may exceed; ``None``: not calibrated.
-        unit: Difference between neighbouring data sets: a ``record``, or a ``user``, that is, all records that share a unit.
+        target_epsilon: Epsilon to which the noise was calibrated, and which the run never exceeds; ``None`` if the noise was
+            not calibrated.
+        unit: What neighbouring data sets differ in: one ``record``, or one ``user``, that is, all records that share a unit.
     """
 
     delta: float
@@ -54,13 +55,13 @@ class Promise:
 
     @property
     def protected(self) -> str:
-        """Word for the protected object: ``record`` or ``unit``."""
+        """Word for what is protected: ``record`` or ``unit``."""
         return protected_by(self.unit)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling of a step: every record takes part with probability q = B/N. Where units are protected, N and B count units.
+    """The sampling of a step: every record takes part with probability q = B/N. If units are protected, N and B count units.
 
     Args:
         records: Number of training records (or units), N.
@@ -92,13 +93,14 @@ class Bounding:
         group_size: Expected number of records (or units) in a group, S; public records that join it do not count.
         clip_norm: Largest L2 norm of the vectors that the method clips, such as one group's gradient, C.
         method_name: Name of the method, one of `dpfed.privacy.method.METHODS`; ``none``: no clipping, no noise, no privacy.
-        options: Public numbers of the method's own.
-        max_group_size: Largest number of its own records that a group keeps; ``None``: all.
-        max_batch: Largest number of the drawn records that take part, where the method needs such a cap; otherwise ``None``.
-        clipping: Rule of clipping. ``fixed``: longer gradients are clipped to C; ``automatic``: every gradient is normalised to
-            C; ``adaptive``: gradients are clipped to a threshold that follows a quantile of their norms and starts at C, and
-            are sent in units of the threshold.
-        stability: Constant added to the norm by which a gradient is normalised; 0 unless clipping is ``automatic``.
+        options: Further public numbers, which belong to this method alone.
+        max_group_size: Largest number of drawn records that a group keeps; ``None`` if it keeps all. Public records do not
+            count.
+        max_batch: Largest number of the drawn records that take part, if the method needs such a cap; otherwise ``None``.
+        clipping: Rule of clipping. With ``fixed``, gradients longer than C are clipped to C. With ``automatic``, every gradient
+            is normalised to length C. With ``adaptive``, gradients are clipped to a threshold, which starts at C and follows a
+            quantile of their norms, and are then expressed in units of this threshold.
+        stability: Constant that is added to the norm by which a gradient is divided; 0 unless clipping is ``automatic``.
     """
 
     group_size: int
@@ -145,17 +147,17 @@ class Bounding:
 
     @property
     def method(self) -> Method:
-        """Declaration of the method."""
+        """Declaration of the method that `method_name` names."""
         return method_named(self.method_name)
 
     @property
     def cap(self) -> int | None:
-        """Largest number of members of a group, or of the whole batch, that take part; ``None``: all."""
+        """Largest number of drawn records that take part in a group, or in the whole batch; ``None`` if all take part."""
         return self.max_batch if self.method.whole_batch else self.max_group_size
 
     @property
     def whole_batch_cap(self) -> int:
-        """Cap on the whole batch, `max_batch`, of a method that has one.
+        """Cap on the whole batch, `max_batch`, for a method that has such a cap.
 
         Raises:
             ValueError: If the method has no cap.
@@ -170,10 +172,10 @@ class Bounding:
         return self.clip_norm if self.method.private else math.inf
 
     def require_measured(self, wanted: str) -> None:
-        """Refuses a setting that is proven for groups with one clipped gradient each, if the method does not have such groups.
+        """Refuses a setting that requires one clipped gradient for each group, if the method does not have such groups.
 
         Args:
-            wanted: Setting, as text for the message.
+            wanted: Description of the setting, for the message.
 
         Raises:
             UserError: If the method does not support the setting.
@@ -187,7 +189,7 @@ class Bounding:
         )
 
     def refuse_unmeant(self) -> None:
-        """Refuses an implausible clip norm or stability in new plans; a plan from a file is accepted unchanged.
+        """Refuses an implausible clip norm or stability in a new plan; it is not called for a plan from a file.
 
         Raises:
             UserError: If a value lies outside its plausible range; the message states the range and a first value to try.
@@ -204,7 +206,8 @@ class NoiseScale:
 
     Args:
         multiplier: Standard deviation of the noise over the sum's sensitivity, sigma; 0 without privacy.
-        kind: Kind of the noise: ``gaussian``, in floating point, or ``discrete``, exact on a grid (`dpfed.privacy.noise`).
+        kind: Kind of the noise: ``gaussian``, which is computed in floating point, or ``discrete``, which is exact on a grid
+            (`dpfed.privacy.noise`).
     """
 
     multiplier: float
@@ -231,10 +234,10 @@ class PrivateProgress:
     """The statistics of groups that are released in the same sum as their gradients (`dpfed.privacy.group_statistics`).
 
     Args:
-        share: Fraction of a step's 1 / sigma^2 that is spent on the statistics, in (0, 1).
+        share: Fraction of a step's privacy, measured as 1 / sigma^2, that is spent on the statistics, in (0, 1).
         quantile: Quantile of the gradients' norms that the threshold follows, in (0, 1).
         loss_range: Largest loss per record; larger losses are clipped to it.
-        phase: Number of steps over which figures are averaged; ``None``: chosen from the noise.
+        phase: Number of steps over which figures are averaged; ``None`` if dpfed chooses it from the noise.
     """
 
     share: float

@@ -1,4 +1,4 @@
-"""The meaning of epsilon and delta in words that the numbers justify. All wording of promises is in this module.
+"""States the meaning of epsilon and delta in words that the numbers justify. All wording of promises is in this module.
 
 An (epsilon, delta) promise about one record: the probability of any set of results with the record is at most e^epsilon times
 the probability without the record, plus delta, and vice versa.
@@ -17,12 +17,12 @@ CLOSE, LIMITED = 1.0, 5.0
 
 
 def protected_by(unit: str) -> str:
-    """Returns the word for the protected object: ``record`` or ``unit``."""
+    """Returns the word for what is protected: ``record`` or ``unit``."""
     return "record" if unit == "record" else "unit"
 
 
 def round_up(value: float) -> str:
-    """Formats a privacy loss, rounded up: two decimals, or three significant digits when small or huge."""
+    """Formats a privacy loss, rounded up: with two decimals, or with three significant digits if it is small or huge."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     # repr() gives the intended number: 1e-05, not the 1.00000000000000008e-05 that the float holds.
@@ -49,7 +49,10 @@ def factor(epsilon: float) -> str:
 
 
 def guess(epsilon: float, delta: float) -> str:
-    """Formats the largest accuracy of any test between two neighbouring data sets at even odds, in percent, rounded up."""
+    """Formats the largest accuracy, in percent, rounded up, with which a test can tell two neighbouring data sets apart.
+
+    Each of the two is used with probability 1/2.
+    """
     # (e^epsilon + delta) / (e^epsilon + 1), written so that no exponential overflows.
     share = (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
     # More digits near certainty, so that 99.97 % is not printed as 100 %.
@@ -63,13 +66,13 @@ def percent_up(share: float) -> str:
 
 
 def meaning(epsilon: float, delta: float, one: str = "record", released: str = "what is released") -> str:
-    """Explains a promise of (epsilon, delta) and its limits for readers without mathematics, in one of three wordings.
+    """Explains a promise of (epsilon, delta) and its limits in words, for readers without mathematics.
 
     Args:
-        epsilon: Epsilon of the promise, at least 0; infinity promises nothing.
+        epsilon: Epsilon of the promise, at least 0; an infinite epsilon promises nothing.
         delta: Delta of the promise.
-        one: Protected object, such as ``record`` or ``person``.
-        released: Released results that the promise covers.
+        one: Word for one protected record or unit, such as ``record`` or ``person``.
+        released: Words for the released results that the promise covers.
     """
     if not math.isfinite(epsilon):
         return f"No finite epsilon holds: nothing limits what {released} tells about any one {one}."
@@ -86,14 +89,14 @@ def meaning(epsilon: float, delta: float, one: str = "record", released: str = "
 
 
 def large_delta(delta: float, count: int, one: str = "record") -> str:
-    """Returns the warning for a delta above 1/N; empty if delta is at most 1/N.
+    """Returns the warning for a delta above 1/N; an empty text if delta is at most 1/N.
 
-    A mechanism that publishes every record outright with probability delta keeps (0, delta).
+    A large delta promises little: a mechanism that publishes each record openly with probability delta keeps (0, delta).
 
     Args:
         delta: Delta of the promise.
-        count: Number of protected objects, N.
-        one: Protected object, such as ``record`` or ``person``.
+        count: Number of protected records or units, N.
+        one: Word for one protected record or unit, such as ``record`` or ``person``.
     """
     if count < 1 or delta <= 1 / count:
         return ""
@@ -104,9 +107,9 @@ def large_delta(delta: float, count: int, one: str = "record") -> str:
 
 
 def of_several(epsilon: float, delta: float, count: int) -> tuple[float, float] | None:
-    """Returns (epsilon, delta) for somebody with `count` records; ``None``: no promise, as delta would be 1 or more.
+    """Returns the promise (epsilon, delta) for somebody with `count` records; ``None`` if delta would be 1 or more.
 
-    Basic group privacy, with m = `count`: epsilon times m, delta times (e^(m epsilon) - 1) / (e^epsilon - 1).
+    By basic group privacy, with m = `count`, epsilon is multiplied by m, and delta by (e^(m epsilon) - 1) / (e^epsilon - 1).
     """
     try:
         together = delta * (float(count) if epsilon == 0 else math.expm1(count * epsilon) / math.expm1(epsilon))

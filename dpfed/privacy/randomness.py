@@ -1,9 +1,9 @@
-"""Stateless secret randomness: every draw is a function of (master key, purpose, step, rank) and nothing else.
+"""Draws secret random numbers without state: every draw is a function of master key, purpose, step, rank and context.
 
 No state is carried from draw to draw, so a resumed run repeats an uninterrupted one bit for bit and a step can be replayed.
 Draws *per record* are a pseudo-random function of the record's own key. Whether a record is sampled, and which group it joins,
-therefore never depends on which other records exist. The guarantee relies on this independence (docs/guarantee.md); because of
-it, neighbouring data sets share all other draws exactly.
+therefore never depends on which other records exist. The guarantee relies on this independence (docs/guarantee.md):
+neighbouring data sets share all draws except those of the record in which they differ.
 
 AES-256 in counter mode is the generator: cryptographically secure, and fast on any processor with AES instructions.
 """
@@ -48,18 +48,18 @@ class Randomness:
 
     @classmethod
     def from_seed(cls, seed: int) -> Randomness:
-        """Makes a source with a key that anyone can guess, for tests and comparisons; a run that uses it marks its card."""
+        """Makes a source with a key that anyone can guess, for tests and comparisons; the run's privacy card then says so."""
         return cls(hashlib.blake2b(f"dpfed seed {seed}".encode(), digest_size=KEY_BYTES).digest())
 
     @property
     def master(self) -> bytes:
-        """Master key, 32 bytes, to be stored for a resume."""
+        """Master key, 32 bytes, which a run stores so that it can resume."""
         return self._master
 
     def for_ranks(self) -> Randomness:
         """Returns the workers' randomness, for sampling, groups, views, and the noise on a method's own statistics.
 
-        Its holder learns nothing about the coordinator's noise.
+        Whoever holds it learns nothing about the coordinator's noise.
         """
         return Randomness(self._key("owners", 0))
 
@@ -110,7 +110,7 @@ class Randomness:
         return np.frombuffer(cipher.update(blocks.reshape(-1).view(np.uint8).data), np.uint64).reshape(-1, 2)
 
     def seed(self, purpose: str, step: int, rank: int = 0) -> int:
-        """Returns a 63-bit seed for a library's generator (dropout, weight initialisation); never for noise or sampling."""
+        """Returns a 63-bit seed for a library's generator, for dropout or starting weights; never for noise or sampling."""
         return int.from_bytes(self._key(purpose, step, rank)[:8], "little") >> 1
 
     def stream(self, purpose: str, step: int, rank: int = 0, context: str = "") -> Callable[[int], bytes]:
@@ -120,7 +120,7 @@ class Randomness:
             purpose: Purpose of the bytes.
             step: Training step.
             rank: Rank of the process or client that draws the bytes.
-            context: Further part of the key; another context gives independent bytes.
+            context: Further part of the key; with another context, the bytes are independent.
         """
         key = self.stream_key(purpose, step, rank, context)
         cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
@@ -139,7 +139,7 @@ class Randomness:
             purpose: Purpose of the noise; noise of different purposes is independent.
             step: Training step.
             rank: Rank of the process or client that adds the noise.
-            context: Further part of the key; another context gives independent noise.
+            context: Further part of the key; with another context, the noise is independent.
         """
         import torch
 
@@ -149,7 +149,9 @@ class Randomness:
     def normal_steps(
         self, values: torch.Tensor, scale: float, purpose: str, step: int, rank: int = 0, context: str = ""
     ) -> torch.Tensor:
-        """Adds Gaussian noise, rounded down, to whole numbers. The addition is exact, so the result is the rounded noisy sum.
+        """Returns whole numbers plus Gaussian noise that is rounded down.
+
+        The addition is exact. So the result is the same as if the noisy sum were rounded down.
 
         Args:
             values: Whole numbers, flat int64 tensor; not modified.
@@ -170,7 +172,7 @@ class Randomness:
     def _normals(
         self, out: torch.Tensor, purpose: str, step: int, rank: int, context: str
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields pieces of a flat tensor, each with as many standard normal numbers, float64."""
+        """Yields pieces of a flat tensor, and with each piece as many standard normal numbers, float64."""
         import torch
 
         stream = self.stream(purpose, step, rank, context)

@@ -1,9 +1,10 @@
-"""A privacy filter: decides whether a further run fits into a budget if later runs depend on the results of earlier ones.
+"""Decides whether a further run fits into a privacy budget, even if runs depend on results of earlier runs (a privacy filter).
 
 Every run costs a Renyi divergence at each of a few orders. At one order the costs of runs add up, even if a run was chosen
-adaptively from earlier results (Feldman and Zrnic 2021; Lecuyer 2021). A budget (epsilon, delta) divides delta among orders
-that are fixed before the first release. So each order has a limit of its own, and a run is admitted if at least one order stays
-within its limit. Giving the whole delta to every order would be wrong: docs/guarantee.md has the proof, and the attack.
+adaptively from earlier results (Feldman and Zrnic 2021; Lecuyer 2021). The delta of a budget (epsilon, delta) is divided among
+orders that are fixed before the first release. So each order has a limit of its own. A run is admitted if, at one order or
+more, the total cost stays within the limit. To give the whole delta to every order would be wrong: docs/guarantee.md has the
+proof of the filter, and an attack on that variant.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _TENTHS_UP_TO, _MOST = 11.0, 1024.0  # orders from 11 on are whole numbers, up t
 
 @dataclass(frozen=True)
 class RenyiFilter:
-    """A budget, and the orders at which it counts.
+    """A budget, and the Renyi orders at which costs are counted.
 
     Args:
         epsilon: Epsilon of all releases together.
@@ -63,12 +64,15 @@ class RenyiFilter:
 
     @functools.cached_property
     def limits(self) -> RenyiCurve:
-        """Largest cost at each order; negative where nothing fits."""
+        """Largest cost at each order that the budget allows; negative at an order at which it allows nothing."""
         orders = zip(self.orders, self.shares, strict=True)
         return tuple(limit(self.epsilon, share * self.delta, order) for order, share in orders)
 
     def part(self, cost: RenyiCurve) -> float:
-        """Returns the fraction of the budget that a cost takes, at the order where the fraction is least; above 1: no fit."""
+        """Returns the fraction of the budget that a cost takes; the fraction is above 1 if the cost does not fit.
+
+        It is the fraction at the order at which it is least.
+        """
         known = (spent if spent >= 0 else math.inf for spent in cost)  # NaN never fits, and a negative cost returns no budget
         parts = (spent / most for spent, most in zip(known, self.limits, strict=True) if most > 0)
         return min(parts, default=0.0 if not any(cost) else math.inf)
@@ -78,7 +82,7 @@ class RenyiFilter:
         return self.part(cost) <= 1
 
     def times(self, spent: RenyiCurve, once: RenyiCurve) -> int:
-        """Returns how many further releases of one cost fit into the rest of the budget.
+        """Returns how many further releases, all of the same cost, fit into the rest of the budget.
 
         Args:
             spent: Cost so far at each order.
@@ -97,7 +101,7 @@ class RenyiFilter:
 
 
 def limit(epsilon: float, delta: float, order: float) -> float:
-    """Returns the largest Renyi divergence of an order that implies (epsilon, delta).
+    """Returns the largest Renyi divergence of order `order` that implies (epsilon, delta).
 
     The bound is proposition 12 of Canonne, Kamath and Steinke (2020), solved for the divergence.
     """
@@ -108,12 +112,13 @@ def limit(epsilon: float, delta: float, order: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> RenyiCurve:
-    """Returns a bound on the Renyi divergence of a number of steps at each order, in both directions; infinity: no known bound.
+    """Returns, at each order, a bound on the Renyi divergence of a number of steps, in both directions.
 
-    The accountant's series for a fractional order need not converge; the accountant then returns infinity. For many mechanisms
-    this happens at all orders near 1, at which a large epsilon is counted. There the bound of a higher order is used, such as
-    the next integer, whose sum is finite. A Renyi divergence does not decrease with its order (van Erven and Harremoes 2014,
-    theorem 3), so the higher order's bound holds here as well, step by step, as the filter's proof requires.
+    The bound is infinity if no bound is known. The accountant computes a series for a fractional order. It returns infinity if
+    the series does not converge. For many mechanisms this happens at all orders near 1, which decide if epsilon is large. At
+    such an order the bound of a higher order is used, such as the next integer, whose sum is finite. A Renyi divergence does
+    not decrease with its order (van Erven and Harremoes 2014, theorem 3), so the higher order's bound holds for this order as
+    well, step by step, as the filter's proof requires.
     """
     if steps == 0:
         return (0.0,) * len(orders)
@@ -128,7 +133,7 @@ def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> 
 
 
 def _accounted(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> RenyiCurve:
-    """Returns the accountant's bound for a number of steps at each order; infinity: the accountant has no bound."""
+    """Returns the accountant's bound for a number of steps at each order; infinity if the accountant has no bound."""
     from dp_accounting.rdp import RdpAccountant
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # an order that does not converge is left out, which raises the bound

@@ -1,6 +1,6 @@
-"""The residues of `dpfed.privacy.universal_hash` on a GPU, as a Triton kernel with one program for each row.
+"""Computes the residues of `dpfed.privacy.universal_hash` on a GPU, by a Triton kernel with one program for each row.
 
-Host and kernel are compared on fresh words and keys before a process uses the kernel.
+Before a process uses the kernel, its residues are compared with the host's on fresh words and keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _TILE = 1024  # pairs of words that a program reads at once
 
 @triton.jit
 def _row(words, keys, out, count, ROW: tl.constexpr, PRIME: tl.constexpr, TILE: tl.constexpr):
-    """Computes the residues of one row: five sums of products, exact in 64 bits. Two words lie in each number of 32 bits."""
+    """Computes the residues of one row: five sums of products, exact in 64 bits.
+
+    Each number of 32 bits that the kernel reads holds two words.
+    """
     row = tl.program_id(0).to(tl.int64)
     a = tl.zeros((TILE,), tl.int64)
     b = tl.zeros((TILE,), tl.int64)

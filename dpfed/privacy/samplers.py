@@ -1,8 +1,8 @@
-"""Samplers: values that draw the participants of a step and state the privacy cost of the draws.
+"""Defines samplers, which draw the participants of a step and state the privacy cost of these draws.
 
 Only the sampler knows how records are drawn. `participants` (or `draw`) draws them, `relation` states between which data sets
 the promise holds, and `poisson_steps` (or `event`) states the event that accounting composes. Sampling, accounting, plan and
-card follow from the object. A new sampler needs a class like these, and its proof.
+privacy card follow from the sampler object. A new sampler needs a subclass of `Sampler` and a proof.
 
 The module also defines the neighbouring relations between data sets.
 """
@@ -30,7 +30,7 @@ class Relation:
     """A neighbouring relation: two data sets that differ in one record, or in one unit with all its records.
 
     Args:
-        verb: Change of that record or unit, such as ``add or remove``.
+        verb: Words for the change of this record or unit, such as ``add or remove``.
         known: Name of the relation in dp_accounting.
     """
 
@@ -39,7 +39,7 @@ class Relation:
 
     @property
     def of_accountants(self) -> dp_accounting.NeighboringRelation:
-        """Relation as dp_accounting's accountants expect it."""
+        """The relation in the form that dp_accounting's accountants expect."""
         import dp_accounting
 
         return dp_accounting.NeighboringRelation[self.known]
@@ -48,8 +48,8 @@ class Relation:
         """Returns the relation in words, for the privacy card.
 
         Args:
-            protected: Protected object, such as ``record`` or ``patient``.
-            unit: Whether the object is a unit, whose records are added or removed together.
+            protected: Word for the record or unit that is protected, such as ``record`` or ``patient``.
+            unit: Whether a unit is protected, whose records are added or removed together.
         """
         return f"{self.verb} one {protected}" + (" with all its records" if unit else "")
 
@@ -59,7 +59,7 @@ REPLACE = Relation("replace", "REPLACE_ONE")
 
 
 class Sampler(ABC):
-    """The way in which the records (or units) of a step are drawn. Objects are values: frozen, hashable, without secrets.
+    """The way in which the records (or units) of a step are drawn. Samplers are immutable, hashable and without secrets.
 
     A subclass overrides `draw`, which draws each step separately, or `participants`. It states the cost of its draws by
     `poisson_steps`, or by `event` where no number of Poisson samples costs as much.
@@ -77,7 +77,7 @@ class Sampler(ABC):
 
     @property
     def accounted(self) -> Sampler:
-        """Representative of all samplers of equal cost that differ only in how they make the same draws."""
+        """Sampler that accounting uses in place of this one; samplers that make equal draws in different ways share it."""
         return self
 
     def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -87,11 +87,12 @@ class Sampler(ABC):
             randomness: Secret randomness of the workers, for draws beyond `uniforms`.
             step: Training step.
             keys: Keys of the records (or units), ``(n,)`` uint64.
-            uniforms: Uniform numbers, ``(n,)`` float64 in [0, 1), fresh in each step; a function of step and key alone.
+            uniforms: Uniform numbers, one for each key, ``(n,)`` float64 in [0, 1); they are new in each step, and functions of
+                step and key alone.
 
         Returns:
-            Positions of the participants among the n keys, ascending. With Poisson-like samplers, the participation of a record
-            depends on its own key and draws alone.
+            Positions of the participants among the n keys, ascending. With Poisson sampling and its variants, the participation
+            of a record depends on its own key and draws alone.
 
         Raises:
             TypeError: If the sampler overrides neither this method nor `participants`.
@@ -101,12 +102,12 @@ class Sampler(ABC):
     def participants(
         self, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None
     ) -> Callable[[int], np.ndarray]:
-        """Returns a function from a step to the positions of its participants among the keys, ascending.
+        """Returns a function that takes a step, and returns the positions of its participants among the keys, ascending.
 
         Args:
             randomness: Secret randomness of the workers.
             keys: Keys of the records (or units), ``(n,)`` uint64.
-            mask: Function that tells which records (or units) take part at all; ``None``: all of them.
+            mask: Function that tells which records (or units) may take part in any step; ``None`` if all of them may.
         """
         places = None if mask is None else np.flatnonzero(mask(0, len(keys)))
         keys = keys if places is None else keys[places]
@@ -119,10 +120,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def describe(self, protected: str) -> str:
-        """Returns the sampling in words, for the privacy card; `protected` is the drawn object, such as ``record``."""
+        """Returns the sampling in words, for the privacy card; `protected` is what is drawn, such as ``record``."""
 
     def poisson_steps(self, steps: int) -> tuple[float, int] | None:
-        """Returns rate and number of Poisson-sampled steps of at least the same cost; ``None``: `event` states the cost."""
+        """Returns rate and number of Poisson-sampled steps of at least the same cost; ``None`` if `event` states the cost."""
         return None
 
     def event(self, release: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
@@ -140,7 +141,7 @@ class PoissonSampler(Sampler):
 
     Args:
         rate: Probability of each record in each step, q.
-        block: Number of steps that are drawn at a time.
+        block: Number of steps whose draws are made together.
     """
 
     rate: float
@@ -149,35 +150,37 @@ class PoissonSampler(Sampler):
 
     @property
     def participation(self) -> float:
-        """See `Sampler`."""
+        """Probability that a record takes part in a step, see `Sampler.participation`."""
         return self.rate
 
     @property
     def accounted(self) -> Sampler:
-        """See `Sampler`; the length of the blocks changes no probability."""
+        """The sampler without its block length, which changes no probability; see `Sampler.accounted`."""
         return dataclasses.replace(self, block=1)
 
     def participants(
         self, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None
     ) -> Callable[[int], np.ndarray]:
-        """See `Sampler`."""
+        """Returns a function from a step to its participants, see `Sampler.participants`."""
         if self.rate >= 1:  # every record takes part in every step
             places = np.arange(len(keys)) if mask is None else np.flatnonzero(mask(0, len(keys)))
             return lambda step: places
         return GeometricSkips(self.rate, self.block, randomness, keys, mask)
 
     def poisson_steps(self, steps: int) -> tuple[float, int]:
-        """See `Sampler`."""
+        """Returns rate and number of steps, see `Sampler.poisson_steps`."""
         return self.rate, steps
 
     def describe(self, protected: str) -> str:
-        """See `Sampler`."""
+        """Returns the sampling in words, see `Sampler.describe`."""
         return f"none: every {protected} takes part" if self.rate == 1 else f"Poisson: every {protected} is drawn independently"
 
 
 @dataclass(frozen=True)
 class FixedSizeSampler(Sampler):
-    """Sampling of a fixed number of records, without replacement; neighbours have equally many records (Wang et al. 2019).
+    """Sampling of a fixed number of records, without replacement (Wang et al. 2019).
+
+    Neighbouring data sets have equally many records.
 
     Args:
         records: Number of records, N.
@@ -190,20 +193,20 @@ class FixedSizeSampler(Sampler):
 
     @property
     def participation(self) -> float:
-        """See `Sampler`."""
+        """Probability that a record takes part in a step, see `Sampler.participation`."""
         return self.batch / self.records
 
     def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        """See `Sampler`; the records with the smallest uniform numbers take part."""
+        """Draws the records with the smallest uniform numbers, see `Sampler.draw`."""
         return np.sort(np.argpartition(uniforms, self.batch - 1)[: self.batch])
 
     def event(self, release: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
-        """See `Sampler`."""
+        """Returns dp_accounting's event of the steps, see `Sampler.event`."""
         import dp_accounting
 
         step = dp_accounting.SampledWithoutReplacementDpEvent(self.records, self.batch, release)
         return dp_accounting.SelfComposedDpEvent(step, steps)
 
     def describe(self, protected: str) -> str:
-        """See `Sampler`."""
+        """Returns the sampling in words, see `Sampler.describe`."""
         return f"fixed size: {self.batch:,} {protected}s without replacement"

@@ -1,4 +1,4 @@
-"""Encryption with a run's secret, for content that must be on disk before it is released.
+"""Encrypts, with a run's secret, content that must be on disk before it is released.
 
 The key of the encryption is a pseudo-random function of the content. So the same content gives the same bits, two contents have
 independent keys, and a changed bit is detected. Whoever reads the file without the secret learns only the length of the
@@ -27,7 +27,7 @@ def sealed(content: np.ndarray, randomness: Randomness, purpose: str) -> np.ndar
     Args:
         content: Bytes to encrypt, ``(n,)`` uint8.
         randomness: Secret randomness of the run, from which the keys are derived.
-        purpose: Purpose of the content; other purposes have other keys.
+        purpose: Purpose of the content; content of another purpose is encrypted with other keys.
 
     Returns:
         The encrypted bytes, ``(n + 32,)`` uint8.
@@ -48,7 +48,7 @@ def opened(raw: np.ndarray, randomness: Randomness, purpose: str) -> np.ndarray 
         purpose: Purpose of the content, as given to `sealed`.
 
     Returns:
-        The content, ``(n,)`` uint8; ``None``: the bytes are truncated, changed, or of another secret or purpose.
+        The content, ``(n,)`` uint8; ``None`` if the bytes were truncated or changed, or have another secret or purpose.
     """
     if len(raw) < _TAG:
         return None
@@ -63,7 +63,10 @@ def _hash(content: np.ndarray, randomness: Randomness, purpose: str) -> bytes:
 
 
 def _crypt(content: np.ndarray, out: np.ndarray, tag: bytes, randomness: Randomness, purpose: str) -> None:
-    """Encrypts or decrypts: XORs the content with the stream of this tag's key. `out` needs 15 spare bytes."""
+    """Encrypts or decrypts `content` into `out`, by XOR with the stream whose key follows from `tag`.
+
+    `out` must be 15 bytes longer than the content.
+    """
     key = hmac.digest(randomness.key(f"key of {purpose}"), tag, "sha256")
     cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     cipher.update_into(content.data, out.data)

@@ -1,16 +1,17 @@
-"""The public grid on which sums are exact.
+"""Defines the public grid on which sums are exact.
 
 Before a part of a sum (a group's clipped gradient, a record's moments) is added, it becomes a vector of whole numbers of grid
-steps, rounded towards zero. This makes no vector longer, so a part of length C has length R in steps at most. Whole numbers
-below 2^63 are added without rounding, in any order and in any number of pieces. So neighbours' sums differ by exactly one
-record's contribution, for any number of records and workers, and a sum has the same bits whichever workers compute it.
+steps, rounded towards zero. The rounding makes no vector longer. So a part whose length is at most C is at most R steps long.
+Whole numbers below 2^63 are added without rounding, in any order and in any number of pieces. So the sums of neighbouring data
+sets differ by exactly one record's contribution, for any number of records and workers, and a sum has the same bits whichever
+workers compute it.
 
 The noise is added to the whole numbers. It is a whole number of steps, too: Gaussian noise is rounded down. For a whole number
-k, ``k + floor(n) = floor(k + n)``. So the noisy sum is post-processing of the Gaussian mechanism on the exact sum. So are the
-later operations: the product with the length of a step, and the rounding to float32.
+k, ``k + floor(n) = floor(k + n)``. So the noisy sum is post-processing of the Gaussian mechanism on the exact sum. The later
+operations are post-processing, too: the product with the length of a step, and the rounding to float32.
 
-Discrete noise needs its own step: m = 2^31 steps of the noise are one standard deviation, and each step of the sum is a whole
-number of them. So R is chosen from sigma, and no noise is wasted.
+Discrete noise has a grid of its own: one standard deviation is m = 2^31 steps of the noise's grid, and each step of the sum's
+grid is a whole number of these steps. R is chosen from sigma so that this holds with hardly more noise than promised.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _ROOT_DIGITS = 60  # binary digits after the point, of the square root of a numb
 
 @dataclass(frozen=True)
 class SumGrid:
-    """The grid of a sum.
+    """The grid of a sum: a real number on it is a whole number of steps.
 
     Args:
         radius: Length of the longest part of a sum, in steps, R.
         unit: Length of a step, C / R.
-        finer: Number of steps of the discrete noise in one step of the sum; 1 under Gaussian noise.
+        finer: Number of steps of the discrete noise's grid in one step of this grid; 1 for Gaussian noise.
     """
 
     radius: float
@@ -41,7 +42,7 @@ class SumGrid:
 
     @classmethod
     def of(cls, bound: float, most: float) -> SumGrid:
-        """Makes the grid under Gaussian noise.
+        """Makes the grid for Gaussian noise.
 
         Args:
             bound: Largest L2 norm of a part of the sum, C.
@@ -53,13 +54,13 @@ class SumGrid:
     def for_discrete(cls, bound: float, most: float, change: float, multiplier: float, shares: int = 1) -> SumGrid:
         """Makes the finest grid on which 2^31 steps of discrete noise are at least one party's part of the promised noise.
 
-        The grid is chosen for one step less than 2^31: the spare step covers the difference between discrete and continuous
+        The grid is computed for one step less than 2^31. The spare step covers the difference between discrete and continuous
         noise.
 
         Args:
             bound: Largest L2 norm of a part of the sum, C.
-            most: Largest allowed R.
-            change: Sensitivity over C.
+            most: Largest allowed length R of a part, in steps.
+            change: Sensitivity of the sum, divided by C.
             multiplier: Noise multiplier, sigma.
             shares: Number of parties whose equal noise together has standard deviation sigma times the sensitivity.
         """

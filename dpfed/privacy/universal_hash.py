@@ -1,4 +1,4 @@
-"""A keyed hash of a vector, computed on the vector's own device: only some bytes travel to the host.
+"""Computes a keyed hash of a vector on the vector's own device, so that only a few bytes are copied to the host.
 
 A tensor's memory is read as signed words of 16 bits, little end first, and cut into rows of `ROW` words; the last row is filled
 with zeros. Let p be a prime, and k_1 .. k_5 secret keys of `ROW` numbers each, uniform among 0 .. p-1. A row w has the residues
@@ -7,9 +7,9 @@ with zeros. Let p be a prime, and k_1 .. k_5 secret keys of `ROW` numbers each, 
 **Claim.** Two tensors of one type and length that differ, and that are fixed before the keys are drawn, have the same residues
 with probability at most p^-5 < 2^-114.
 
-**Proof.** In some row they differ in some word, by d with 0 < abs(d) < 2^16 < p, which has an inverse mod p. Fix all numbers of
-k_j but the one that is multiplied by this word. Then <k_j, w> - <k_j, w'> = 0 mod p holds for exactly one of the p values of
-that number. The five keys are independent. ∎
+**Proof.** The two tensors differ in a word of a row, by d with 0 < abs(d) < 2^16 < p, which has an inverse mod p. Fix all
+numbers of k_j but the one that is multiplied by this word. Then <k_j, w> - <k_j, w'> = 0 mod p holds for exactly one of the p
+values of that number. The five keys are independent. ∎
 
 Tensors of other types or lengths differ in the input of HMAC. Its output of 128 bits is a pseudo-random function of the input
 and reveals nothing about the keys, so sums that depend on earlier digests are as good as fixed in advance. Among the N digests
@@ -58,7 +58,7 @@ class UniversalHash:
         """Returns the digest of a tensor, 32 hexadecimal letters.
 
         Args:
-            values: Tensor on any device, of a type of 2 bytes or more.
+            values: Tensor on any device, with numbers of 2 bytes or more.
         """
         text = f"{values.dtype}/{values.numel()}/".encode()
         residues = self.residues(values).cpu().numpy().astype("<i4")
@@ -98,7 +98,7 @@ def _products(rows: Tensor, table: Tensor) -> Tensor:
 
 
 def _uniform(stream: Callable[[int], bytes], count: int) -> np.ndarray:
-    """Draws ``(count,)`` int64 numbers, uniform among 0 .. p-1: words of 23 bits, without those that are p or more."""
+    """Draws ``(count,)`` int64 numbers, uniform among 0 .. p-1, from words of 23 bits; words of p or more are left out."""
     numbers = np.empty(0, np.int64)
     while len(numbers) < count:
         words = np.frombuffer(stream(4 * (count + 64)), "<u4").astype(np.int64) & ((1 << _BITS) - 1)
@@ -107,7 +107,7 @@ def _uniform(stream: Callable[[int], bytes], count: int) -> np.ndarray:
 
 
 def _kernel(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Returns the GPU kernel, if it computes the right residues on this device; ``None``: torch operations compute them."""
+    """Returns the GPU kernel if it computes the right residues on this device, and ``None`` if torch has to compute them."""
     if device.type != "cuda":
         return None
     try:

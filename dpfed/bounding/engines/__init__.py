@@ -1,8 +1,8 @@
-"""Clipped group gradients: two engines behind one interface, and the choice between them.
+"""Computes clipped gradients of groups, by two engines with one interface, and chooses between the engines.
 
-An engine takes the views of some groups and adds every group's gradient, clipped to norm C, to one flat vector. The loop is
-the reference; the layerwise engine is faster where groups are small. Shapes: G groups of up to S records, P trainable
-parameters.
+An engine takes the views of the records of several groups. It adds every group's gradient, clipped to norm C, to one flat
+vector. The engine ``loop`` is the reference, to which the engine ``layerwise`` is compared. ``layerwise`` is faster if groups
+are small. Shapes: G groups of up to S records, P trainable parameters.
 """
 
 from dpfed.bounding.engines.choice import ENGINES, build_engine, choose_engine, require_fitting

@@ -1,10 +1,12 @@
-"""Check that a device computes a group with the same bits, whichever groups share its pass and at any position in the pass.
+"""Checks that a device computes the same bits for a group, at any position in a pass and beside any other groups.
 
-No library guarantees this. So an engine tests the device before its first pass, and again from time to time: it compares groups
-with themselves, in every public shape of a pass, at other positions, beside other groups of ordinary, huge or NaN values. The
-compared groups have every size, and consist of noise, of nearly equal and of equal records. The check compares everything from
-which a group's part of the sum is computed. If there is a difference, it compares the operations of the two passes one by one,
-and the error names the first operation that differs.
+A pass is one forward and one backward computation over the records of many groups. No library guarantees that the bits of one
+group do not depend on the others. So an engine tests the device before its first pass, and again from time to time. The test
+puts the same group into several passes, of every public shape, at other positions, and beside other groups whose values are
+ordinary, huge or NaN. Then it compares everything from which this group's part of the sum is computed. The groups that are
+compared are called probes. They have every size. Some consist of noise, some of nearly equal records, and some of equal
+records. If there is a difference, the check compares the operations of the two passes one by one. The error names the first
+operation that differs.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ _HUGE = 1e6
 
 @dataclass(frozen=True)
 class PassResult:
-    """The result of a pass.
+    """The result of a pass over groups, before any gradient is clipped.
 
     Attributes:
-        terms: Terms of all trainable parameters.
+        terms: Gradients of all trainable parameters, each in the form of a `Term`.
         losses: Losses of the groups, ``(G,)``.
-        grouping: Grouping of the pass's records.
+        grouping: Assignment of the pass's records to groups.
     """
 
     terms: list[Term]
@@ -46,7 +48,7 @@ class PassResult:
     grouping: Grouping
 
     def of(self, group: int) -> list[Tensor]:
-        """Returns all tensors from which a group's part of the sum is computed."""
+        """Returns all tensors from which the part of the group with this number in the sum is computed."""
         parts = [self.losses[group]]
         for term in sorted(self.terms, key=lambda term: (term.target.parameter, term.target.part or 0)):
             parts += [term.squares[group], *term.parts(group)]
@@ -55,7 +57,7 @@ class PassResult:
 
 
 class PassFunction(Protocol):
-    """A function that makes a pass over groups."""
+    """A function that makes one pass over groups."""
 
     def __call__(self, views: Views, sizes: list[int], total: int | None = None) -> PassResult:
         """Makes the pass.
@@ -63,7 +65,8 @@ class PassFunction(Protocol):
         Args:
             views: Views of the groups' records, one group after the other.
             sizes: Number of records of each group.
-            total: Number of records of the pass, fillers included; default: the smallest public number that suffices.
+            total: Number of records of the pass, including fillers, which belong to no group; default: the smallest permitted
+                number that has room for the groups.
         """
 
 
@@ -73,11 +76,13 @@ class DependsOnOthers(UserError):
 
 @dataclass(frozen=True)
 class _Probe:
-    """A group that is compared with itself. Its views are generated for each pass: all probes together may be large.
+    """A group that the check compares with itself in several passes.
+
+    Its views are generated again for each pass, because all probes together may need much memory.
 
     Attributes:
         size: Number of records.
-        apart: Distance between the records. 1: independent noise; 0: equal records.
+        apart: Scale of the differences between the records. With 1, the records are independent noise; with 0, they are equal.
         seed: Seed of the noise.
     """
 
@@ -100,7 +105,7 @@ class _Probe:
 
 @dataclass(frozen=True)
 class Trial:
-    """One pass of the check: the views of its groups, and the places of the probes among them."""
+    """One pass of the check: the views of its groups, and the positions of the probes among these groups."""
 
     views: Views
     sizes: list[int]
@@ -131,7 +136,8 @@ def require_batch_invariance(
         vocabulary: Number of distinct tokens that a text may contain.
         brief: Whether to compare in the smallest, the largest and a middle shape only, as a first test. A brief check does not
             suffice for private records.
-        before: Number of earlier checks. Checks after the first are short, use other noise, and begin with other groups.
+        before: Number of earlier checks in this run. Checks after the first are short, use other noise, and begin with other
+            groups.
 
     Raises:
         DependsOnOthers: If a group's result differs, or if the model draws random numbers, which would hide a difference.
@@ -178,16 +184,16 @@ def trials(
     before: int = 0,
     sizes: Iterable[int] | None = None,
 ) -> Iterator[Trial]:
-    """Yields passes of noise in which some groups recur, at other places and beside other groups.
+    """Yields passes over generated noise, in which the probes recur at other positions and beside other groups.
 
     Args:
         views: Views of any records; only their shapes and dtypes are read.
         padding: Public shapes of passes.
-        totals: Number of records of each pass. ``None``: one pass of every shape, then more of the largest shape until every
-            probe has occurred twice.
+        totals: Number of records of each pass. ``None`` means one pass of every shape, and then further passes of the largest
+            shape until every probe has occurred twice.
         vocabulary: Number of distinct tokens that a text may contain.
-        before: Number of earlier checks.
-        sizes: Sizes of the groups of noise; default: all sizes that may share a pass.
+        before: Number of earlier checks in this run; it selects other noise and another order.
+        sizes: Sizes of the probes that consist of independent noise; default: all sizes of groups that may share a pass.
     """
     generator = torch.Generator().manual_seed(before)
     probes = _probes(padding, range(2, padding.slots + 1) if sizes is None else sizes, before)
@@ -212,7 +218,7 @@ def _usual(padding: Padding) -> int:
 
 
 def _probes(padding: Padding, sizes: Iterable[int], seed: int) -> list[_Probe]:
-    """Returns groups of noise of these sizes, and some of nearly equal and of equal records."""
+    """Returns probes of independent noise of these sizes, and a few probes of nearly equal or equal records."""
     usual = _usual(padding)
     kinds = [(2, _NEARLY), (usual, _NEARLY), (usual, 0.0), (padding.slots, _NEARLY), *((size, 1.0) for size in sizes)]
     return [_Probe(size, apart, 1000 * seed + number) for number, (size, apart) in enumerate(kinds)]
@@ -228,7 +234,11 @@ def _trial(
     vocabulary: int,
     generator: torch.Generator,
 ) -> Trial:
-    """Builds a pass of `total` records: up to three quarters are probes, in the order of `first`; the first may take more."""
+    """Builds a pass of at most `total` records, fillers not counted.
+
+    Probes are taken in the order of `first`, and fill three quarters of the pass at most; the first probe may be larger. Other
+    groups, of random sizes, fill the rest.
+    """
     chosen: list[tuple[int | None, int]] = []
     room = total
     for probe in first:
@@ -252,7 +262,7 @@ def _trial(
 
 
 def _noise(views: Views, records: int, vocabulary: int, generator: torch.Generator) -> Views:
-    """Generates images of noise, texts of random tokens, and labels of a few classes."""
+    """Generates records: images of noise, texts of random tokens, and labels of a few classes."""
     noise = {}
     for name, view in views.items():
         shape = (records, *view.shape[1:])
@@ -266,14 +276,17 @@ def _noise(views: Views, records: int, vocabulary: int, generator: torch.Generat
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Returns whether two tensors are equal entry by entry; NaN equals NaN, for a NaN adds nothing to a sum."""
+    """Returns whether two tensors are equal entry by entry.
+
+    NaN counts as equal to NaN, because a gradient with a NaN adds nothing to a sum.
+    """
     if torch.equal(one, other):
         return True
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _first_difference(run_pass: PassFunction, vocabulary: int, *passes: tuple[Trial, int]) -> str:
-    """Names the first operation whose rows of a group differ between two passes."""
+    """Names the first operation whose results for the same group differ between two passes."""
     first, place = passes[0]
     noise = _noise(first.views, sum(first.sizes), vocabulary, torch.Generator().manual_seed(1))
     seen = []
@@ -290,14 +303,15 @@ def _first_difference(run_pass: PassFunction, vocabulary: int, *passes: tuple[Tr
 
 
 class _RowsOfAGroup(TorchDispatchMode):
-    """Mode that keeps the rows that every operation returns for the records of one group.
+    """Torch mode that keeps, from the result of every operation, the rows that belong to the records of one group.
 
     Args:
         records: Number of records of the pass, fillers included.
         rows: Index of the group's first record, and the index after the group's last record.
 
     Attributes:
-        seen: Name and rows of each operation; ``None`` for a result that has no rows of records.
+        seen: Name of each operation, with the rows that it returned; ``None`` for a result that does not have one row or more
+            for each record.
     """
 
     def __init__(self, records: int, rows: tuple[int, int]) -> None:

@@ -1,7 +1,8 @@
-"""The engine of each bounding method, and how it is built; a method's own file holds only arithmetic and proof.
+"""Builds the engine of each bounding method; a method's own file holds only its arithmetic and its proof.
 
-A method that lets the configuration choose (`Method.picks_engine`) uses an engine for gradients of groups. The engines of the
-other methods are in `MAKERS`; those of methods for comparison are in `dpfed.baselines.engines`.
+Some methods let the configuration choose their engine (`Method.picks_engine`): they use an engine for gradients of groups. Each
+other method has one engine, which a function in `MAKERS` builds. The engines of methods that exist only for comparison are in
+`dpfed.baselines.engines`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dpfed.privacy.randomness import Randomness
 
 @dataclass(frozen=True)
 class EngineInputs:
-    """Inputs from which an engine is built; each engine uses those it needs.
+    """Inputs from which an engine is built; each engine uses only the inputs that it needs.
 
     Attributes:
         model: Model, on its device.

@@ -1,4 +1,4 @@
-"""Choice of the engine for a model's clipped gradients on this machine: `layerwise` where it fits, and the loop otherwise."""
+"""Chooses the engine for a model's clipped gradients on this machine: `layerwise` if it fits the model, `loop` otherwise."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def build_engine(
         precision: Precision of the forward pass.
         loss: Loss of one group.
         group_size: S, the expected number of records in a group.
-        if_unlike: Action if groups affect each other, see `LayerwiseEngine`.
-        records: Number of records of a usual pass, see `LayerwiseEngine`.
-        check_every: Number of steps between checks, see `LayerwiseEngine`.
+        if_unlike: Action if groups that share a pass change each other's result, see `LayerwiseEngine`.
+        records: Number of records of a usual pass, see `LayerwiseEngine`; ``None``: the engine's default.
+        check_every: Number of steps between checks, see `LayerwiseEngine`; ``None``: only one check, before the first pass.
     """
     if name == "layerwise":
         return LayerwiseEngine(model, precision, loss, records, group_size, if_unlike, check_every)
@@ -66,16 +66,16 @@ def choose_engine(
     told: Callable[[str], None] = lambda text: None,
     records: int | None = None,
 ) -> str:
-    """Returns ``layerwise`` if it fits the model, tested on stand-in views (never private ones), and ``loop`` otherwise.
+    """Returns ``layerwise`` if this engine works for the model, and ``loop`` otherwise; the test reads generated views only.
 
     Args:
         model: Model, on its device.
         batch: Groups of the shape that training will use, filled with noise; only a few of them are used.
         precision: Precision of the forward pass.
         loss: Loss of one group.
-        groups: Number of groups in the whole run; a run of few groups uses the loop, which needs no check.
+        groups: Number of groups in the whole run. A run of few groups uses ``loop``, which needs no check.
         told: Callback that receives the choice and its reason.
-        records: Number of records of a usual pass, see `LayerwiseEngine`.
+        records: Number of records of a usual pass, see `LayerwiseEngine`; ``None``: the engine's default.
     """
     if mixes_records(model):
         return "loop"  # no other engine fits, see `refuse_mixing`
@@ -94,9 +94,10 @@ def choose_engine(
 
 
 def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = "fp32", loss: GroupLoss = group_loss) -> None:
-    """Rejects `layerwise` if its result differs from the loop's, for example because it misassigns records to groups.
+    """Rejects `layerwise` if its result differs from that of `loop`, for example because it assigns records to wrong groups.
 
-    A device on which groups affect each other is no reason to reject it: the engine then takes one group at a time, and warns.
+    `layerwise` is not rejected on a device where groups that share a pass change each other's result. There it takes one group
+    at a time, and warns.
 
     Raises:
         UserError: If the results differ or the engine fails; the message names the engines to use.
@@ -112,17 +113,17 @@ def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = 
 def _refusal(
     model: nn.Module, batch: GroupBatch, precision: Precision, loss: GroupLoss, records: int | None = None
 ) -> Exception | None:
-    """Compares `layerwise` with the loop on noise, in float64, and checks that groups do not affect each other.
+    """Compares `layerwise` with `loop` on noise, in float64, and checks that groups do not change each other's result.
 
-    In float32, two correct computations of a deep network differ by parts in a thousand: where the input of a ReLU is close
-    to zero, they may fall on different sides of it.
+    In float32, two correct computations of a deep network differ by parts in a thousand: if the input of a ReLU is close to
+    zero, it may be positive in one computation and negative in the other.
 
     Args:
         model: Model, on its device.
         batch: Groups of the shape that training will use, filled with noise.
         precision: Precision of the forward pass.
         loss: Loss of one group.
-        records: Number of records of a usual pass, see `LayerwiseEngine`.
+        records: Number of records of a usual pass, see `LayerwiseEngine`; ``None``: the engine's default.
 
     Returns:
         The error that explains why `layerwise` does not fit; ``None`` if it fits.

@@ -1,4 +1,4 @@
-"""The interface of all engines, and the code that they share."""
+"""Defines the interface of all engines, and the code that they share."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Views = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class GroupBatch:
-    """The views of the records of some groups, one group after the other.
+    """The views of the records of one or more groups, one group after the other.
 
     Attributes:
-        views: Views ``{"image": (n, V, 3, H, W), "text": (n, W, L)}`` on the model's device, and for losses that read labels
-            ``"label": (n, 1, 1)`` int64.
-        offsets: Row offsets, G + 1 of them; group g is rows ``offsets[g]:offsets[g + 1]``.
+        views: Views ``{"image": (n, V, 3, H, W), "text": (n, W, L)}`` of n records on the model's device: V images of H x W
+            pixels, and W texts of L tokens. For losses that read labels also ``"label": (n, 1, 1)`` int64.
+        offsets: Boundaries of the G groups, G + 1 row numbers; group g has the rows ``offsets[g]:offsets[g + 1]``.
         step: Training step, for engines that draw noise.
     """
 
@@ -47,12 +47,18 @@ class GroupBatch:
         return [end - first for first, end in zip(self.offsets, self.offsets[1:], strict=False)]
 
     def by_size(self) -> list[int]:
-        """Returns the groups of at least two records, smallest first: a single record has nothing to contrast with."""
+        """Returns the indices of the groups of at least two records, smallest first.
+
+        A single record has nothing to contrast with.
+        """
         sizes = self.sizes
         return sorted((group for group, size in enumerate(sizes) if size >= 2), key=sizes.__getitem__)
 
     def groups(self, start: int = 0, step: int = 1) -> Iterator[Views]:
-        """Yields the views of groups start, start + step, ..., one after the other, if they have at least two records."""
+        """Yields the views of the groups start, start + step, ..., one group at a time.
+
+        Groups of fewer than two records are left out.
+        """
         for group in range(start, len(self.offsets) - 1, step):
             first, end = self.offsets[group], self.offsets[group + 1]
             if end - first >= 2:
@@ -67,7 +73,7 @@ class GroupBatch:
         return GroupBatch({name: view[rows] for name, view in self.views.items()}, offsets, self.step)
 
     def first(self, groups: int) -> GroupBatch:
-        """Returns a batch of the first groups alone."""
+        """Returns a batch of only the first `groups` groups."""
         offsets = self.offsets[: groups + 1]
         return GroupBatch({name: view[: offsets[-1]] for name, view in self.views.items()}, offsets, self.step)
 
@@ -80,7 +86,8 @@ class Engine(ABC):
 
     Attributes:
         name: Name in configurations and messages.
-        adds_whole_parts: Whether the engine adds exactly to integer sums: each group's part is a vector of integers.
+        adds_whole_parts: Whether the engine can add to integer sums, in which every group's part is a vector of integers and
+            the sum is exact.
     """
 
     name: ClassVar[str]
@@ -103,11 +110,11 @@ class Engine(ABC):
 
         Args:
             batch: Groups to add.
-            clip_norm: C, or another `Clip`; in steps of the sum's grid, if the sum is one of integers.
-            into: Flat vector ``(P,)``, added to in place: as from `zeros`, or int64, in which the sum is exact
+            clip_norm: Norm C, or another `Clip`; in steps of the sum's grid (`dpfed.privacy.sum_grid`) if the sum has integers.
+            into: Flat vector ``(P,)``, which is changed in place. It comes from `zeros`, or is int64, in which the sum is exact
                 (`dpfed.bounding.foreach.add_`).
-            losses: List to which a tensor ``(2, G)`` is appended, float64 where the device has it: the loss and the number of
-                records of each group that has at least two records; private. Only engines of methods with
+            losses: List to which a tensor ``(2, G)`` is appended, float64 where the device has it. It has the loss and the
+                number of records of each group of at least two records, and is private. Only engines of methods with
                 `Method.supports_metrics` are given a list.
 
         Returns:
@@ -116,7 +123,7 @@ class Engine(ABC):
 
 
 def shared_out(figures: Tensor, losses: list[Tensor] | None) -> Tensor:
-    """Appends losses and numbers of records to `losses`, if it is a list, and returns the norms.
+    """Separates figures of groups: returns the norms, and appends the others to `losses` if it is a list.
 
     Args:
         figures: Norms, losses and numbers of records of the groups, ``(3, G)``.
@@ -133,8 +140,8 @@ def shared_out(figures: Tensor, losses: list[Tensor] | None) -> Tensor:
 def exact_arithmetic() -> None:
     """Sets the libraries of a GPU to round products to 24 bits and to add up in a fixed order.
 
-    TF32 rounds products in convolutions to 11 bits, so that a norm and the gradient that it clips, which different operations
-    compute, could differ by a thousandth. Atomic additions run in another order each time, and so yield another sum.
+    Without this, TF32 rounds products in convolutions to 11 bits. A gradient and its norm are computed by different operations,
+    so the norm could be wrong by a thousandth. Atomic additions run in another order each time, and so yield another sum.
     """
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -146,8 +153,8 @@ def sound_kernels(device: str, bf16: bool) -> Iterator[None]:
     """Opens a block in which kernels read nothing but their inputs.
 
     In bf16, oneDNN's convolutions on CPUs read uninitialised memory. (Seen with torch 2.15: the gradient of a kernel of 3 x 3,
-    stride 2, over images of one pixel.) An earlier group may have left its numbers there, so one record could move other
-    groups. torch's own kernels, which are slower, take their place.
+    stride 2, over images of one pixel.) An earlier group may have left its numbers in this memory, so one record could change
+    the gradients of other groups. Inside the block, torch's own kernels are used instead, which are slower.
 
     Args:
         device: Type of the model's device.
@@ -164,7 +171,7 @@ def sound_kernels(device: str, bf16: bool) -> Iterator[None]:
 
 
 class _WithoutOneDnn:
-    """Switches oneDNN off from the first block of any thread to the end of the last: torch has one switch for all threads."""
+    """Switches oneDNN off while at least one thread is inside a block: torch has one switch for all threads."""
 
     def __init__(self) -> None:
         self._lock, self._blocks, self._before = threading.Lock(), 0, True
@@ -186,7 +193,10 @@ _WITHOUT = _WithoutOneDnn()
 
 
 def draws(module: nn.Module) -> bool:
-    """Returns whether a module may draw random numbers: dropout of units, paths (timm), patches (open_clip) or attention."""
+    """Returns whether a module may draw random numbers.
+
+    These modules are dropout of units, of paths (timm) and of patches (open_clip), and attention with dropout.
+    """
     rates = (getattr(module, name, None) for name in ("p", "drop_prob", "prob", "dropout"))
     return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
@@ -220,7 +230,10 @@ class LossOfViews(nn.Module):
         return self.of(self.embed(views), present, *self.scalars())
 
     def embed(self, views: Views) -> dict[str, Tensor]:
-        """Embeds the views of any records, in float32 (float64 if the model is in float64), and keeps their classes."""
+        """Returns the embeddings of the views, and the labels if there are any.
+
+        Embeddings are in float32, or in float64 if the model is.
+        """
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
             embeddings = embeddings_of(self.model, views)
         # Similarities, softmax and everything after them stay in float32.
@@ -232,7 +245,7 @@ class LossOfViews(nn.Module):
         return temperature_of(self.model), bias_of(self.model)
 
     def of(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes the loss of one group from its embeddings and, if they have labels, from which records share a class."""
+        """Computes the loss of one group from its embeddings and, if there are labels, from which records share a label."""
         if LABEL in embeddings:
             embeddings = {**embeddings, LABEL: first_of_class(embeddings[LABEL], present)}
         return self._loss(embeddings, present, temperature, bias)

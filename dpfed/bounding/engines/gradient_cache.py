@@ -1,9 +1,9 @@
-"""Gradients of a loss over a whole batch, in the memory of a microbatch: embed, differentiate the loss, embed again.
+"""Computes the gradient of a loss over a whole batch, in the memory that a microbatch needs.
 
-The loss reads only the embeddings. So the embeddings are computed first, chunk by chunk and without a graph; then the
-gradient of the loss with respect to the embeddings (the cotangents). Each chunk's share of the parameters' gradient follows in
-a backward pass of its own, from its cotangents (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory
-Limited Setup").
+The loss reads only the embeddings. So the embeddings are computed first, one microbatch after the other, without a graph for
+autograd. Then the gradient of the loss with respect to the embeddings is computed; these numbers are called cotangents. Finally
+each microbatch is embedded again, and a backward pass from its cotangents gives its share of the parameters' gradient (Gao et
+al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
 
 Shapes: n records in the batch, V image views, W texts, D embedding dimensions, P trainable parameters.
 """
@@ -35,7 +35,9 @@ def refuse_random(model: nn.Module) -> None:
 
 
 class BatchEngine(Engine):
-    """Engine that clips the gradient of the mean loss over each group, usually a whole batch, as one.
+    """Engine that clips one gradient for each group, that of the mean loss of its records.
+
+    Usually the group is a whole batch.
 
     Args:
         model: Model that embeds each record independently and draws no random numbers: the second pass must yield the same
@@ -58,7 +60,7 @@ class BatchEngine(Engine):
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
-        """See `Engine`."""
+        """Adds every group's clipped gradient to a flat vector, see `Engine.add_clipped`."""
         figures = [into.new_zeros(3, 0, dtype=self._exact)]
         for views in batch.groups():
             with self._loss.kernels():
@@ -104,7 +106,7 @@ class BatchEngine(Engine):
             foreach.add_(parts, gradients)
 
     def _chunks(self, tensors: Views) -> list[Views]:
-        """Cuts tensors over the records of a batch into microbatches."""
+        """Cuts the tensors ``(n, ...)`` of a batch along the records into microbatches."""
         count = len(next(iter(tensors.values())))
         starts = range(0, count, self._microbatch)
         return [{name: part[start : start + self._microbatch] for name, part in tensors.items()} for start in starts]

@@ -1,6 +1,7 @@
-"""Many groups in one forward and one backward pass: every layer computes the groups' norms and one weighted sum.
+"""Computes many groups in one forward and one backward pass: every layer computes the groups' norms and one weighted sum.
 
-The field calls this ghost clipping, and the use of one backward pass for norms and sum book-keeping (Bu et al. 2023).
+In the literature this method is called ghost clipping. If one backward pass serves for both norms and sum, it is called
+book-keeping (Bu et al. 2023).
 """
 
 from __future__ import annotations
@@ -40,25 +41,29 @@ _MOST_RECORDED = 4  # largest number of recorded passes; each keeps the memory o
 
 
 class LayerwiseEngine(Engine):
-    """Engine that makes one pass over the records of many groups, see `dpfed.bounding.layer_rules`.
+    """Engine that computes many groups in one pass over their records, by rules for each layer (`dpfed.bounding.layer_rules`).
 
     Layers must treat records independently (`dpfed.models.validation` checks that) and keep them along the leading dimension.
 
-    A group's contribution to the sum is a function of that group alone, bit by bit: passes have public shapes
-    (`dpfed.bounding.engines.padding`), the engine checks before its first pass that the device computes a group alike in all
-    of them (`dpfed.bounding.engines.batch_invariance`), and the terms of the sum are clipped gradients. On a device that fails
-    the check, the engine takes one group after the other, as the loop does, and warns. On a GPU, a pass is recorded as a CUDA
-    graph and then replayed, if the replay gives the same bits (`dpfed.bounding.engines.repeated_pass`).
+    Every bit of a group's contribution to the sum depends on that group alone. Three things ensure this. Every pass has one of
+    a few public shapes (`dpfed.bounding.engines.padding`). The engine checks before its first pass that the device computes the
+    same bits for a group in all of these shapes (`dpfed.bounding.engines.batch_invariance`). And only clipped gradients are
+    added to the sum. On a device that fails the check, the engine warns, and takes one group after the other, as `LoopEngine`
+    does.
+
+    On a GPU, a pass is recorded as a CUDA graph and then replayed, if the replay gives the same bits
+    (`dpfed.bounding.engines.repeated_pass`).
 
     Args:
-        model: Model in which every trainable parameter is read once, by a function that has a rule.
+        model: Model in which every trainable parameter is read once, by a torch function for which there is a rule.
         precision: Precision of the forward pass.
         loss: Loss of one group. `torch.func.vmap` must be able to batch it, unless its attribute ``batches`` is false.
         records: Number of records of a usual pass; default: few on CPUs, whose cache is small.
         group_size: S, the expected number of records in a group.
         check_every: Number of steps after which the check is repeated, briefly, at the weights of that step; ``None``: never.
-        if_unlike: Action if groups of a pass affect each other on this device. ``warn``: warn, and take one group at a time;
-            ``raise``: raise; ``try``: raise after a brief check; ``go on``: skip the check. The last two are only for records
+        if_unlike: Action if groups that share a pass change each other's result on this device. With ``warn``, the engine
+            warns, and takes one group at a time. With ``raise``, it raises an error. With ``try``, it makes a brief check only,
+            and raises an error if that fails. With ``go on``, it makes no check. ``try`` and ``go on`` are only for records
             that are not private.
     """
 
@@ -89,12 +94,12 @@ class LayerwiseEngine(Engine):
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
-        """See `Engine`.
+        """Adds every group's clipped gradient to a flat vector, see `Engine.add_clipped`.
 
         Raises:
             Unsupported: If a layer uses a trainable parameter in a way that no rule covers, or uses it twice; or if a kernel
                 fails.
-            DependsOnOthers: If groups of a pass affect each other, and `if_unlike` is ``raise`` or ``try``.
+            DependsOnOthers: If groups that share a pass change each other's result, and `if_unlike` is ``raise`` or ``try``.
         """
         try:
             return self._add_passes(batch, clip_norm, into, losses)
@@ -149,7 +154,10 @@ class LayerwiseEngine(Engine):
         self._checks += 1
 
     def _watch(self, views: Views) -> None:
-        """Runs a pass over blank records to see whether its products depend on positions, and how many tokens texts have."""
+        """Runs a pass over two blank records, to learn what later passes need.
+
+        These facts are whether the bits of a product depend on a record's position, and how many distinct tokens there are.
+        """
         blank = {name: view.new_ones(2, *view.shape[1:]) for name, view in views.items()}
         watched = Watched(blank.get("text"))
         with watched, torch.random.fork_rng(devices=[self._vector.device] if self._vector.device.type == "cuda" else []):
@@ -158,9 +166,10 @@ class LayerwiseEngine(Engine):
         self._vocabulary = watched.vocabulary
 
     def _repeated_for(self, views: Views, sum_type: torch.dtype) -> Add | None:
-        """Returns the function that replays a recorded pass over such views; ``None`` if there is none.
+        """Returns the function that replays a recorded pass over views of these shapes; ``None`` if no pass can be replayed.
 
-        One pass is recorded for each kind of views and sum, and anew once the model's weights have moved in memory.
+        One pass is recorded for each combination of shapes and dtypes of views and sum. It is recorded again if the model's
+        weights have moved to other memory.
         """
         recording = recording_on(self._vector.device)
         if recording is None or self._if_unlike == "go on":
@@ -175,7 +184,7 @@ class LayerwiseEngine(Engine):
         return self._repeated[kind]
 
     def _recorded(self, recording: Callable[[], Recording], views: Views, sum_type: torch.dtype) -> Add | None:
-        """Records a pass whose replay gives the same bits as the pass itself; returns ``None``, and warns, if that fails."""
+        """Records a pass and checks that its replay gives the same bits; returns ``None``, and warns, if that fails."""
         try:
             kind = torch.float32 if sum_type.is_floating_point else torch.int32
             summed = functools.partial(self._at_once, kind)
@@ -193,7 +202,7 @@ class LayerwiseEngine(Engine):
         return None
 
     def _add(self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor) -> Tensor:
-        """Adds some groups, pass by pass; returns ``(3, G)``: norms, losses and numbers of records."""
+        """Adds the clipped gradients of the groups in `passes`; returns ``(3, G)``: norms, losses and numbers of records."""
         with parametrize.cached(), self._loss.kernels():
             inputs, threads = self._pass_inputs(), self._threads.count
             return self._threads.add(
@@ -201,7 +210,7 @@ class LayerwiseEngine(Engine):
             )
 
     def _at_once(self, kind: torch.dtype, views: Views, offsets: Tensor, clip: Clip) -> Summed:
-        """Makes a pass whose group boundaries only the device knows, with freshly read weights; the sum has dtype `kind`."""
+        """Makes a pass at the current weights, with a sum of dtype `kind`; only the device knows the groups' boundaries."""
         padding = self._padding
         places = padding.typical, padding.groups, padding.slots, padding.room
         grouping = Grouping([], self._vector.device, self._exact, *places, offsets=offsets)
@@ -217,7 +226,10 @@ class LayerwiseEngine(Engine):
         return PassInputs.of(self._loss, self._vector, self._sources(), self._at_places)
 
     def _sources(self) -> list[tuple[Tensor, Source]]:
-        """Lists the tensors that layers read: trainable parameters, and adapted weights, each merged once for all passes."""
+        """Lists the tensors that layers read: trainable parameters and adapted weights.
+
+        An adapted weight is a frozen weight plus its adapter; the two are added up once for all passes.
+        """
         number = {id(parameter): index for index, parameter in enumerate(self._vector.parameters)}
         sources: list[tuple[Tensor, Source]] = [(p, Target(i)) for i, p in enumerate(self._vector.parameters)]
         for name, update in adapted(self._loss.model):
@@ -236,7 +248,7 @@ class LayerwiseEngine(Engine):
     def _of_thread(
         self, thread: int, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor, inputs: PassInputs
     ) -> Tensor:
-        """Adds a thread's groups; returns ``(3, g)``: norms, losses and numbers of records."""
+        """Adds the clipped gradients of one thread's g groups; returns ``(3, g)``: norms, losses and numbers of records."""
         kind = precise_type(self._vector.parameters[0])
         if not into.is_floating_point():
             kind = foreach.WHOLE[kind]

@@ -1,4 +1,4 @@
-"""The reference engine: one group after the other."""
+"""Contains the reference engine, which computes one group after the other."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dpfed.objectives.infonce import group_loss
 
 
 def add_clipped(gradients: Sequence[Tensor], clip_norm: float | Clip, parts: list[Tensor], exact: torch.dtype) -> Tensor:
-    """Adds one clipped gradient to a sum.
+    """Clips one group's gradient, and adds it to a sum.
 
     Args:
         gradients: Gradients of all trainable parameters.
-        clip_norm: C, or another `Clip`.
-        parts: Views of the sum, one for each parameter; added to in place.
+        clip_norm: Norm C, or another `Clip`.
+        parts: Views of the sum, one for each trainable parameter, which are changed in place.
         exact: Dtype in which norms are computed.
 
     Returns:
@@ -47,14 +47,14 @@ class LoopEngine(Engine):
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
-        """See `Engine`."""
+        """Adds every group's clipped gradient to a flat vector, see `Engine.add_clipped`."""
         with self._loss.kernels():
             return shared_out(
                 self._threads.add(lambda thread, part: self._of_thread(batch, thread, clip_norm, part), into), losses
             )
 
     def _of_thread(self, batch: GroupBatch, thread: int, clip_norm: float | Clip, into: Tensor) -> Tensor:
-        """Adds a thread's groups; returns ``(3, g)``: norms, losses and numbers of records."""
+        """Adds the clipped gradients of one thread's g groups; returns ``(3, g)``: norms, losses and numbers of records."""
         parts = self._vector.split(into)
         figures = [into.new_zeros(3, 0, dtype=self._exact)]
         for views in batch.groups(thread, self._threads.count):

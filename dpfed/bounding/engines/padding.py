@@ -1,8 +1,9 @@
-"""The public shape of a shared pass: how many records, groups, and records of a group it has room for.
+"""Chooses the public shape of a shared pass: how many groups it has room for, and how many records in all and in each group.
 
 A group's contribution to a sum must not depend on the groups that share its pass. A kernel may choose the order of its
 additions by the shape of its input. So every pass has one of a few public shapes, which
-`dpfed.bounding.engines.batch_invariance` tests on the device, and fillers, records that belong to no group, complete it.
+`dpfed.bounding.engines.batch_invariance` tests on the device. If a pass has fewer records than its shape, fillers are added:
+records that belong to no group.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class Padding:
 
     Attributes:
         totals: Permitted numbers of records of a pass, fillers included, ascending.
-        groups: Number of places for groups.
+        groups: Number of groups for which a pass has a place; places may be empty.
         slots: Number of records of the longest group that may share a pass. A longer group has a pass of its own.
-        aim: Number of records of a usual pass.
+        aim: Approximate number of records of a usual pass.
         typical: S, the expected number of records of a group. It decides how a layer computes a norm.
     """
 
@@ -48,11 +49,11 @@ class Padding:
     def on(cls, device: str, group_size: int | None = None, records: int | None = None, pixels: int = 3 * 32 * 32) -> Padding:
         """Returns the padding for groups of about S records.
 
-        CPUs round a record alike in passes of many sizes, so few fillers are needed there. Elsewhere all passes have one size.
+        On CPUs, passes of many sizes are permitted, so that few fillers are needed. On other devices all passes have one size.
 
         Args:
             device: Device type: ``cpu``, ``cuda`` or ``mps``.
-            group_size: S; default: 16.
+            group_size: S, the expected number of records of a group; default: 16.
             records: Number of records of a usual pass; default: few on CPUs, whose cache is small.
             pixels: Number of pixels in all views of a record.
         """
@@ -74,15 +75,15 @@ class Padding:
 
     @property
     def room(self) -> int:
-        """Records of the largest pass."""
+        """Number of records in the largest pass, fillers included."""
         return self.totals[-1]
 
     def total(self, records: int) -> int:
-        """Returns the size, fillers included, of a pass over that many records."""
+        """Returns the smallest permitted size, fillers included, of a pass over `records` records."""
         return next(total for total in self.totals if total >= records)
 
     def passes(self, batch: GroupBatch, threads: int) -> list[list[int]]:
-        """Divides groups of at least two records among passes; groups of more than `slots` records are left out.
+        """Divides groups among passes; leaves out groups of fewer than two records and of more than `slots` records.
 
         Args:
             batch: Groups to divide.
@@ -117,5 +118,5 @@ class Padding:
         return passes
 
     def alone(self, batch: GroupBatch) -> list[int]:
-        """Returns the groups that need a pass of their own."""
+        """Returns the groups that need a pass of their own, because they have more than `slots` records."""
         return [group for group in batch.by_size() if batch.sizes[group] > self.slots]

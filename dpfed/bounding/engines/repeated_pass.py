@@ -1,7 +1,8 @@
-"""A pass that is recorded once and replayed over other records: on a GPU a CUDA graph, which the host launches in one call.
+"""Records a pass once, and replays it over other records; on a GPU as a CUDA graph, which the host launches in one call.
 
-Everything that differs from pass to pass lies in tensors at fixed addresses: views, offsets of groups, clipping rule. The
-model's weights keep their addresses. Replays are used only if they give the same bits as the pass itself, on noise.
+Whatever differs from pass to pass lies in tensors at fixed addresses: the views, the offsets of groups and the clipping rule.
+The model's weights keep their addresses. Replays are used only if, on generated noise, they give the same bits as a pass that
+is not recorded.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _CLIPS = (Clip(_SCALE, _SCALE), Clip(1e-3 * _SCALE, 1e30, 1e-2))
 
 
 class Summed(NamedTuple):
-    """The result of a pass.
+    """The result of a pass, with the sum of its clipped gradients. A pass has a fixed number of places for groups.
 
     Attributes:
         norms: Norms of each place's gradient before clipping, ``(places,)``; private.
         losses: Losses of each place, ``(places,)``; private.
-        total: Sum of the clipped gradients, ``(P,)`` int32; float32 without privacy.
+        total: Sum of the clipped gradients, ``(P,)``, int32; float32 in runs without privacy.
     """
 
     norms: Tensor
@@ -42,23 +43,23 @@ class Summed(NamedTuple):
 
 
 class Recording(Protocol):
-    """Operations of a device that can be replayed without the program that launched them."""
+    """Recorded operations of a device, which can be replayed without the Python code that launched them."""
 
     def record(self, work: Callable[[], T]) -> T:
-        """Runs the work, perhaps several times, and keeps its operations; every replay overwrites the returned tensors."""
+        """Runs `work`, perhaps several times, and keeps its operations; every replay overwrites the returned tensors."""
 
     def repeat(self) -> None:
-        """Replays the operations at the same addresses."""
+        """Replays the recorded operations on the tensors that are now at the same addresses in memory."""
 
 
 class CudaGraph:
-    """A `Recording` on a GPU."""
+    """Recording of operations of a GPU as a CUDA graph, see `Recording`."""
 
     def __init__(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
 
     def record(self, work: Callable[[], T]) -> T:
-        """See `Recording`."""
+        """Runs `work` several times, and records the last run, see `Recording.record`."""
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -70,17 +71,17 @@ class CudaGraph:
             return work()
 
     def repeat(self) -> None:
-        """See `Recording`."""
+        """Replays the recorded operations, see `Recording.repeat`."""
         self._graph.replay()
 
 
 def recording_on(device: torch.device) -> Callable[[], Recording] | None:
-    """Returns the factory of recordings on a device; ``None`` where passes are launched operation by operation."""
+    """Returns the class of recordings for a device; ``None`` if the device cannot replay passes."""
     return CudaGraph if computes_together(device.type) else None
 
 
 class RepeatedPass:
-    """A pass over any groups that fit, by replaying a recorded one.
+    """A pass over any groups that have room in it, which replays a recorded pass.
 
     Args:
         recording: Recording that keeps the pass.
@@ -88,7 +89,7 @@ class RepeatedPass:
             int32, and the clipping rule. It must transfer nothing between host and device.
         views: Views of any records; only their shapes and dtypes are read.
         padding: Padding of all passes.
-        exact: Dtype of norms.
+        exact: Dtype in which norms are computed.
     """
 
     def __init__(
@@ -107,13 +108,13 @@ class RepeatedPass:
         self._found = recording.record(lambda: summed(self._views, self._offsets, Clip(*self._clip.unbind())))
 
     def add(self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor) -> Tensor:
-        """Adds up the clipped gradients of the given groups; the host waits for nothing between passes.
+        """Adds up the clipped gradients of the given groups; the host does not wait for the device between passes.
 
         Args:
             batch: Groups to add.
             passes: Indices of the groups of each pass.
-            clip_norm: C, or another `Clip`.
-            into: Sum ``(P,)``, added to in place.
+            clip_norm: Norm C, or another `Clip`.
+            into: Sum ``(P,)``, which is changed in place.
 
         Returns:
             Norms, losses and numbers of records ``(3, G)``, pass by pass.
@@ -148,11 +149,13 @@ Add = Callable[[GroupBatch, list[list[int]], "float | Clip", Tensor], Tensor]
 
 
 def first_unlike(repeated: Add, direct: Add, views: Views, padding: Padding, zeros: Tensor) -> str | None:
-    """Compares replays with the pass itself, bit by bit, on noise; leftovers of an earlier replay would show.
+    """Compares replays with passes that are not recorded, bit by bit, on noise.
+
+    Several replays follow one another, so that leftovers of an earlier replay would show.
 
     Args:
         repeated: The method `RepeatedPass.add`.
-        direct: The same function without a recording.
+        direct: Function of the same arguments and results that makes passes without a recording.
         views: Views of any records; only their shapes and dtypes are read.
         padding: Public shapes of passes.
         zeros: Empty sum ``(P,)``, in the dtype of a step's sum.

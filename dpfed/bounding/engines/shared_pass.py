@@ -1,4 +1,8 @@
-"""One forward and one backward pass over many groups: from views of records to the terms of all layers and clip factors."""
+"""Makes one forward and one backward pass over many groups, and adds up the groups' clipped gradients.
+
+A `Term` holds the gradients of all groups with respect to one parameter. A pass has a fixed number of places for groups; a
+place may be empty.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,12 @@ class PassInputs:
     """Inputs that all passes of a step share.
 
     Attributes:
-        sources: Tensors that layers read in place of trainable parameters, each with the destination of its gradient.
-        scalars: Current temperature and bias.
+        sources: Tensors that layers read: trainable parameters, or weights that were computed from them. Each comes with the
+            destination of its gradient.
+        scalars: Current temperature and bias of the model.
         names: Names of the trainable parameters.
-        at_places: Whether products need `dpfed.bounding.places.same_at_all_places`.
+        at_places: Whether the pass must run inside `dpfed.bounding.places.same_at_all_places`, so that a product's bits do not
+            depend on a record's position.
     """
 
     sources: Sources
@@ -47,13 +53,14 @@ class PassInputs:
             loss: Model and objective.
             vector: Trainable parameters.
             sources: Tensors that layers read, each with the destination of its gradient.
-            at_places: Whether products need `dpfed.bounding.places.same_at_all_places`.
+            at_places: Whether the pass must run inside `dpfed.bounding.places.same_at_all_places`, so that a product's bits do
+                not depend on a record's position.
         """
         return cls(sources, [Scalar(vector, scalar) for scalar in loss.scalars()], vector.names, at_places)
 
 
 class Scalar:
-    """Temperature or bias, a function of parameters; every group gets its own copy of the value."""
+    """The model's temperature or bias, which is a function of parameters; every group gets its own copy of the value."""
 
     def __init__(self, vector: TrainableVector, value: Tensor | None) -> None:
         self._value = None if value is None else value.detach()
@@ -63,7 +70,7 @@ class Scalar:
             self._slopes = [(Target(i), slope) for i, slope in enumerate(slopes) if slope is not None]
 
     def of_groups(self, places: int) -> Tensor | None:
-        """Returns copies of the value, one for each place of a group; ``None`` if the model does not have this scalar."""
+        """Returns copies of the value, one for each place for a group; ``None`` if the model does not have this scalar."""
         return None if self._value is None else self._value.repeat(places).requires_grad_(bool(self._slopes))
 
     def terms(self, values: Tensor | None, grouping: Grouping) -> list[Term]:
@@ -80,7 +87,7 @@ class Scalar:
 
 
 def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, inputs: PassInputs) -> tuple[list[Term], Tensor]:
-    """Makes one forward and one backward pass.
+    """Makes one forward and one backward pass over groups, and returns their gradients as terms.
 
     Args:
         loss: Model and objective.
@@ -89,7 +96,7 @@ def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, inputs: PassIn
         inputs: Inputs that all passes share.
 
     Returns:
-        The terms of all trainable parameters, and the groups' losses ``(G,)``.
+        The terms of all trainable parameters, and the losses ``(G,)`` of the G groups.
 
     Raises:
         Unsupported: If a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
@@ -139,9 +146,9 @@ def _check_once(terms: list[Term], names: list[str]) -> None:
 
 
 def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.device) -> None:
-    """Rejects layers whose rows do not belong to records: a table may by chance have as many rows as there are records.
+    """Rejects layers whose output does not have rows of records; a table of parameters may by chance have as many rows.
 
-    A layer of this kind has as many rows for two records as for one. The records are blank.
+    Such a layer has as many rows for two records as for one, which two passes over blank records show.
 
     Args:
         loss: Model and objective.
@@ -150,7 +157,7 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
         device: Device of the model.
 
     Raises:
-        Unsupported: If there is a layer of this kind.
+        Unsupported: If a layer has as many rows for two records as for one.
     """
     rows: list[list[int]] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -164,13 +171,13 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
 
 @torch.no_grad()
 def add_up(terms: list[Term], clip_norm: float | Clip, grouping: Grouping, parts: list[Tensor]) -> Tensor:
-    """Adds up the groups' gradients, each clipped.
+    """Clips each group's gradient, and adds up the clipped gradients.
 
     Args:
         terms: Terms of all trainable parameters.
-        clip_norm: C, or another `Clip`.
-        grouping: Grouping of the records. Sums over the terms have a column for each place, empty ones included.
-        parts: Views of the sum, one for each trainable parameter; added to in place.
+        clip_norm: Norm C, or another `Clip`.
+        grouping: Grouping of the records. Sums over the terms have a column for each place for a group, empty places included.
+        parts: Views of the sum, one for each trainable parameter, which are changed in place.
 
     Returns:
         Norms before clipping, ``(G,)``.

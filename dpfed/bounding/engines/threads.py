@@ -1,4 +1,4 @@
-"""A step's groups in several threads, one for each core."""
+"""Computes a step's groups in several threads, one for each core."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Pool of as many threads as cores: a group is too small to keep several cores busy, so each core takes its own groups.
+    """Pool of as many threads as there are cores.
 
-    The caller fixes which thread takes which group, and their sums are added up in order: the sum is the same, bit for bit, in
-    every run. There is one thread on devices other than the CPU. There is also only one if a layer draws random numbers:
-    threads would take turns at one generator in no fixed order.
+    A group is too small to keep several cores busy, so each thread takes its own groups on one core.
+
+    The caller fixes which thread takes which group, and the threads' sums are added up in a fixed order. So the sum has the
+    same bits in every run. On devices other than the CPU there is one thread. There is also only one thread if a layer draws
+    random numbers, because threads would use torch's generator in no fixed order.
 
     Args:
         model: Model, on its device.
@@ -38,19 +40,19 @@ class Threads:
         self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,)) if many else None
 
     def first(self, work: Callable[[], None]) -> None:
-        """Does some work in one thread, with as many cores inside an operation as in a step's work."""
+        """Calls `work` in one thread; an operation then uses as many cores as in `add`, and so computes the same bits."""
         if self._pool is None:
             work()
         else:
             self._pool.submit(work).result()
 
     def add(self, work: Callable[[int, Tensor], Tensor], into: Tensor) -> Tensor:
-        """Does a step's work.
+        """Adds up a step's gradients in all threads.
 
         Args:
-            work: Function that adds the part of thread k to a flat vector ``(P,)``, and returns figures of its groups,
-                ``(..., g)``; called for each k.
-            into: Sum ``(P,)``, added to in place.
+            work: Function of a thread's number k and a flat vector ``(P,)``. It adds the gradients of the thread's groups to
+                the vector, and returns figures ``(..., g)`` of its g groups.
+            into: Sum ``(P,)``, which is changed in place.
 
         Returns:
             All figures ``(..., G)``, in the order of the threads.
@@ -64,7 +66,7 @@ class Threads:
         return figures
 
     def each(self, work: Callable[[int], T]) -> list[T]:
-        """Runs the work in each thread, and returns the results in the order of the threads."""
+        """Calls `work` with each thread's number, in that thread, and returns the results in the order of the threads."""
         if self._pool is None:
             return [work(0)]
         return [thread.result() for thread in [self._pool.submit(work, k) for k in range(self.count)]]

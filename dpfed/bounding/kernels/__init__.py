@@ -1,4 +1,7 @@
-"""Triton kernels for GPUs. Triton comes with torch's GPU builds; without it, library functions are called group by group."""
+"""Contains Triton kernels for GPUs.
+
+Triton comes with torch's GPU builds. Without Triton, functions of torch are called for one group after the other.
+"""
 
 from dpfed.bounding.kernels.group_norm import normalise, pull_back
 from dpfed.bounding.kernels.group_sums import squares, weighted_sum

@@ -1,9 +1,10 @@
-"""GroupNorm fused with the addition and the ReLU after it in a residual network: one launch, and one more for all gradients.
+"""Computes a GroupNorm, the addition and the ReLU after it in a residual network in one launch; all gradients in one more.
 
-A program normalises whole channel groups of one image, in chunks of positions of one size, from the first to the last: every
-result is a function of that image alone, whichever records share the pass. Images are channels-last, in bf16 or float32, and
-the output is written once; statistics and gradients of scale and shift are float32. Mean and variance come from one reading,
-chunk by chunk (Chan et al. 1979), so nothing cancels.
+A channel group is a set of channels that GroupNorm normalises together. One program of the kernel normalises one or more
+channel groups of one image. It reads the positions in chunks of one size, from the first to the last. So every result depends
+on that image alone, whichever records share the pass. Images are channels-last, in bf16 or float32, and the output is written
+once; statistics and gradients of scale and shift are float32. Mean and variance come from one reading, in which the chunks'
+means and variances are merged (Chan et al. 1979). This avoids the cancellation that a sum of squares would have.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def _of_channels(group_values, GROUPS: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def _place(channels, groups, GROUPS: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """Returns the channels and the channel groups of this program, each with a mask of those that exist."""
+    """Returns the channels and the channel groups of this program, each with a mask that is true where they exist."""
     slot = tl.arange(0, GROUPS * WIDE)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     if WIDE == WIDTH:  # contiguous
@@ -117,7 +118,7 @@ def _pull_back(
 
 
 def _launch(shape: torch.Size, groups: int) -> tuple[tuple[int, int], tuple[int, int, int], dict]:
-    """Returns the launch grid, the sizes of an image, and the constants for which a kernel is compiled."""
+    """Returns the launch grid, the sizes of an image, and the constants for which the kernels are compiled."""
     rows, channels, height, width = shape
     wide = triton.next_power_of_2(channels // groups)
     together = max(1, min(triton.next_power_of_2(groups), _CHANNELS // wide))
@@ -142,10 +143,11 @@ def normalise(
         groups: Number of channel groups.
         epsilon: Term added to the variance.
         relu: Whether negative values become 0.
-        added: Term to add, in the shape of the images; ``None``: none.
+        added: Term to add after normalisation, in the shape of the images; ``None`` if there is none.
 
     Returns:
-        The output in the images' dtype, channels last; mean and inverse deviation, ``(n, groups)`` float32.
+        The output in the images' dtype, channels last; mean and inverse standard deviation of each channel group, ``(n,
+        groups)`` float32 each.
     """
     x = _channels_last(images, images)
     out, means = torch.empty_like(x), x.new_empty(len(x), groups, dtype=torch.float32)
@@ -169,7 +171,7 @@ def pull_back(
         out: Output of `normalise`.
         scale: Scales given to `normalise`.
         means: Means that `normalise` returned.
-        inverses: Inverse deviations that `normalise` returned.
+        inverses: Inverse standard deviations that `normalise` returned.
         relu: Whether `normalise` applied a ReLU.
         adds: Whether `normalise` added a term.
 

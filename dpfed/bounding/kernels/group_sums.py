@@ -1,7 +1,8 @@
-"""Squared norms of many groups' gradients, and their weighted sum; each in one reading of the gradients.
+"""Computes squared norms of many groups' gradients, and the gradients' weighted sum, each in one reading of the gradients.
 
-A program for norms adds up the squares of one piece of one group's gradient, so a norm is a function of that group alone. A
-program for the sum adds up one piece of all groups' gradients, in blocks of a fixed number of groups, one after the other.
+A kernel runs as many programs. To compute norms, each program adds up the squares of one piece of one group's gradient, so a
+norm depends on that group alone. To compute the sum, each program adds up one piece of all groups' gradients, in blocks of a
+fixed number of groups, one block after the other.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _weigh(gradients, factors, out, length, groups, KIND: tl.constexpr, BLOCK: t
 
 
 def squares(gradients: Tensor) -> Tensor:
-    """Computes squared norms.
+    """Computes the squared norm of each group's gradient.
 
     Args:
         gradients: Gradients ``(G, N)`` float32.
@@ -62,7 +63,7 @@ def weighted_sum(gradients: Tensor, factors: Tensor, block: int, kind: torch.dty
     """Computes the sum of gradients, each times its factor. For an int32 sum, each product is truncated towards zero.
 
     Args:
-        gradients: Gradients ``(G, N)`` float32; those of factor 0 need not be finite.
+        gradients: Gradients ``(G, N)`` float32; a gradient whose factor is 0 need not be finite.
         factors: Factors ``(G,)`` float32, none of them negative.
         block: Number of groups that are added up before their sum is added to the total; a divisor of G.
         kind: Dtype of the sum: float32 or int32.

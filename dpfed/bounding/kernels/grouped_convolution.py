@@ -1,7 +1,7 @@
-"""Gradients of the kernels of grouped and depthwise convolutions, image by image.
+"""Computes gradients of the weights of grouped and depthwise convolutions, separately for each image.
 
-Each Triton program computes one entry of the kernel's gradient, for a block of output channels of one image: it adds up the
-output positions in order.
+Each Triton program computes one entry of the gradient of the convolution's kernel, for a block of output channels and for one
+image. It adds up the contributions of all output positions in a fixed order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def grouped_convolution(
     padding: tuple[int, int],
     dilation: tuple[int, int],
 ) -> Tensor:
-    """Computes the gradient of a convolution's kernel for each image.
+    """Computes the gradient of a convolution's kernel for each of n images.
 
     Args:
         slopes: Gradients of the output, ``(n, H', W', O)`` contiguous.

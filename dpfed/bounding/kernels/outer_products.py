@@ -1,8 +1,10 @@
-"""Gradients of kernels and matrices, of all groups in one launch: sums of outer products of each group's own rows.
+"""Computes gradients of convolution kernels and of matrices, of all groups in one launch.
 
-A program adds up one tile of one group's gradient, over a piece of the group's rows. The program reads the rows from the first
-to the last, in steps of one size, and no other group's rows: the sum is a function of the group alone, at any position in the
-pass. Patches are read in place; nothing is copied or padded.
+Each gradient is a sum of outer products over the group's own rows.
+
+One Triton program adds up one tile of one group's gradient, over a piece of the group's rows. It reads these rows from the
+first to the last, in blocks of one size, and reads no other group's rows. So the sum depends on the group alone, at any
+position in the pass. The patches of a convolution are read from the images directly, without a copy.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def outer_products(
     padding: tuple[int, int] = (0, 0),
     dilation: tuple[int, int] = (1, 1),
 ) -> Tensor:
-    """Computes, for each group, the sum over its rows of the outer products of slope and patch.
+    """Computes, for each group, the sum over its rows of the outer product of a row's output gradient and its input patch.
 
     Args:
         slopes: Gradients of a layer's output, ``(n, H', W', O)`` contiguous.
@@ -91,7 +93,7 @@ def outer_products(
 
 
 def _pieces(programs: int, rows: int) -> int:
-    """Returns the number of pieces into which a group's rows are cut: few programs would leave most of a GPU idle.
+    """Returns the number of pieces into which a group's rows are cut, so that enough programs run to keep a GPU busy.
 
     Args:
         programs: Number of programs without cuts.

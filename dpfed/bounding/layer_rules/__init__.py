@@ -1,10 +1,15 @@
-"""Rules that compute the gradients of groups, one file for each kind of layer.
+"""Contains the rules that compute the gradients of groups, one file for each kind of layer.
 
-A group's norm is computed in one of two ways. Either its gradient is materialised; the weighted sum over the groups then reuses
-it. Or, where a group has few rows, the norm follows from the Gram matrices of inputs and output gradients, and the gradient is
-computed again, group by group, for the weighted sum.
+A rule is called in place of a torch function that reads trainable parameters. It computes the function's result, and records
+how the parameters' gradient follows for each group.
 
-Opacus has per-sample gradient samplers for the same kinds of layer, and a group could be folded into their time axis. They are
-not used: they materialise every gradient, those of convolutions by unfolding; they belong to modules, so a parameter outside a
-module has no rule; and training would then depend on Opacus.
+The norm of a group's gradient is computed in one of two ways. In the first, the gradient itself is computed and kept in memory
+(materialised), and the weighted sum over the groups uses it again. In the second, for groups of few rows, the norm follows from
+the Gram matrices of the layer's inputs and output gradients. The gradient is then computed later, group by group, for the
+weighted sum.
+
+Opacus has functions for the gradients of single samples (grad samplers) for the same kinds of layer, and a group could be
+folded into their time axis. dpfed does not use them, for three reasons. They materialise every gradient, and unfold the inputs
+of convolutions. They belong to modules, so a parameter that a function reads without a module has no rule. And training would
+depend on Opacus.
 """

@@ -1,4 +1,4 @@
-"""Packed attention: ``torch.nn.MultiheadAttention`` hides its projections in one function, which is taken apart here."""
+"""Computes packed attention in parts, because ``torch.nn.MultiheadAttention`` computes its projections inside one function."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ def attention(
     is_causal: bool = False,
     **others: Any,
 ) -> Any:
-    """Covers self-attention by ``F.multi_head_attention_forward``, ``(L, n, E)`` in and out, without its rare options."""
+    """Computes and records self-attention by ``F.multi_head_attention_forward`` on ``(L, n, E)``.
+
+    L is the number of tokens, n the number of records, and E the number of dimensions.
+
+    The function's rare options are not covered.
+    """
     rare = (bias_k, bias_v, add_zero or None, key_padding_mask, use_separate_proj_weight or None, *others.values())
     hiding = attn_mask is not None and not attn_mask.is_floating_point()  # torch.nn.MultiheadAttention passes an additive mask
     if in_weight is None or need_weights or hiding or any(value is not None for value in rare):

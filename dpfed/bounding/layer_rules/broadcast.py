@@ -1,4 +1,8 @@
-"""Parameters that are added to every record (positions), multiply it (layer scale) or are copied to it (class tokens)."""
+"""Covers parameters that are broadcast to every record.
+
+They are added to the records (as position embeddings are), multiply them (layer scale), or are copied for each (class tokens).
+Shapes: n records, k rows for each record.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def view(recorder: Recorder, func: Callable, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Covers views of parameters: positions ``[:L]``, one row, another shape."""
+    """Computes and records views of parameters, such as the first L position embeddings, one row, or another shape."""
     seen = func(tensor.detach(), *args, **kwargs)
     if seen.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
         return NotImplemented
@@ -23,7 +27,10 @@ def view(recorder: Recorder, func: Callable, tensor: Tensor, *args: Any, **kwarg
 
 
 def add(recorder: Recorder, _: Any, first: Tensor, second: Any, alpha: float = 1) -> Any:
-    """Covers ``x + parameters`` on ``(n k, ...)``, in either order; the parameters have no dimension of records."""
+    """Computes and records ``x + parameters`` on x ``(n k, ...)``, in either order.
+
+    The parameters have no dimension for the records.
+    """
     pair = _parameters_and_records(recorder, first, second)
     if pair is None or alpha != 1:
         return NotImplemented
@@ -32,7 +39,10 @@ def add(recorder: Recorder, _: Any, first: Tensor, second: Any, alpha: float = 1
 
 
 def multiply(recorder: Recorder, _: Any, first: Tensor, second: Any) -> Any:
-    """Covers ``x * parameters`` on ``(n k, ...)``, in either order: the scale of a layer or of each channel."""
+    """Computes and records ``x * parameters`` on x ``(n k, ...)``, in either order.
+
+    The parameters may be the scale of a layer or of each channel.
+    """
     pair = _parameters_and_records(recorder, first, second)
     if pair is None:
         return NotImplemented
@@ -42,7 +52,10 @@ def multiply(recorder: Recorder, _: Any, first: Tensor, second: Any) -> Any:
 
 
 def add_product(recorder: Recorder, _: Any, shift: Tensor, scale: Tensor, x: Tensor, value: float = 1) -> Any:
-    """Covers ``torch.addcmul(shift, scale, x)`` with one row of parameters for all records: global response normalisation."""
+    """Computes and records ``torch.addcmul(shift, scale, x)``, as in global response normalisation.
+
+    The parameters, shift and scale, are the same for all records.
+    """
     targets = recorder.target(shift), recorder.target(scale)
     fits = all(ours.dim() <= x.dim() and (ours.dim() < x.dim() or len(ours) == 1) for ours in (shift, scale))
     if value != 1 or recorder.source(x) is not None or not fits:
@@ -58,7 +71,7 @@ def add_product(recorder: Recorder, _: Any, shift: Tensor, scale: Tensor, x: Ten
 
 
 def _parameters_and_records(recorder: Recorder, first: Any, second: Any) -> tuple[Target, Tensor, Tensor] | None:
-    """Returns the target of the watched operand, that operand, and the other one, whose leading dimension is of records."""
+    """Returns the parameters' target, the parameters, and the other operand, whose first dimension has the records."""
     ours, x = (first, second) if recorder.source(first) is not None else (second, first)
     if not isinstance(x, Tensor) or recorder.source(x) is not None:
         return None
@@ -69,7 +82,7 @@ def _parameters_and_records(recorder: Recorder, first: Any, second: Any) -> tupl
 
 
 def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:
-    """Covers ``Tensor.expand`` of a parameter ``(1, ...)`` to ``(n k, ...)``, one copy for each record."""
+    """Computes and records ``Tensor.expand`` of a parameter ``(1, ...)`` to ``(n k, ...)``, one copy for each record."""
     target = recorder.target(tensor)
     if target is None:
         return NotImplemented
@@ -78,7 +91,7 @@ def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:
 
 
 def _sum(target: Target, gradient: Tensor, shape: torch.Size, recorder: Recorder) -> Term:
-    """Adds up a gradient ``(n k, ...)`` over records and all other dimensions that were broadcast."""
+    """Adds up a gradient ``(n k, ...)`` over each group's records and over all other dimensions that were broadcast."""
     grouping, sums = recorder.grouping, recorder.grouping.sums(gradient)
     if isinstance(sums, Tensor):
         last = shape[-(sums.dim() - 1) :]  # without a leading dimension of size 1

@@ -1,4 +1,7 @@
-"""Convolutions: outer products of patches where positions are few, or the library's own weight gradient of each group."""
+"""Covers convolutions, by outer products of patches or by torch's own weight gradient for each group.
+
+Shapes: n records, k images for each record.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def convolution(
     dilation: Any = (1, 1),
     groups: int = 1,
 ) -> Any:
-    """Covers ``F.conv2d`` on ``(n k, C, H, W)``."""
+    """Computes and records ``F.conv2d`` on n k images of C channels, ``(n k, C, H, W)``."""
     if isinstance(padding, str):
         return NotImplemented
     if recorder.grouping.has_kernels_for(input):  # the memory format that the kernels read
@@ -70,7 +73,7 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
 def _of_kernel(
     target: Target, inputs: Tensor, gradients: Tensor, weight: Tensor, geometry: Geometry, grouping: Grouping
 ) -> Term:
-    """Returns the gradients of a kernel ``(O, C / groups, kH, kW)``.
+    """Returns the term of a kernel ``(O, C / groups, kH, kW)``, with the kernel's gradient for each group of records.
 
     Args:
         target: Destination of the kernel's gradient.
@@ -105,7 +108,7 @@ class Geometry:
     groups: int
 
     def weight_gradients(self, inputs: Tensor, gradients: Tensor, weight: Tensor, grouping: Grouping) -> Gradients:
-        """Computes each group's gradient, in the kernel's shape, from ``(n, C, H, W)`` and ``(n, O, H', W')``."""
+        """Computes each group's gradient of the kernel from inputs ``(n, C, H, W)`` and output gradients ``(n, O, H', W')``."""
         if grouping.has_kernels_for(inputs):
             return self.of_places(inputs, gradients, grouping).permute(0, 1, 4, 2, 3)
         backward, only_weight = torch.ops.aten.convolution_backward, [False, True, False]
@@ -114,7 +117,7 @@ class Geometry:
         return [backward(g, x, weight, None, *moves, only_weight)[1] for g, x in sides]
 
     def of_places(self, inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Tensor:
-        """Computes the kernel's gradients for all places at once, ``(places, O, kH, kW, C / groups)``."""
+        """Computes the kernel's gradients for all places of a pass at once, ``(places, O, kH, kW, C / groups)``."""
         from dpfed.bounding.kernels import grouped_convolution, outer_products
 
         x, g = (images.permute(0, 2, 3, 1).contiguous() for images in (inputs, gradients.to(inputs.dtype)))
@@ -130,7 +133,10 @@ class Geometry:
         return outer_products(g, x, offsets, self.kernel, self.stride, self.padding, self.dilation)
 
     def _aligned(self, images: Tensor) -> Tensor:
-        """Copies patches: ``(n, H, W, C)`` -> ``(n, H', W', N)``, ``kH kW C`` entries padded with zeros to a multiple of 16."""
+        """Copies patches of images, ``(n, H, W, C)`` -> ``(n, H', W', N)``.
+
+        N is the number of a patch's entries, ``kH kW C``, rounded up to a multiple of 16; zeros fill the rest.
+        """
         vertical, horizontal = self.padding
         padded = F.pad(images, (0, 0, horizontal, horizontal, vertical, vertical))
         views = (
@@ -141,7 +147,9 @@ class Geometry:
         return padded
 
     def taps(self, size: tuple[int, int], positions: tuple[int, int]) -> tuple[range, range]:
-        """Returns the rows and columns of the kernel that meet the image somewhere, and not padding alone.
+        """Returns the rows and the columns of the kernel that ever lie over the image.
+
+        At every position, all others lie over padding and so have a gradient of 0.
 
         Args:
             size: Height and width of the input.
@@ -157,7 +165,7 @@ class Geometry:
         return any(0 <= first + self.stride[axis] * position < size for position in range(positions))
 
     def patches(self, inputs: Tensor, rows: range, columns: range, positions: tuple[int, int]) -> Tensor:
-        """Copies patches: ``(n, C, H, W)`` -> ``(n, H' W', rows columns C)``."""
+        """Copies patches ``(n, C, H, W)`` -> ``(n, H' W', rows columns C)``, for the given rows and columns of the kernel."""
         vertical, horizontal = self.padding
         padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, horizontal, horizontal, vertical, vertical))
 

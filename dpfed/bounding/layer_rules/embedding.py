@@ -1,4 +1,4 @@
-"""Embedding tables: a group's gradient touches the rows of its own tokens only, and is never materialised in full."""
+"""Covers embedding tables: a group's gradient is 0 except in the rows of its own tokens, so it is never stored in full."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Covers ``F.embedding`` of tokens ``(n k, ...)``."""
+    """Computes and records ``F.embedding`` of tokens ``(n k, ...)``, of n records with k rows each."""
     target = recorder.target(weight)
     if target is None or max_norm is not None or scale_grad_by_freq:
         return NotImplemented
@@ -42,7 +42,7 @@ def embedding(
 
 
 class EmbeddingWeight:
-    """The gradients of a table ``(V, D)``.
+    """The gradients of a table ``(V, D)`` with V tokens, for one group after the other.
 
     Args:
         target: Destination of the table's gradient.
@@ -67,11 +67,11 @@ class EmbeddingWeight:
         self.squares = foreach.norms(self._rows, grouping.exact).square()
 
     def parts(self, group: int) -> list[Tensor]:
-        """See `Term`."""
+        """Returns the tensors from which the group's gradient is computed, see `Term.parts`."""
         return [self._rows[group], self._tokens[group]]
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
-        """See `Term`."""
+        """Adds up the groups' gradients, each times its factor, see `Term.add_weighted`."""
         into = self.target.of(parts)
         for rows, tokens, factor in zip(self._rows, self._tokens, factors.tolist(), strict=False):
             if factor > 0:
@@ -82,10 +82,11 @@ class EmbeddingWeight:
 
 
 class EmbeddingOfPlaces:
-    """The gradients of a table ``(V, D)`` for all places of a pass at once, in shapes that depend on no token.
+    """The gradients of a table ``(V, D)`` with V tokens, for all places of a pass at once.
 
-    So nothing is read back from the device. Tokens are sorted within each group; the sum over a token's occurrences in a group
-    is stored at the first of them, and zeros at the others. So a group's rows stay within the positions of its records.
+    No shape depends on the tokens, so nothing has to be read back from the device. Tokens are sorted within each group. The sum
+    over all occurrences of a token in a group is stored at the token's first occurrence, and zeros at its other occurrences. So
+    a group's rows stay at the positions of the group's records.
 
     Args:
         target: Destination of the table's gradient.
@@ -113,12 +114,12 @@ class EmbeddingOfPlaces:
         self.squares = grouping.by_place(by_record).sum(1)[: grouping.count]
 
     def parts(self, group: int) -> list[Tensor]:
-        """See `Term`."""
+        """Returns the tensors from which the group's gradient is computed, see `Term.parts`."""
         records = self._grouping.records_of(group)
         return [whole.unflatten(0, (self._grouping.records, -1))[records] for whole in (self._rows, self._tokens)]
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
-        """See `Term`; adds up in float64, which is exact for integers."""
+        """Adds up the weighted gradients, see `Term.add_weighted`; in float64, in which sums of integers are exact."""
         into = self.target.of(parts)
         weights = torch.cat([factors, factors.new_zeros(1)])[self._owner][:, None]
         rows = self._rows.to(self._grouping.exact).masked_fill(weights == 0, 0.0) * weights

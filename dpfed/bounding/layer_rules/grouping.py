@@ -1,9 +1,9 @@
-"""The assignment of a layer's rows to groups, and the error for a model that the rules do not cover.
+"""Assigns a layer's rows to groups, and defines the error for a model that the rules do not cover.
 
-Shapes: n records, k rows of a layer's leading dimension for each record (its views, or their tokens). The groups follow one
-another; records behind the last group are fillers and belong to none. A pass has a fixed number of places for groups, and a
-place has a fixed number of slots for records. Every figure of a group is computed from the group's own rows, in a shape that
-only the group's own size decides.
+Shapes: n records. In the first dimension, a layer has k rows for each record: its views, or the tokens of its views. The
+groups' records follow one another. Records behind the last group are fillers, which belong to no group. A pass has a fixed
+number of places for groups, and each place has a fixed number of slots for records. Every figure of a group is computed from
+the group's own rows, in a shape that depends on no other group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Unsupported(UserError):
     """Raised if a trainable parameter is used in a way that no rule covers. The message reveals nothing about the records.
 
     Args:
-        what: Description of the use, and a code.
+        what: Description of the use, with the code of the error.
     """
 
     def __init__(self, what: str) -> None:
@@ -38,7 +38,7 @@ Gradients = list[Tensor] | Tensor
 
 
 def precise_type(values: Tensor) -> torch.dtype:
-    """Returns float64 for float64 values, as in comparisons of engines; float32 for all others."""
+    """Returns float64 for float64 values, which occur in comparisons of engines, and float32 for all others."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
@@ -49,7 +49,7 @@ def precise(values: Tensor) -> Tensor:
 
 @functools.cache
 def computes_together(device: str) -> bool:
-    """Returns whether a type of device computes the figures of all groups at once: a GPU that runs Triton kernels."""
+    """Returns whether a type of device computes the figures of all groups at once, as a GPU that runs Triton kernels does."""
     if device != "cuda" or not torch.cuda.is_available():
         return False
     try:
@@ -66,32 +66,32 @@ def computes_together(device: str) -> bool:
 
 
 class Grouping:
-    """The groups of a pass: consecutive records.
+    """The groups of a pass; each group is a range of consecutive records.
 
     Args:
         sizes: Number of records of each group.
         device: Device of the layers.
         exact: Dtype in which squares are summed.
-        typical: Public number of records of a usual group; default: the size of the longest. It decides how a layer
-            computes a norm. The ways round differently, so if the actual sizes decided, one record could change how the
+        typical: Public number of records of a usual group; default: the size of the longest. It decides how a layer computes a
+            norm. There are several ways, which round differently. If the actual sizes decided, one record could change how the
             gradients of other groups are rounded.
         places: Number of places for groups, at least the number of groups; default: the number of groups.
         slots: Number of slots for records of a group, at least the size of the longest group; default: this size.
         records: n, the number of records, fillers included; default: without fillers.
         batched: Whether the groups' figures are computed together, for every place, rather than for one group after the other;
             default: on GPUs with Triton kernels, where a call for each group would cost more than its computation.
-        offsets: The attribute `offsets`, for a pass whose sizes only the device knows. Then `sizes` is empty, every place holds
-            a group, which may be empty, and the figures of all places are computed together.
+        offsets: Value of the attribute `offsets`, for a pass whose sizes only the device knows. `sizes` is then empty, every
+            place holds a group, which may be empty, and the figures of all places are computed together.
 
     Attributes:
-        batched: Whether the groups' figures are computed together.
+        batched: Whether the groups' figures are computed together, for every place.
         places: Number of places for groups.
         records: n, fillers included.
         typical: Public number of records of a usual group.
-        slots: Record in each slot, ``(places, slots)``; n, the index of no record, in an empty slot.
+        slots: Index of the record in each slot, ``(places, slots)``; n, which is the index of no record, in an empty slot.
         present: Whether a slot holds a record, ``(places, slots)``.
         is_group: Whether a place holds a group, ``(places,)``.
-        offsets: First record of each group, and the end of the last group, ``(places + 1,)`` int32.
+        offsets: Index of each group's first record, and the end of the last group, ``(places + 1,)`` int32.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Grouping:
         self.is_group = sizes_there.squeeze(1) > 0
 
     def has_kernels_for(self, values: Tensor) -> bool:
-        """Returns whether `dpfed.bounding.kernels` compute with these values: not in float64."""
+        """Returns whether the kernels of `dpfed.bounding.kernels` can compute with these values; they cannot in float64."""
         return self.batched and values.dtype != torch.float64
 
     def per_record(self, rows: Tensor) -> int:
@@ -140,16 +140,16 @@ class Grouping:
         return k
 
     def split(self, rows: Tensor) -> list[Tensor]:
-        """Returns the rows of each group, as views."""
+        """Returns the rows of each group, as views of the tensor."""
         k = self.per_record(rows)
         return [rows[first * k : end * k] for first, end in itertools.pairwise(self._ends)]
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        """Returns the group of each of the first m rows, ``(m,)``. The rows after them are fillers, without a group."""
+        """Returns the index of the group of each row that has a group, ``(m,)``; the rows behind these m rows are fillers."""
         return torch.arange(self.count).repeat_interleave(torch.tensor(self.sizes) * self.per_record(rows)).to(rows.device)
 
     def of_records(self, rows: Tensor) -> Tensor:
-        """Returns the group of each row, ``(n k,)``; for fillers, the number of places."""
+        """Returns the index of the group of each row, ``(n k,)``; for a filler, the number of places."""
         each = torch.arange(self.records, dtype=torch.int32, device=self.device)
         numbers = torch.bucketize(each, self.offsets[1:], right=True)
         return numbers.unsqueeze(1).expand(-1, self.per_record(rows)).flatten()
@@ -167,7 +167,7 @@ class Grouping:
         return [group.sum(0, dtype=kind) for group in self.split(rows)]
 
     def each(self, gradients: Gradients, change: Callable[[Tensor], Tensor]) -> Gradients:
-        """Applies a function to every group's gradient: one by one to a list, at once to ``(places, ...)``."""
+        """Applies a function to every group's gradient: to each item of a list, or at once to a tensor ``(places, ...)``."""
         return change(gradients) if isinstance(gradients, Tensor) else [change(gradient) for gradient in gradients]
 
     def by_place(self, rows: Tensor) -> Tensor:
@@ -184,17 +184,20 @@ class Grouping:
 
 
 class _Placed(torch.autograd.Function):
-    """Moves records to their slots, with a fast gradient: torch's own is slow, for it allows an index to occur twice."""
+    """Moves records to their slots, with a fast backward pass.
+
+    torch's own backward pass is slow, because it allows an index to occur twice.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, grouping: Grouping) -> Tensor:
-        """See `Grouping.by_place`."""
+        """Moves records to their slots, see `Grouping.by_place`."""
         ctx.grouping = grouping
         return _at(rows, grouping.slots)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None]:
-        """See `Grouping.back`."""
+        """Moves the gradients of slots back to records, see `Grouping.back`."""
         return ctx.grouping.back(gradient[0]), None
 
 

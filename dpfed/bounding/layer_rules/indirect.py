@@ -1,6 +1,6 @@
-"""Weights that are computed from trained parameters before a layer uses them: adapted or standardised weights.
+"""Covers weights that are computed from trained parameters before a layer uses them: adapted and standardised weights.
 
-Low-rank adapters are two thin matrices, whose gradients are sums of outer products, as for a linear layer.
+A low-rank adapter consists of two thin matrices. Their gradients are sums of outer products, as for a linear layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpfed.models.lora import LowRankUpdate
 
 @dataclass(frozen=True)
 class AdaptedWeight:
-    """A frozen weight with an update ``scale * up @ down`` on some of its blocks of rows.
+    """A frozen weight with a trained update ``scale * up @ down``, which is added to one or more of its blocks of rows.
 
     Attributes:
         update: Adapter of the weight.
@@ -30,7 +30,7 @@ class AdaptedWeight:
     down: Target
 
     def terms(self, inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Iterable[Term]:
-        """Yields the terms of both factors: the sums over t of ``g_t (down a_t)^T`` and ``(up^T g_t) a_t^T``.
+        """Yields the terms of both factors, up to the scale: sums over t of ``g_t (down a_t)^T`` and ``(up^T g_t) a_t^T``.
 
         Args:
             inputs: Inputs of the layer, ``(n k, ..., in)``, with rows a_t.
@@ -49,7 +49,9 @@ class AdaptedWeight:
 
 @dataclass(frozen=True)
 class StandardisedWeight:
-    """A kernel that was computed from a trained one: every output's weights minus their mean, over their deviation.
+    """A kernel computed from a trained one: each output's weights minus their mean, divided by their standard deviation.
+
+    The kernel has O outputs, and d weights for each of them.
 
     Attributes:
         plain: Destination of the trained kernel's gradient, in the shape ``(1, O, d)``.

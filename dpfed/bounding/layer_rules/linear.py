@@ -1,4 +1,7 @@
-"""Linear layers and products with a matrix of parameters."""
+"""Covers linear layers and products with a matrix of parameters.
+
+Shapes: n records, k rows for each record.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def linear(recorder: Recorder, _: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Covers ``F.linear`` on ``(n k, ..., d)``; the weight may be adapted."""
+    """Computes and records ``F.linear`` on ``(n k, ..., d)``; the weight may be a frozen weight with a trained adapter."""
     output = F.linear(input, weight.detach(), None if bias is None else bias.detach())
     weights, biases, x = _source(recorder, weight), recorder.target(bias), input.detach()
 
@@ -42,7 +45,7 @@ def _source(recorder: Recorder, weight: Tensor) -> Target | AdaptedWeight | None
 
 
 def matmul(recorder: Recorder, _: Any, input: Tensor, other: Tensor) -> Any:
-    """Covers ``x @ W`` with parameters on the right, ``(n k, ..., d)`` times ``(d, p)``."""
+    """Computes and records ``x @ W``, where W ``(d, p)`` is a matrix of parameters and x ``(n k, ..., d)`` is not."""
     target = recorder.target(other)
     if target is None or recorder.source(input) is not None or other.dim() != 2:
         return NotImplemented

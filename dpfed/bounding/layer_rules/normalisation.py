@@ -1,6 +1,9 @@
-"""GroupNorm, LayerNorm, and BatchNorm with fixed statistics: gradients of scale and shift, per channel, are materialised.
+"""Covers GroupNorm, LayerNorm, and BatchNorm with fixed statistics.
 
-On a GPU, one kernel computes a GroupNorm with the addition and the ReLU after it, where the model calls `norm_relu`.
+The gradients of scale and shift are materialised, that is, computed and kept in memory. Shapes: n records, k rows for each
+record.
+
+On a GPU, one kernel computes a GroupNorm with the addition and the ReLU after it, if the model calls `norm_relu`.
 
 This module also covers standardised weights (Qiao et al. 2019): the plain kernel is trained, and the layer uses it scaled to
 mean 0 and variance 1.
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 def group_norm(
     recorder: Recorder, _: Any, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5
 ) -> Tensor:
-    """Covers ``F.group_norm`` on ``(n k, C, ...)``."""
+    """Computes and records ``F.group_norm`` on ``(n k, C, ...)``."""
     if input.dim() == 4 and recorder.grouping.has_kernels_for(input):
         return _in_one_kernel(recorder, input, num_groups, weight, bias, eps)
     x = input.to(weight.dtype).contiguous()
@@ -50,7 +53,7 @@ def norm_relu(
     weight: Tensor,
     bias: Tensor,
 ) -> Tensor:
-    """Covers `dpfed.models.norm.norm_relu`."""
+    """Computes and records `dpfed.models.norm.norm_relu`: a GroupNorm, the addition of an optional shortcut, and a ReLU."""
     with recorder:
         if not (x.dim() == 4 and recorder.grouping.has_kernels_for(x)):
             return one_by_one(x, norm, relu, shortcut)
@@ -81,7 +84,7 @@ def _in_one_kernel(
 
 
 class _GroupNorm(torch.autograd.Function):
-    """GroupNorm, addition and ReLU in one kernel; the gradients of scale and shift go to the callback `keep`."""
+    """Computes GroupNorm, addition and ReLU in one kernel; the gradients of scale and shift go to the callback `keep`."""
 
     @staticmethod
     def forward(
@@ -96,7 +99,7 @@ class _GroupNorm(torch.autograd.Function):
         relu: bool,
         keep: Callable[[Tensor], None],
     ) -> Tensor:
-        """See `dpfed.bounding.kernels.normalise`."""
+        """Computes the output in one kernel, see `dpfed.bounding.kernels.group_norm.normalise`."""
         from dpfed.bounding.kernels import normalise
 
         out, means, inverses = normalise(images, scale, shift, groups, eps, relu, added)
@@ -106,7 +109,7 @@ class _GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """See `dpfed.bounding.kernels.pull_back`."""
+        """Computes the gradients in one kernel, see `dpfed.bounding.kernels.group_norm.pull_back`."""
         from dpfed.bounding.kernels import pull_back
 
         images, out, scale, means, inverses = ctx.saved_tensors
@@ -125,7 +128,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Covers ``F.layer_norm`` on ``(n k, ..., *normalized_shape)``."""
+    """Computes and records ``F.layer_norm`` on ``(n k, ..., *normalized_shape)``."""
     output = func(input, normalized_shape, weight.detach(), None if bias is None else bias.detach(), eps)
     targets = recorder.target(weight), recorder.target(bias)
     return recorder.collect(
@@ -145,7 +148,10 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Covers ``F.batch_norm`` on ``(n k, C, ...)`` with running statistics (those of a batch mix records), or on a kernel."""
+    """Computes and records ``F.batch_norm`` on ``(n k, C, ...)`` with running statistics, or on a convolution's kernel.
+
+    Statistics of a batch would mix records.
+    """
     if recorder.source(input) is not None:
         bare = training and all(value is None for value in (running_mean, running_var, weight, bias))
         return _standardise(recorder, func, input, momentum, eps) if bare else NotImplemented
@@ -181,7 +187,7 @@ def group_norm_terms(
     """Returns the terms of scale and shift of a GroupNorm.
 
     Args:
-        targets: Destinations of the gradients of scale and shift; ``None`` for one that is not trained.
+        targets: Destinations of the gradients of scale and shift; ``None`` if the parameter is not trained.
         inputs: Inputs ``(n k, C, ...)`` contiguous.
         gradients: Gradients of the output.
         statistics: Mean and inverse standard deviation, each ``(n k, groups)``.
@@ -222,7 +228,7 @@ def layer_norm_terms(
 
 
 def _standardise(recorder: Recorder, func: Callable, kernel: Tensor, momentum: float, eps: float) -> Any:
-    """Covers ``F.batch_norm`` on a kernel ``(1, O, d)``, by which timm standardises weights with the kernel's statistics."""
+    """Computes and records ``F.batch_norm`` on a kernel ``(1, O, d)``, with which timm standardises a convolution's weights."""
     plain = recorder.target(kernel)
     if plain is None or kernel.dim() != 3 or len(kernel) > 1:
         return NotImplemented

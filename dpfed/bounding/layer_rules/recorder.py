@@ -23,15 +23,16 @@ Rules = Mapping[Callable, Callable[..., Any]]
 
 
 class Recorder(TorchFunctionMode):
-    """Mode for a forward pass whose layers keep the inputs of their parameters' gradients, group by group.
+    """Torch mode for a forward pass. Each layer in it keeps what the gradients of its parameters need, group by group.
 
     Args:
-        rules: Rules by the torch function that a layer calls (`dpfed.bounding.layer_rules.rules`).
-        sources: Tensors that layers read in place of trainable parameters, each with the destination of its gradient.
+        rules: Rules, by the torch function that a layer calls (`dpfed.bounding.layer_rules.rules`).
+        sources: Tensors that layers read: trainable parameters, or weights computed from them. Each comes with the destination
+            of its gradient.
         grouping: Grouping of the records in the forward pass.
 
     Attributes:
-        terms: Terms of all layers, complete after the backward pass.
+        terms: Gradients of all layers' parameters, in the form of `Term` objects; complete after the backward pass.
         rows: Length of the leading dimension of each layer's output.
         grouping: Grouping of the records in the forward pass.
     """
@@ -58,13 +59,13 @@ class Recorder(TorchFunctionMode):
         return result
 
     def source(self, tensor: Tensor | None) -> Source | None:
-        """Returns the destination of a tensor's gradient; ``None`` if the tensor is not watched."""
+        """Returns the destination of a tensor's gradient; ``None`` if the recorder does not watch the tensor."""
         return None if tensor is None else self._sources.get(id(tensor), (None, None))[1]
 
     def target(self, tensor: Tensor | None) -> Target | None:
-        """Returns the destination of a tensor's gradient, for rules that cover no adapters and no standardised weights.
+        """Returns the destination of a tensor's gradient, for rules that cover neither adapted nor standardised weights.
 
-        Such rules detach a tensor that is not watched; the destination is then ``None``.
+        For a tensor that the recorder does not watch, the destination is ``None``. Such rules detach the tensor.
 
         Raises:
             Unsupported: If the tensor is an adapted or standardised weight, or is computed from activations: the tensor's
@@ -80,12 +81,12 @@ class Recorder(TorchFunctionMode):
         return source
 
     def watch(self, tensor: Tensor, source: Source) -> Tensor:
-        """Watches a tensor that was computed from parameters alone."""
+        """Watches a tensor that was computed from parameters alone: a layer that reads it will get a term."""
         self._sources[id(tensor)] = (tensor, source)
         return tensor
 
     def alias(self, seen: Tensor, tensor: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
-        """Watches ``seen = view(tensor)``, a view of a watched tensor, as well."""
+        """Watches ``seen``, which is ``view(tensor)``, as a view of a watched tensor."""
         source = self.source(tensor)
         if isinstance(source, StandardisedWeight):  # `pulled_back` handles the shape
             return self.watch(seen, source)
@@ -95,14 +96,15 @@ class Recorder(TorchFunctionMode):
         return self.watch(seen, target.through(view))
 
     def collect(self, output: Tensor, inputs: Tensor | None, terms: Terms, rounded: bool = False) -> Tensor:
-        """Registers a layer.
+        """Registers a layer, so that its terms are computed when the gradient of its output arrives.
 
         Args:
             output: Output of the layer, computed with detached parameters.
             inputs: Tensor that the terms need besides the gradient; the tensor must not be overwritten before the terms are
                 computed. ``None``: the terms need no such tensor.
             terms: Function from the gradient of the output to the terms of the layer's parameters.
-            rounded: Whether kernels may get this gradient in the dtype of the output, without a copy.
+            rounded: Whether `terms` may get the gradient in the output's dtype, such as bf16, if GPU kernels compute the terms;
+                otherwise the gradient is converted to float32 first.
 
         Returns:
             The output, with a hook that receives its gradient.
@@ -125,11 +127,11 @@ class Recorder(TorchFunctionMode):
 
 
 class _Beginning(torch.autograd.Function):
-    """The end of the backward pass: the output of a first layer receives its gradient, and no copy of the output is kept."""
+    """Marks a first layer, at which the backward pass ends: its output receives a gradient, without a copy of the output."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, _: Tensor) -> Tensor:
-        """Returns the output itself, which now requires a gradient, as the second argument does."""
+        """Returns the output itself, which now requires a gradient because the second argument does."""
         ctx.mark_dirty(output)
         return output
 

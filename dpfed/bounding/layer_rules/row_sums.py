@@ -1,4 +1,4 @@
-"""Scales and shifts: a group's gradient is the sum of the group's rows."""
+"""Covers scales and shifts, for which a group's gradient is the sum of the group's rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dpfed.bounding.layer_rules.term import Target, Term, add_weighted, squares_
 class RowSums:
     """Gradients that are sums of a group's rows, for one parameter or for several side by side.
 
-    Side by side, the parameters take one call for each group. Apart, they would take a call for each group and parameter, which
-    costs more than the computation.
+    If parameters are side by side in one tensor, one call for each group computes all of them. Separate tensors would need a
+    call for each group and parameter, and the calls would cost more than the computation.
 
     Args:
         targets: Destinations of the parameters' gradients, with the number of entries of each.
@@ -38,7 +38,7 @@ class RowSums:
 
     @property
     def target(self) -> Target:
-        """See `Term`; the first target of several."""
+        """The first of the targets; see `Term`."""
         return self.targets[0][0]
 
     @cached_property
@@ -47,15 +47,15 @@ class RowSums:
 
     @cached_property
     def squares(self) -> Tensor:
-        """See `Term`."""
+        """Squared norm of each group's gradient, see `Term`."""
         return squares_of(self._gradients, self._grouping)
 
     def parts(self, group: int) -> list[Tensor]:
-        """See `Term`."""
+        """Returns the tensors from which the group's gradient is computed, see `Term.parts`."""
         return [self._gradients[group]]
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
-        """See `Term`."""
+        """Adds up the groups' gradients, each times its factor, see `Term.add_weighted`."""
         total = self.rows.new_zeros(self.rows.shape[1], dtype=parts[0].dtype)
         add_weighted(self._gradients, factors, total)
         for (target, _), part in zip(self.targets, total.split([size for _, size in self.targets]), strict=True):
@@ -64,7 +64,7 @@ class RowSums:
 
 
 def side_by_side(terms: Iterable[Term]) -> list[Term]:
-    """Returns the terms, with row sums over equally many rows merged into one."""
+    """Returns the terms, after it merges all `RowSums` over equally many rows into one."""
     kept: list[Term] = []
     sums: dict[int, list[RowSums]] = defaultdict(list)
     for term in terms:

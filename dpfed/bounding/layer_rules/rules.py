@@ -1,4 +1,4 @@
-"""The table of rules, by the torch function that a layer calls."""
+"""Contains the table `RULES`: the rule for each torch function that a layer may call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results of all rules: one parameter's gradient, group by group."""
+"""Defines what a rule returns, a term: the gradients of all groups with respect to one parameter."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Target:
     """Destination of a gradient: a trainable parameter, or a view of one.
 
     Attributes:
-        parameter: Index among the trainable parameters.
+        parameter: Index of the parameter among the trainable parameters.
         views: Views that lead, one after the other, from the parameter to the tensor that the layer read.
-        part: Index among the disjoint parts of a parameter, if the target is one of these.
+        part: Index of the target among the disjoint parts of its parameter; ``None`` if the target is not such a part.
     """
 
     parameter: int
@@ -33,31 +33,35 @@ class Target:
     part: int | None = None
 
     def of(self, parts: Sequence[Tensor]) -> Tensor:
-        """Returns the view of the target in a sum that is cut up like the parameters."""
+        """Returns the target's place in a sum.
+
+        Args:
+            parts: Views of the sum, one for each trainable parameter.
+        """
         part = parts[self.parameter]
         for view in self.views:
             part = view(part)
         return part
 
     def through(self, view: View) -> Target:
-        """Returns the target of a view of this target."""
+        """Returns the target of a tensor that is a view of this target's tensor."""
         return replace(self, views=(*self.views, view))
 
     def entry(self, number: int) -> Target:
-        """Returns the target of one of the parts along the first dimension."""
+        """Returns the target of the part with this index along the first dimension."""
         return replace(self.through(lambda whole: whole[number]), part=number)
 
 
 class Term(Protocol):
     """The gradients of G groups with respect to one target: their norms and their weighted sum.
 
-    All figures of a group are functions of the group's own rows of the pass, bit by bit.
+    Every bit of a group's figures depends on the group's own rows of the pass alone.
 
     Attributes:
         target: Destination of the gradient.
         squares: Squared norm of each group's gradient, ``(G,)``.
-        slack: Largest difference ``(G,)``, by rounding, of `squares` from the squared norms of the gradients that
-            `add_weighted` adds; or 0.
+        slack: Bound ``(G,)`` on the rounding error of `squares`, compared with the squared norms of the gradients that
+            `add_weighted` adds; 0 if there is no such error.
     """
 
     @property
@@ -75,21 +79,22 @@ class Term(Protocol):
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
         """Adds up the groups' gradients, each times its factor (`dpfed.bounding.foreach.add_`).
 
-        A group of factor 0 is left out: it need not be finite.
+        A group whose factor is 0 is left out, so its gradient need not be finite.
 
         Args:
             factors: Factors ``(G,)`` float32.
-            parts: Views of the sum, one for each trainable parameter; added to in place. Integers; floats without privacy.
+            parts: Views of the sum, one for each trainable parameter, which are changed in place. They are integers, or floats
+                in runs without privacy.
         """
 
 
 @dataclass
 class Materialised:
-    """Gradients that are materialised.
+    """Gradients that are materialised, that is, computed and kept in memory.
 
     Args:
         target: Destination of the gradients.
-        gradients: Gradients of each group, in the shape of the target, or of its `place`.
+        gradients: Gradients of each group, in the shape of the target, or of the view that `place` returns.
         grouping: Grouping of the records.
         place: Function from the target's view in a sum to the view to which the gradients are added; default: the same view.
     """
@@ -108,11 +113,11 @@ class Materialised:
         self.squares = squares_of(self.gradients, self.grouping)
 
     def parts(self, group: int) -> list[Tensor]:
-        """See `Term`."""
+        """Returns the tensors from which the group's gradient is computed, see `Term.parts`."""
         return [self.gradients[group]]
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
-        """See `Term`."""
+        """Adds up the groups' gradients, each times its factor, see `Term.add_weighted`."""
         into = self.target.of(parts)
         add_weighted(self.gradients, factors, into if self.place is None else self.place(into))
 
@@ -183,10 +188,11 @@ def gram_squares(a: Tensor, g: Tensor, exact: torch.dtype) -> tuple[Tensor, Tens
 
 
 class OuterProducts:
-    """A matrix ``(p, d)`` whose gradient is a sum of outer products of rows: of a linear layer, or one that reduces to it.
+    """Gradients of a matrix ``(p, d)`` that are sums of outer products of rows, as those of a linear layer are.
 
-    Where Gram matrices are cheap, the gradients are computed again for the sum, one group after the other: the sum adds clipped
-    gradients, so that their rounding is small beside C even if the outer products nearly cancel.
+    If Gram matrices are cheap, the norms come from these matrices, and the gradients are computed later for the sum, one group
+    after the other. Clipped gradients are added, rather than weighted outer products. So rounding errors are small beside the
+    clip norm C, even if the outer products nearly cancel.
 
     Args:
         target: Destination of the matrix's gradient.
@@ -219,26 +225,29 @@ class OuterProducts:
 
     @functools.cached_property
     def _found(self) -> tuple[Tensor, Tensor | float]:
-        """Squares and slack from Gram matrices, computed after the pass, in which products may be padded (`places`)."""
+        """Squares and slack from Gram matrices.
+
+        They are computed after the pass, because products may be padded during the pass (`dpfed.bounding.places`).
+        """
         squares, slack = zip(*(gram_squares(a, g, self._exact) for a, g in self._rows), strict=True)
         return torch.stack(squares), torch.stack(slack)
 
     @property
     def squares(self) -> Tensor:
-        """See `Term`."""
+        """Squared norm of each group's gradient, see `Term`."""
         return self._found[0]
 
     @property
     def slack(self) -> Tensor | float:
-        """See `Term`."""
+        """Bound on the rounding error of `squares`, see `Term`."""
         return self._found[1]
 
     def parts(self, group: int) -> list[Tensor]:
-        """See `Term`."""
+        """Returns the tensors from which the group's gradient is computed, see `Term.parts`."""
         return list(self._rows[group]) if self._rows else [self._products[group]]
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
-        """See `Term`."""
+        """Adds up the groups' gradients, each times its factor, see `Term.add_weighted`."""
         into = self.target.of(parts)
         if not self._rows:
             add_weighted(self._products, factors, into if self._place is None else self._place(into))
@@ -259,7 +268,7 @@ class OuterProducts:
 
 
 def _of_places(inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Tensor:
-    """Returns the sums of outer products of the groups of all places, ``(places, p, d)``, from one launch."""
+    """Returns the sum of outer products for each place of the pass, ``(places, p, d)``, from one launch of a kernel."""
     from dpfed.bounding.kernels import outer_products
 
     a, g = (side.reshape(len(side), 1, -1, side.shape[-1]).contiguous() for side in (inputs, gradients.to(inputs.dtype)))
@@ -275,10 +284,11 @@ _MULTIPLICATIONS_PER_CALL = 1 << 22  # the calls for two small matrices take as 
 def gram_is_cheaper(rows: int, d: int, p: int) -> bool:
     """Returns whether the norm of a ``(p, d)`` gradient of T rows costs less from Gram matrices than from the gradient.
 
-    Gram matrices need ``T^2 (d + p)`` multiplications; materialised, the gradient's ``d p`` entries go through memory and back.
+    Gram matrices need ``T^2 (d + p)`` multiplications. A materialised gradient has ``d p`` entries, which are written to memory
+    and read again.
 
     Args:
-        rows: T.
+        rows: T, the number of rows of a group.
         d: Number of entries of a row of the input.
         p: Number of entries of a row of the output.
     """

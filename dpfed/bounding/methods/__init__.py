@@ -1,1 +1,1 @@
-"""One file per published way to bound one record's influence; each defines `METHOD`."""
+"""Contains one file for each published method that bounds one record's influence; each file defines `METHOD`."""

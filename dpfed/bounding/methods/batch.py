@@ -1,9 +1,11 @@
-"""Batch clipping (DP-CLIP of Huang et al.; "Naive-DP" of the Logit-DP paper; DP-GCL, equation 7): one clip of one gradient.
+"""Defines batch clipping, which clips one gradient, that of the whole batch.
+
+Other names: DP-CLIP of Huang et al.; "Naive-DP" of the Logit-DP paper; DP-GCL, equation 7.
 
 All drawn records, at most `max_batch` of them, are contrasted with each other, and the gradient of their mean loss is clipped
-to C. Whatever one record does to the batch (it joins, pushes another one out at the cap, changes every similarity), a vector
-within a ball of radius C becomes another one within it: the sum moves by at most **2C**. Both ends can be reached, so 2C is
-tight. The same holds for a unit of several records.
+to norm C. One record that joins the batch may replace another record if the batch is full, and may change every similarity.
+Whatever it changes, the clipped gradient lies in a ball of radius C before and after. So the sum moves by at most **2C**. The
+two gradients can be opposite points of this ball, so the bound 2C is tight. The same holds for a unit of several records.
 """
 
 from __future__ import annotations

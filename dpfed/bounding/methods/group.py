@@ -1,8 +1,8 @@
-"""Group clipping (DP-GCL, algorithm 1): clip each group's gradient to C, add the groups up.
+"""Defines group clipping (DP-GCL, algorithm 1): each group's gradient is clipped to norm C, and the results are added up.
 
-Every drawn record joins one of K groups, chosen independently of all others. Two neighbouring data sets therefore have the same
-groups but for one, whose gradient lies in a ball of radius C before and after: the sum moves by at most **2C**
-(docs/guarantee.md has the long form, with units, caps, and several owners).
+Every drawn record joins one of K groups, chosen independently of all others. Two neighbouring data sets differ in one record,
+so all their groups are the same except one. The clipped gradient of this group lies in a ball of radius C in both data sets, so
+the sum moves by at most **2C** (docs/guarantee.md has the full proof, with units, caps, and several owners).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Private moments: two noisy releases of moments of frozen towers' features, and heads that follow from them in closed form.
+"""Defines private moments: noisy moments of frozen towers' features, from which heads follow in closed form.
 
-Step 0 releases the mean of each tower's features; step 1, given these, the cross-moment of image and text and each tower's
-auto-moment. Every record takes part in both. There is no sampling and no training, and the towers embed each record on its own.
+Step 0 releases the mean of each tower's features. Step 1 subtracts these means, and releases the cross-moment of image and text
+and each tower's auto-moment. Every record takes part in both. There is no sampling and no training, and the towers embed each
+record on its own.
 
 **A record's part.** A tower's features f are normalised to unit length; a public point o (the mean of public features, or 0) is
 subtracted, and the result multiplied by a public matrix P, usually a projection to k dimensions: ``d = P (f / |f| - o)``. This
@@ -86,7 +87,7 @@ def _numbers(inputs: MethodInputs) -> dict[str, Any]:
 
 
 def _radius(given: MechanismParameters) -> float:
-    """Returns R: 2^46, or less where the sum, or its noise, would not fit into 64 bits.
+    """Returns R, the length of the longest part of a sum in grid steps: 2^46, or less so that sum and noise fit into 64 bits.
 
     With 2^46, unit vectors of images and texts have steps of 2^-19.
     """

@@ -1,6 +1,6 @@
-"""No privacy: the same loop as group clipping, without clipping and without noise.
+"""Defines training without privacy: the same steps as with group clipping, but nothing is clipped and no noise is added.
 
-This method is a reference for comparison. It also trains weights on public data, from which a private run starts.
+This method is a reference for comparison. It also serves to train weights on public data, from which a private run starts.
 """
 
 from __future__ import annotations

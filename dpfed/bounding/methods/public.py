@@ -1,4 +1,4 @@
-"""Public contrast: every private record is contrasted with public records only, in a group of its own.
+"""Defines public contrast: every private record is contrasted with public records only, in a group of its own.
 
 Every drawn record forms a group with M records of a public set, which the record's key and the step determine. The group's loss
 is the record's own contribution: its terms of the contrast, with the record as anchor in both directions; or, for a loss made
