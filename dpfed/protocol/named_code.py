@@ -1,11 +1,11 @@
 """Code that the terms of a federation name: an encoder, a transform and a loss, which every party calls on its own machine.
 
 The terms hold no code. They hold the version and the hash of the coordinator's code, and each party compares the hash with that
-of the code installed there. The comparison imports nothing. A site calls only code that its operator has allowed by name
+of the code installed on its machine. The comparison imports nothing. A site calls only code that its operator has allowed by name
 (`dpfed.federation.site.allowed`).
 
-Terms refuse records by name: each party has its own record store. Only the coordinator imports an optimizer by name, which
-reads noisy sums alone.
+Terms cannot name code that supplies records: each party has its own record store. An optimizer that a configuration names is
+imported by the coordinator only, and reads nothing but noisy sums.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NamedCode(Section):
 
 
 def names_of(config: Config) -> dict[Key, str]:
-    """Returns the names of code that every party calls, by configuration key, without dpfed's own losses.
+    """Returns the names of the code that every party calls, by configuration key. Losses of dpfed itself are left out.
 
     Args:
         config: Configuration of the run.
