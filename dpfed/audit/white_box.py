@@ -163,8 +163,8 @@ class Scores:
 def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness, progress: Progress | None = None) -> Scores:
     """Runs a mechanism with some of its canaries, and scores all of them.
 
-    The scores are logarithms of likelihood ratios under the claimed noise and the claimed rate; the scores of the weights are
-    the plain shifts. Wrong scores do no harm: the lower bounds that follow from scores are valid for any scores.
+    The scores are logarithms of likelihood ratios under the claimed noise and the claimed rate. For the weights, the score is
+    the shift of the canary's coordinate itself. Poor scores make no bound wrong: the lower bounds hold for any scores.
 
     Args:
         board: Mechanism with its canaries.
@@ -224,7 +224,7 @@ def most_moved(under: UnderTest) -> float:
     """Measures the largest L2 distance between the sums of neighbours, over adversarial models, records and steps.
 
     Both neighbours have the same draws, as in the proofs. If a method also releases noisy statistics, its sums may differ by
-    more, and the distance means nothing: the result is then 0.
+    more, and the distance would mean nothing. The function then returns 0.
 
     Args:
         under: Mechanism with a canary, in which every record is drawn in every step.

@@ -1,8 +1,8 @@
 """Code that the terms of a federation name: an encoder, a transform and a loss, which every party calls on its own machine.
 
 The terms hold no code. They hold the version and the hash of the coordinator's code, and each party compares the hash with that
-of the code installed on its machine. The comparison imports nothing. A site calls only code that its operator has allowed by name
-(`dpfed.federation.site.allowed`).
+of the code installed on its machine. The comparison imports nothing. A site calls only code that its operator has allowed by
+name (`dpfed.federation.site.allowed`).
 
 Terms cannot name code that supplies records: each party has its own record store. An optimizer that a configuration names is
 imported by the coordinator only, and reads nothing but noisy sums.

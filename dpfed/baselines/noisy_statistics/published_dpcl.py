@@ -43,7 +43,7 @@ class PublishedSimilarity:
         return (2 if two_towers else 4) * math.sqrt(2 * batch - 1)
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`."""
+        """Releases the similarities, and returns the cotangents; see `record_gradients.Statistics`."""
         rows, columns = self._sides(embeddings)
         noisy = self.release(rows @ columns.T, step)
         return self.given(noisy, embeddings, temperature)
@@ -53,7 +53,7 @@ class PublishedSimilarity:
         return self._noise.add_(similarity, step)
 
     def given(self, noisy: Tensor, embeddings: Tensor, temperature: Tensor) -> Cotangents:
-        """Returns cotangents at given noisy similarities; these cotangents contain *clean* embeddings of other records."""
+        """Returns the cotangents at given noisy similarities. They contain *clean* embeddings of other records."""
         noisy = noisy.detach().requires_grad_()
         temperature = temperature.detach().requires_grad_()
         weights, of_temperature = torch.autograd.grad(self._loss(noisy / temperature), (noisy, temperature))
@@ -99,7 +99,7 @@ class PublishedMoments:
         return 2 / batch
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`; the loss has no temperature."""
+        """Releases means and variances, and returns the cotangents; see `record_gradients.Statistics`. No temperature is used."""
         return self.given(*self.release(normalize(embeddings, dim=2), step), embeddings)
 
     def release(self, units: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,10 @@ class PublishedMoments:
         return self._mean_noise.add_(mean, step), noisy
 
     def given(self, mean: Tensor, variance: Tensor, embeddings: Tensor) -> Cotangents:
-        """Returns cotangents at given means and variances; the cross-correlation is that of all records' *clean* embeddings."""
+        """Returns the cotangents at given means and variances.
+
+        The cross-correlation in the loss is that of all records' *clean* embeddings.
+        """
         embeddings = embeddings.detach().requires_grad_()
         features = (normalize(embeddings, dim=2) - mean) / (variance + _LEAST_VARIANCE).sqrt()
         correlation = features[:, 0].T @ features[:, 1] / len(features)

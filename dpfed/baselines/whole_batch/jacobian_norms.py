@@ -34,7 +34,7 @@ from dpfed.baselines.whole_batch.jacobians import Block
 
 @dataclass(frozen=True)
 class Contrast:
-    """One direction of the contrast.
+    """One direction of the loss: the anchors, and the candidates with which each anchor is contrasted.
 
     Attributes:
         anchors: Row numbers of the anchors, ``(n,)``.
@@ -151,7 +151,7 @@ class Norms(Protocol):
                 a time.
 
         Returns:
-            Norms ``(n,)`` float64 for all functions.
+            Norms ``(n,)`` float64, one for each of the n functions.
         """
 
 
