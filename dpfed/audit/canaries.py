@@ -29,7 +29,7 @@ Arrangement = Literal["group", "own", "one"]
 
 
 def write_public(path: Path, count: int) -> RecordStore:
-    """Writes a store of public records, which methods add to the groups of other records. Every picture encodes the number 0."""
+    """Writes a store of public records, which methods add to the groups of other records. Every picture encodes number 0."""
     return _write(path, np.zeros(count, int), "public", 1)
 
 

@@ -109,7 +109,7 @@ def _require_writable(folder: Path) -> None:
 
 
 def as_json(audit: PrivacyAudit) -> dict[str, Any]:
-    """Returns the content of the audit's file. Infinity becomes null, and `world_size` is named ``owners``, as in older files."""
+    """Returns the content of the audit's file. Infinity becomes null; `world_size` is named ``owners``, as in older files."""
     facts = {"owners" if name == "world_size" else name: value for name, value in dataclasses.asdict(audit).items()} | {
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "shown": audit.shown,

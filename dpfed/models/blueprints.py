@@ -41,7 +41,7 @@ class Blueprint:
         preprocessing: Preprocessing that the image tower expects.
         tag: Tag of weights that open_clip can fetch, or ``None``.
         file: File of local weights, or ``None``; without tag and file, weights are random.
-        folder: The ``local-dir``, which may hold a tokenizer, or ``None``.
+        folder: Folder DIR of ``local-dir:DIR``, which may hold a tokenizer, or ``None``.
     """
 
     name: str
@@ -102,7 +102,7 @@ def blueprint(config: ModelConfig) -> Blueprint:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences the warnings that libraries log, such as open_clip's that weights are random, which dpfed asked for."""
+    """Silences warnings that libraries log in the block, such as open_clip's about random weights, which dpfed wanted."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -19,7 +19,10 @@ MIN_TEMPERATURE = 0.01
 
 
 class _Contrastive(nn.Module):
-    """Base of models: holds temperature and bias, fixed (buffers) or learnt (parameters; -log of the temperature)."""
+    """Base class of the models. It holds temperature and bias.
+
+    Fixed values are buffers. Learnt values are parameters, and the parameter of the temperature is minus its logarithm.
+    """
 
     fixed_temperature: torch.Tensor
     bias: torch.Tensor | None

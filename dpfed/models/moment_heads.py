@@ -132,7 +132,7 @@ def canonical_heads(
     """Computes heads onto the most correlated directions alone (regularised CCA, Hotelling 1936).
 
     The noisy auto-moments whiten both towers' features. The directions are those of the largest singular values of the whitened
-    cross-moment. Each side is scaled by the square root of the singular values, so that the scores of pairs are the best that
+    cross-moment. Each head is scaled by the square root of the singular values, so that the scores of pairs are the best that
     this number of directions can give.
 
     Args:

@@ -167,12 +167,14 @@ def bridges(model: nn.Module) -> dict[Side, nn.Module]:
 
 
 def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -> None:
-    """Freezes a model and removes everything but its towers: the projection head for views, and untrained projections.
+    """Freezes a model and removes the layers behind its towers that heads of moments replace.
+
+    These layers are the projection head of a model for images alone, and the projections of two towers that are not aligned.
 
     Args:
         model: Model with towers; see `bridges`.
         aligned: Whether the model's projections were trained to align images and texts; they are then kept.
-        several_layers: Whether every tower that can gives the features of several layers side by side.
+        several_layers: Whether the towers give the features of several layers side by side, if they can.
     """
     model.requires_grad_(False)
     for tower in _layered(model).values() if several_layers else ():
@@ -192,7 +194,7 @@ def layers_of(model: nn.Module) -> dict[Side, int]:
 
 
 def stages_of(model: nn.Module) -> list[int]:
-    """Returns the stages of the image tower that stand beside its features, counted from the end (`TimmEncoder`)."""
+    """Returns the indices of the image tower's stages whose means stand beside its features (`TimmEncoder.stages`)."""
     return [stage for tower in _layered(model).values() for stage in getattr(tower, "stages", ())]
 
 

@@ -161,7 +161,7 @@ def as_model(given: Any) -> nn.Module:
 
 
 def finish_model(model: nn.Module, image: Tensor, tokens: Tensor | None) -> None:
-    """Runs a model once, so that its lazy layers learn the width of their input, and refuses a model that does not fit.
+    """Runs a model once, so that its lazy layers learn the width of their input, and refuses a model that cannot be trained.
 
     Afterwards the model is on the CPU.
 

@@ -22,7 +22,7 @@ _REMEDY = "Let each record be embedded by itself (for normalisation: GroupNorm o
 
 
 def validate(model: nn.Module) -> None:
-    """Checks the types of all layers.
+    """Checks that no layer of a model is of a type that mixes records.
 
     Args:
         model: Any module.
@@ -209,7 +209,7 @@ class _Examination:
             )
 
     def _in_float64(self, question: Callable[[Probe], bool]) -> bool:
-        """Returns the answer to a question in float64; False if the model cannot compute in float64."""
+        """Asks a question of a probe that computes in float64; returns False if the model cannot compute in float64."""
         try:
             return question(self._exact())
         except (UserError, RuntimeError, TypeError):

@@ -2,8 +2,8 @@
 
 A method that releases noisy statistics computes, from embeddings and statistics, the derivative of its loss with respect to
 every embedding (the cotangents). One backward pass per record remains: with J_i the Jacobian of record i's embeddings with
-respect to the parameters and u_i the derivative, its gradient is J_i^T u_i. Shapes: n records, two views each (two images, or image
-and text), D dimensions, P parameters.
+respect to the parameters and u_i the derivative, the record's gradient is J_i^T u_i. Shapes: n records, two views each (two
+images, or image and text), D dimensions, P parameters.
 """
 
 from __future__ import annotations

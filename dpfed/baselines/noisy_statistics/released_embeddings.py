@@ -182,7 +182,7 @@ class ReleasedMoments:
         self._batch, self._noise, self._redundancy = batch, noise, redundancy
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """Releases the moments, and returns the cotangents; see `record_gradients.Statistics`. No temperature is used."""
+        """Releases the moments, and returns the cotangents; see `record_gradients.Statistics`. Ignores `temperature`."""
         units = torch.cat([normalize(pair, dim=2) for pair in embeddings.split(1)])
         slope = self.slope(self.release(units, step))
 

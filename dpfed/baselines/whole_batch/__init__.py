@@ -1,1 +1,1 @@
-"""Engines for methods that contrast a whole batch: they compute gradients and norms without holding every gradient in memory."""
+"""Engines for methods that contrast a whole batch: they compute gradients and norms without holding all gradients in memory."""

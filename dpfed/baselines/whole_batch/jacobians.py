@@ -2,8 +2,8 @@
 
 The Jacobian of an embedding has D rows, each with a number for every parameter: too much to keep. For a linear or convolutional
 layer that is applied at T positions, row k is ``sum over t of delta[k, t] x[t]^T``: the derivatives of dimension k with respect
-to the layer's outputs, times the layer's inputs. Both factors together are T (D O + I) numbers instead of D O I, and all that is
-needed of the rows follows from them (Goodfellow 2015, "Efficient Per-Example Gradient Computations"). The rows of all other
+to the layer's outputs, times the layer's inputs. Both factors together are T (D O + I) numbers instead of D O I, and all that
+is needed of the rows follows from them (Goodfellow 2015, "Efficient Per-Example Gradient Computations"). The rows of all other
 parameters (normalisation, embedding tables, adapters) are kept in full.
 
 A Jacobian is computed in float32 from its own view alone, so no other record changes its bits. All results computed from it
