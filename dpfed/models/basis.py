@@ -1,7 +1,7 @@
 """A public basis: an affine map of a tower's features, which is applied before any private sum is computed.
 
-Its numbers are fixed before any private record is read. They are either random rows that anyone can draw again, or the mean and the
-first principal components of *public* features. Principal components need fewer dimensions, so the moments get less noise.
+Its numbers are fixed before any private record is read. They are either random rows that anyone can draw again, or the mean and
+the first principal components of *public* features. Principal components need fewer dimensions, so the moments get less noise.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class PublishedMoments:
         return 2 / batch
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """Releases means and variances, and returns the cotangents; see `record_gradients.Statistics`. Ignores `temperature`."""
+        """Releases means and variances, returns the cotangents; see `record_gradients.Statistics`. Ignores `temperature`."""
         return self.given(*self.release(normalize(embeddings, dim=2), step), embeddings)
 
     def release(self, units: Tensor, step: int) -> tuple[Tensor, Tensor]:

@@ -182,7 +182,8 @@ class Federation:
         """Asks all sites for their sums.
 
         Returns:
-            The sums of the sites that answered, by site number; for the other sites, by name, why they do not count.
+            The sums of the sites that answered, by site number (empty bytes for masked sums, see `_checked`); and, by site
+            name, the reasons why the other sites do not count.
         """
         content = encoded(self._vector.gather(), self._terms.broadcast)
         digest = digest_of(content)  # once, for all sites
@@ -257,7 +258,7 @@ class Federation:
         return (total, "") if norm <= self._most(arrived) else (None, "the total is larger than its groups and its noise allow")
 
     def _checked(self, number: int, content: Content, answer: Sum) -> Content:
-        """Returns a site's sum if it can be honest; empty bytes for a masked sum, which is added to the total here.
+        """Returns a site's sum if an honest site could have sent it. Adds a masked sum to the total, and returns empty bytes.
 
         Raises:
             Rejected: If the sum has another shape, values that are not finite, or a norm that no honest sum of this site has. A

@@ -19,7 +19,7 @@ Ask = Callable[[str, type[Answer], dict[str, Any]], Iterator[tuple[int, Any]]]
 
 
 class SecureSum:
-    """The masked sums of one step.
+    """Adds up the masked sums of one step, and unmasks their total.
 
     Args:
         terms: Terms of the federation.

@@ -85,7 +85,10 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
 
 
 def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, Any]) -> None:
-    """Divides the records, makes the sites, and has them join: five commands each (docs/a-site-in-15-minutes.md)."""
+    """Divides the records, makes the sites and the terms, and lets the sites join.
+
+    On machines of their own, the operators of sites use five commands for this (docs/a-site-in-15-minutes.md).
+    """
     with watching() as progress:
         store = records_of(config, import_progress(progress), say=progress.note)
         stores = parties / "stores"

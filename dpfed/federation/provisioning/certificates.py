@@ -1,4 +1,4 @@
-"""Certificates for a SuperLink, and keys for SuperNodes.
+"""Makes and reads certificates for a SuperLink, and keys for SuperNodes.
 
 An authority (``ca.crt``, which every site gets, and ``ca.key``, which should be kept offline) signs the server's certificate
 (``server.pem``, ``server.key``).

@@ -1,6 +1,6 @@
-"""Checks of a site for its operator, before or after something fails. Each finding says what to do.
+"""Checks a site for its operator, before or after something fails. Each finding says what to do.
 
-A doctor opens the same files as the programs, and reports their refusals as findings.
+The checks open the same files as the site's programs, and report as findings what these programs would refuse.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A kit says who made it, for which site, at which address the site reaches the co
 coordinator's certificate. It is signed with the key that later signs the coordinator's requests, and holds no private key. The
 first kit of a site is an invitation; a later one holds the terms, too.
 
-Also here: a site's reply to its kit, signed by the site: its card, the public key of its SuperNode, and whether it has left.
+The module also has a site's reply to its kit, which the site signs. A reply holds the site's card, the public key of its
+SuperNode, and whether the site has left.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ KIT = "kit.json"
 
 
 class SitePaths:
-    """A folder with a kit and a site.
+    """The folder in which a site has its kit, its own folder, and the files that start its programs.
 
     Attributes:
         path: Path of the folder.
         site: Site's own folder in it.
-        reply: File for the coordinator.
+        reply: File of the site's reply, for the coordinator.
         settings: File of the site's settings for systemd.
         keys: Folder of the key of the site's SuperNode.
     """

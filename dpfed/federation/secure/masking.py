@@ -32,7 +32,7 @@ class NotOffered(UserError):
 
 
 class OtherView(UserError):
-    """Raised if the server's words about a step contradict what this site saw of it, or what other sites have signed."""
+    """Raised if what the server says about a step contradicts what this site saw of it, or what other sites have signed."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _Masked:
 class Masking:
     """The masking of one site in one run. Its secrets live in this object only: a restarted site has dropped out of the step.
 
-    After a restart, the caller must not let a step be masked that was masked before: the site's ledger refuses it.
+    After a restart, the caller must not mask a step that was masked before. The site's ledger ensures this: it refuses the step.
 
     Args:
         me: Number of this site.

@@ -1,4 +1,7 @@
-"""Named code that a site's operator has allowed. Without this check, a coordinator could run any installed code at the site."""
+"""Checks that a site calls only the named code that its operator has allowed.
+
+Without this check, a coordinator could run any installed code at the site.
+"""
 
 from __future__ import annotations
 

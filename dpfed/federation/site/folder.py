@@ -140,7 +140,7 @@ class SiteFolder:
 
     @property
     def joined(self) -> bool:
-        """Returns whether the site has joined a federation."""
+        """Whether the site has joined a federation."""
         return self._terms.is_file()
 
     def own_card(self) -> SiteCard:
@@ -338,7 +338,7 @@ class SiteFolder:
 
     @property
     def left(self) -> bool:
-        """Returns whether the site has left its federation."""
+        """Whether the site has left its federation."""
         return os.path.lexists(self._left)
 
     def refuse_if_left(self) -> None:
