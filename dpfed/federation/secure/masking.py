@@ -87,7 +87,7 @@ class _Masked:
 class Masking:
     """The masking of one site in one run. Its secrets live in this object only: a restarted site has dropped out of the step.
 
-    After a restart, the caller must not mask a step that was masked before. The site's ledger ensures this: it refuses the step.
+    After a restart, the caller must not mask a step that was masked before. The site's ledger ensures this by refusing the step.
 
     Args:
         me: Number of this site.

@@ -195,8 +195,8 @@ class Unmasking:
 def _sets(givers: list[int], needed: int) -> Iterator[tuple[int, ...]]:
     """Yields sets of givers, in an order that soon leaves out a site that gives wrong shares.
 
-    If there are few possible sets, the function yields all of them. Otherwise it first yields sets that each leave out one block
-    of neighbouring sites, and then random sets, without end.
+    If there are few possible sets, the function yields all of them. Otherwise it first yields sets that each leave out one
+    block of neighbouring sites, and then random sets, without end.
     """
     if math.comb(len(givers), needed) <= TRIES:
         yield from itertools.combinations(givers, needed)
