@@ -34,7 +34,7 @@ class Shown:
 
 
 def shares(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np.ndarray, float]]:
-    """Selects the channels to test, and divides the error among them; the first channel gets the largest part.
+    """Selects the channels to test, and divides the error probability among them. The first channel gets the largest part.
 
     A channel whose scores equal those of the first channel is left out, such as an optimizer's first moment in a sound run.
 

@@ -303,7 +303,7 @@ def _with_a_place(task: Task) -> Task:
     """Moves the stores of generated records beside the run if they would lie in a submitted job's temporary copy.
 
     Returns:
-        The task with the new place of the stores; otherwise the same task.
+        The task with the new place of the stores, or the unchanged task.
     """
     config = task.config
     if config is None or not config.data.from_nothing or not _in_job_copy(config.data.stores):

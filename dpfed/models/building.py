@@ -61,8 +61,8 @@ def build_model(
         adaptation: Trained parts of an open_clip model (default: adapters on q and v of both towers) or of a timm encoder
             (default: all).
         size: Side of the images, pixels; default: the architecture's own (open_clip, timm), or 32.
-        load_weights: Whether to load the weights of open_clip, timm and a pretrained text tower; False leaves them random, and
-            anchors zero, for a checkpoint to be loaded over them.
+        load_weights: Whether to load the weights of open_clip, timm and a pretrained text tower. If not, these weights are
+            random and anchors are zero, and the caller loads a checkpoint over them.
         start: Starting weights; they replace the random ones (or open_clip's or timm's).
 
     Raises:

@@ -204,7 +204,10 @@ def has_several_layers(model: nn.Module) -> bool:
 
 
 def _layered(model: nn.Module) -> dict[Side, Any]:
-    """Returns the towers that can give several layers: those with ``give_several_layers()`` and ``layers``, their number."""
+    """Returns the towers that can give the features of several layers: they have a method ``give_several_layers``.
+
+    Such a tower also has an attribute ``layers``, the number of layers that give features.
+    """
     towers: dict[Side, Any] = {}
     if isinstance(model, TwoTowerModel):
         text = model.text_encoder

@@ -63,8 +63,8 @@ class TwoTower(TwoTowerModel):
         normalize: Whether the loss sees embeddings of unit length.
 
     Raises:
-        UserError: If a tower is not a module, the tokenizer fails or returns anything else, the number of tokens is unknown or
-            too small, or the temperature is refused (see `SimCLR`).
+        UserError: If a tower is not a module, the tokenizer fails or does not return such tokens, the number of tokens is
+            unknown or too small, or the temperature is refused (see `SimCLR`).
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class OwnTokenizer:
         context: L, number of tokens of a text.
 
     Raises:
-        UserError: If the function fails or returns anything else, or the number of tokens is unknown or too small.
+        UserError: If the function fails or does not return such tokens, or the number of tokens is unknown or too small.
     """
 
     def __init__(self, function: Callable[[list[str]], Tensor], vocabulary: int | None) -> None:

@@ -53,7 +53,7 @@ class Trust:
         colluders: Number of further sites that may tell others what they know, c; default 1.
 
     Raises:
-        UserError: If the mode cannot tolerate so many drops and colluders.
+        UserError: If the mode cannot work with so many sites that drop out or collude.
     """
 
     mode: Mode

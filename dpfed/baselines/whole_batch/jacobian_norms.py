@@ -151,7 +151,7 @@ class Norms(Protocol):
                 a time.
 
         Returns:
-            Norms ``(n,)`` float64, one for each of the n functions.
+            Norms ``(n,)`` float64, one for each of the n functions of all steps of the iterator together.
         """
 
 

@@ -195,7 +195,7 @@ class Members:
         self.keep(number, hello.offer, step)
 
     def missing(self, step: int) -> dict[str, str]:
-        """Returns why sites are not asked, by site name: they have left, or they are not there."""
+        """Returns the reasons why sites are not asked in a step, by site name: a site has left, or cannot take part."""
         reasons = {name: self._why_absent(number) for number, name in self.absent(step).items()}
         return {name: why if why == _LEFT else f"not there: {why}" for name, why in reasons.items()}
 

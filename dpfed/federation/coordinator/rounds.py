@@ -127,10 +127,10 @@ class Federation:
         self._threshold = {"threshold": threshold}
 
     def wait_for_sites(self, step: int) -> None:
-        """Greets sites until enough are there. Before this server's first step, waits for all sites until the deadline is over.
+        """Greets sites until enough can take part. Before this server's first step, waits for all sites, up to the deadline.
 
         Raises:
-            UserError: If so many sites are ahead of this run that no step can succeed.
+            UserError: If so many sites have already taken part in this step or a later one that the step cannot succeed.
         """
         started, pause, absent = time.monotonic(), _PAUSES[0], [""]
         say_at = started + min(_QUIET, self._terms.deadline)

@@ -1,7 +1,7 @@
 """All parties of a federation on one machine, each a process of its own.
 
 The parties are a SuperLink, a SuperNode and a site worker for each site, and the operator's `flwr run`, over TLS on the
-loopback interface. Only the records are not those of several institutions: one store is divided among the sites.
+loopback interface. Unlike in a real federation, the records come from one store, which is divided among the sites.
 """
 
 from __future__ import annotations

@@ -95,7 +95,9 @@ _most: ContextVar[int | None] = ContextVar("most bytes of a reply", default=None
 
 @contextmanager
 def replies_of_at_most(size: int) -> Iterator[None]:
-    """Makes this thread give up longer replies within the block, before they fill the memory; see `limit_replies`.
+    """Makes this thread stop to fetch a reply that is too long, within the block; see `limit_replies`.
+
+    Otherwise such a reply could fill the memory.
 
     Args:
         size: Largest size of a reply, in bytes.
@@ -108,7 +110,7 @@ def replies_of_at_most(size: int) -> Iterator[None]:
 
 
 def limit_replies() -> None:
-    """Makes `replies_of_at_most` work in this process. A reply that is too long raises the same Flower error as a lost one."""
+    """Makes `replies_of_at_most` work in this process. A reply that is too long raises Flower's error for a lost reply."""
     plain, error = http_grid.pull_objects, inflatable_utils.ObjectPullError
     if getattr(plain, "limited", False):
         return

@@ -183,7 +183,7 @@ def _sealed(domain: bytes, content: Section, identity: Identity) -> str:
 
 
 def _opened(path: Path, domain: bytes) -> tuple[bytes, bytes, Any]:
-    """Returns the signed bytes of a file, the signature, and the content. The signature is not verified here.
+    """Returns the signed bytes of a file, the signature, and the content. This function does not verify the signature.
 
     Raises:
         ValueError: If the content is not JSON, repeats a name, or holds hidden characters.

@@ -87,7 +87,8 @@ class _Masked:
 class Masking:
     """The masking of one site in one run. Its secrets live in this object only: a restarted site has dropped out of the step.
 
-    After a restart, the caller must not mask a step that was masked before. The site's ledger ensures this by refusing the step.
+    After a restart, the caller must not mask a step that was masked before. The site's ledger ensures this: it refuses such a
+    step.
 
     Args:
         me: Number of this site.
@@ -224,8 +225,8 @@ class Masking:
     def reveal(self, step: int, arrived: Iterable[int], rosters: dict[int, bytes], votes: dict[int, bytes]) -> bytes:
         """Hands out the shares with which the server removes the remaining masks: one for each member of the roster.
 
-        For a site that arrived, this is the share of its self mask's seed; for a site that did not, the share of its round key.
-        Both are never handed out: together they would open that site's vector.
+        If a member arrived, this is the share of its self mask's seed. If it did not arrive, this is the share of its round key.
+        A site never hands out both shares of a member: together they would open that member's vector.
 
         Args:
             step: Step that was masked last.

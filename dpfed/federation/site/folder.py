@@ -257,7 +257,7 @@ class SiteFolder:
         return True
 
     def refuse_code(self, terms: Terms) -> None:
-        """Refuses terms that name code that was not allowed, or that has changed since.
+        """Refuses terms that name code that the operator has not allowed, or that has changed since then.
 
         Raises:
             UserError: If the terms name such code, see `refuse_unallowed`.
