@@ -76,7 +76,8 @@ class Board:
             randomness: Randomness of the workers.
 
         Returns:
-            Coordinates, ``(m,)``, -1 for a canary that shows nowhere; and whether each canary is alone there, ``(m,)`` bool.
+            Coordinates, ``(m,)``, -1 for a canary that shows in no coordinate; and whether each canary is alone in its
+            coordinate, ``(m,)`` bool.
         """
         count = self.under.canaries
         if self.arrangement != "group":

@@ -1,8 +1,8 @@
 """Blueprints of open_clip models before they are built: architecture, preprocessing, and the place of their weights.
 
 An architecture is a name that open_clip knows, a JSON file in open_clip's format (the user's, or one that dpfed ships), or
-``local-dir:DIR``, a folder that holds both architecture and weights. Weights are a tag that open_clip knows, a local file, or
-the weights in the ``local-dir``. Nothing is downloaded unless a tag asks for it.
+``local-dir:DIR``, which names a folder in open_clip's format. Weights are a tag that open_clip knows, a local file, or the
+weights in that folder. Nothing is downloaded unless a tag asks for it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 With linear heads, the contrast of all pairs of records (the spectral contrastive loss, HaoChen et al. 2021; regularised
 canonical correlation, Hotelling 1936) depends on the records through their moments alone: the best score of an image x and a
-text y is ``x' A^-1 M B^-1 y``, with the cross-moment M and the auto-moments A and B. A ridge is added to A and B; it follows
-from the number of records and from the size of the noise.
+text y is ``x' A^-1 M B^-1 y``, with the cross-moment M and the auto-moments A and B. A ridge is added to A and B. This ridge
+follows from the number of records and from the size of the noise.
 """
 
 from __future__ import annotations

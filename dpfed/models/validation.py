@@ -1,7 +1,7 @@
 """Refuses models whose layers mix records: one record would then change the embeddings of others, beyond its own group.
 
-The only exception is layers that mix the records of one group and declare this: a caller must pass one group at a time to a
-model with such layers (`dpfed.models.norm.mixes_records`).
+The only exception is a layer that mixes the records of one group and declares this. A caller must pass one group at a time to
+a model with such a layer (`dpfed.models.norm.mixes_records`).
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class _Examination:
         return close(_rows(probe.embed(views, seed), ~changed), _rows(moved, ~changed))
 
     def _culprit(self, views: Views, changed: torch.Tensor, seed: int = 0) -> str:
-        """Names the first module whose output changes with other records; the model, if there is no such module."""
+        """Returns the name of the first module in which a record's output changes with other records, or else the model's."""
         before, after = (self._probe.activations(group, seed) for group in (views, _with_others(views, changed)))
         rows = {len(changed), *(view.shape[:2].numel() for view in views.values())}  # lengths of outputs by record or view
         for (name, first), (_, second) in zip(before, after, strict=False):

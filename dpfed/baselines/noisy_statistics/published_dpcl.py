@@ -25,9 +25,10 @@ _LEAST_VARIANCE = 1e-5  # added to variances, as in batch normalisation: noisy v
 class PublishedSimilarity:
     """Noisy matrix of similarities (the paper's theorem 1), and the gradients of the contrastive loss given this matrix.
 
-    Image records: all 2n views against each other, as in SimCLR; two rows and two columns belong to a record, and each entry
-    moves by at most 2, so the paper's sensitivity is 4 sqrt(2n - 1). Image-text records, which the paper does not treat: n
-    images against n texts, one row and one column, 2 sqrt(2n - 1) by the same count.
+    For image records, the matrix compares all 2n views with each other, as in SimCLR. Two rows and two columns belong to a
+    record, and each entry moves by at most 2, so the paper's sensitivity is 4 sqrt(2n - 1). For image-text records, which the
+    paper does not treat, the matrix compares n images with n texts. One row and one column belong to a record, and the same
+    count gives 2 sqrt(2n - 1).
 
     Args:
         two_towers: Whether the two views of a record are image and text.

@@ -151,12 +151,12 @@ class Norms(Protocol):
                 a time.
 
         Returns:
-            Norms ``(n,)`` float64, one for each of the n functions of all steps of the iterator together.
+            Norms ``(n,)`` float64, one for each function, if the iterator gives n functions in all.
         """
 
 
 class NormBounds:
-    """Upper bounds of norms by the triangle inequality.
+    """Computes upper bounds of gradient norms by the triangle inequality.
 
     Args:
         grams: Matrices ``A_r = J_r J_r^T``, ``(R, D, D)`` float64.
@@ -200,7 +200,7 @@ class NormBounds:
 
 
 class ExactNorms:
-    """Norms from the Jacobians themselves.
+    """Computes gradient norms exactly, from the Jacobians themselves.
 
     Args:
         blocks: Parts of each tower's Jacobians; no parameter serves two towers.

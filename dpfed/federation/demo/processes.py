@@ -184,7 +184,7 @@ def processes(logs: Path) -> Iterator[Processes]:
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """Makes SIGTERM raise SystemExit within the block. Keeps an existing handler, such as that of commands (`interruptible`)."""
+    """Makes SIGTERM raise SystemExit within the block. Keeps an existing handler, such as that of dpfed's commands."""
     main = threading.current_thread() is threading.main_thread()  # only the main thread can set a handler
     unanswered = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if unanswered:

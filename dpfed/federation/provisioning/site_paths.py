@@ -185,7 +185,7 @@ class SitePaths:
             The terms; ``None`` if `agreed` rejected them.
 
         Raises:
-            UserError: If the kit holds no terms yet or terms of another coordinator, or if the site cannot join under its terms.
+            UserError: If the kit holds no terms yet, or terms of another coordinator, or terms under which the site cannot join.
         """
         kit = self.kit
         if kit.terms is None:

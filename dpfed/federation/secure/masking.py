@@ -205,7 +205,7 @@ class Masking:
         """Returns this site's signature of the roster for which it masked a step.
 
         Raises:
-            NotOffered: If the step is not the one masked last.
+            NotOffered: If this step is not the step that this site masked last.
             OtherView: If no site may drop out of this run.
         """
         return self._identity.sign(self._at(step).view.roster())
@@ -214,7 +214,7 @@ class Masking:
         """Signs the set of sites that have arrived according to the server. A site signs one set in a step.
 
         Raises:
-            NotOffered: If the step is not the one masked last.
+            NotOffered: If this step is not the step that this site masked last.
             OtherView: If the set is refused, see `reveal`.
         """
         masked, arrived = self._at(step), frozenset(arrived)
@@ -225,8 +225,8 @@ class Masking:
     def reveal(self, step: int, arrived: Iterable[int], rosters: dict[int, bytes], votes: dict[int, bytes]) -> bytes:
         """Hands out the shares with which the server removes the remaining masks: one for each member of the roster.
 
-        If a member arrived, this is the share of its self mask's seed. If it did not arrive, this is the share of its round key.
-        A site never hands out both shares of a member: together they would open that member's vector.
+        If a member arrived, this is the share of its self mask's seed. Otherwise this is the share of its round key. A site
+        never hands out both shares of a member: together they would open that member's vector.
 
         Args:
             step: Step that was masked last.
@@ -238,7 +238,7 @@ class Masking:
             The shares, 32 bytes for each member of the roster, in order. A repeated call returns the same shares.
 
         Raises:
-            NotOffered: If the step is not the one masked last.
+            NotOffered: If this step is not the step that this site masked last.
             OtherView: If this site confirmed or revealed another set before, if too few sites or sites outside the roster
                 arrived, if an arrived site has not signed the roster, or if too few sites have signed these arrivals. Nothing
                 is revealed then.
