@@ -171,7 +171,7 @@ class NormBounds:
         self._towers, self._disjoint = towers, disjoint
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
-        """See `Norms`."""
+        """Computes upper bounds of the norms of the gradients of all similarities; see `Norms`."""
         others = contrast.candidates.reshape(-1)
         of_anchors = self._halves(contrast.anchors, rows[others])
         of_candidates = self._halves(others, rows[contrast.anchors]).T
@@ -180,7 +180,7 @@ class NormBounds:
         return together(of_anchors, of_candidates).unflatten(1, contrast.candidates.shape)
 
     def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
-        """See `Norms`."""
+        """Computes upper bounds of the norms of the gradients of functions of all embeddings; see `Norms`."""
         return torch.cat([self._of_sums(part) for part in cotangents])
 
     def _of_sums(self, cotangents: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class ExactNorms:
         self.finite = torch.isfinite(self._traces)
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
-        """See `Norms`."""
+        """Computes the norms of the gradients of all similarities; see `Norms`."""
         anchors, others = contrast.anchors, contrast.candidates.reshape(-1)
         lost = _CANCELLED * self._traces
         squares = lost[anchors][:, None] + lost[others]
@@ -234,7 +234,7 @@ class ExactNorms:
         return squares.sqrt_().unflatten(1, contrast.candidates.shape)
 
     def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
-        """See `Norms`."""
+        """Computes the norms of the gradients of functions of all embeddings; see `Norms`."""
         return torch.cat([self._of_sums(part) for part in cotangents])
 
     def _of_sums(self, cotangents: Tensor) -> Tensor:
