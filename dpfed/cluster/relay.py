@@ -34,7 +34,7 @@ class Relay(Progress):
         self._queue = queue
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """Sends the begin of a stage, and returns the function that sends how far the stage is. See `Progress`."""
+        """Sends the start of a stage, and returns the function that sends how far the stage is. See `Progress`."""
         self._put("stage", name, total)
         last = 0.0
 

@@ -96,7 +96,7 @@ def build_text_tower(spec: TextBlueprint, out: int, load_weights: bool = True) -
     Args:
         spec: Blueprint of the tower.
         out: D, dimensions of the head's output.
-        load_weights: Whether to read the weights. If not, they are random, and the caller loads a checkpoint over them.
+        load_weights: Whether to read the weights. If not, they are random, for a caller that loads a checkpoint over them.
 
     Raises:
         UserError: If transformers cannot build the tower, or its weights do not fit.

@@ -95,7 +95,7 @@ _most: ContextVar[int | None] = ContextVar("most bytes of a reply", default=None
 
 @contextmanager
 def replies_of_at_most(size: int) -> Iterator[None]:
-    """Makes this thread stop to fetch a reply that is too long, within the block; see `limit_replies`.
+    """Makes this thread give up fetching a reply that is too long, within the block; see `limit_replies`.
 
     Otherwise such a reply could fill the memory.
 

@@ -185,7 +185,8 @@ class SitePaths:
             The terms; ``None`` if `agreed` rejected them.
 
         Raises:
-            UserError: If the kit holds no terms yet, or terms of another coordinator, or terms under which the site cannot join.
+            UserError: If the kit holds no terms yet, if they are those of another coordinator, or if the site cannot join under
+                them.
         """
         kit = self.kit
         if kit.terms is None:

@@ -27,7 +27,7 @@ class Unmasking:
     """Adds up the masked vectors of one step, and unmasks their sum.
 
     The caller calls `add` for each vector that arrives, and then `close`. If sites may drop out, it asks the sites to confirm
-    the arrivals (`vote`) and to reveal shares. At last it calls `total`.
+    the arrivals (`vote`) and to reveal shares. Finally it calls `total`.
 
     Args:
         sites: Cards with the public keys of all sites, in the order of the site numbers.
