@@ -137,7 +137,7 @@ class UnderTest:
         return np.flatnonzero(np.concatenate([np.repeat(coins, copies), np.ones(self.fillers, bool)]))
 
     def with_model(self, model: CanaryModel, engine: str | None = None) -> UnderTest:
-        """Returns the mechanism with another model of canaries, and with another engine if its method can use several."""
+        """Returns the mechanism with another model of canaries, and with the given engine if its method can use several."""
         config = self.parts.config
         if engine is not None and self.parts.plan.bounding.method.picks_engine:
             config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})

@@ -49,7 +49,7 @@ class Board:
     Attributes:
         under: Mechanism under test.
         arrangement: Arrangement of the canaries.
-        shift: Signed distance by which a drawn canary moves its coordinate of the sum.
+        shift: Signed distance by which a canary, if it is drawn, moves its coordinate of the sum.
     """
 
     under: UnderTest
@@ -58,7 +58,7 @@ class Board:
 
     @classmethod
     def build(cls, under: UnderTest) -> Board:
-        """Places the canaries of a mechanism."""
+        """Gives each canary of a mechanism its coordinate, and determines how far a canary moves the sum there."""
         plan = under.parts.plan
         arrangement = arrangement_of(plan.bounding.method)
         coordinates = {"group": under.fillers, "own": 1 + under.canaries, "one": 1}[arrangement]

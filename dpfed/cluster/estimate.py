@@ -223,7 +223,7 @@ def bottleneck(one: Estimate) -> str:
 
 
 def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> dict[str, float]:
-    """Returns the seconds of a step by part."""
+    """Returns the seconds that each part of a step takes, by the names of the fields of `Estimate`."""
     records, millions = _of_the_busiest(plan, workers), parameters / 1e6
     gradients, decoding = records / machines.throughput, records * machines.decoding
     grouped = records + (_SET_ASIDE * (_records(plan) - records) if _divides_groups(plan) else 0.0)

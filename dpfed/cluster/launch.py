@@ -273,7 +273,7 @@ def _storage(task: Task) -> Iterator[Path]:
 
 
 def _sized(resources: Resources, there: list[dict[str, float]], is_local: bool, progress: Progress) -> Resources:
-    """Returns the resources with GPUs and CPUs per worker chosen.
+    """Chooses the GPUs and CPUs per worker that the user has not set, and returns the resources.
 
     Args:
         resources: Resources that the user asked for.

@@ -40,7 +40,7 @@ class Task:
         beside: Folder that the launcher made beside the run's directory. A process that does not see this folder is on other
             storage.
         callbacks: Callbacks that the process of rank 0 calls; this process may be on another machine.
-        comments: Lines that explain the configuration.
+        comments: Lines that explain the configuration, written above it in the run's ``config.toml``.
     """
 
     folder: Path

@@ -131,7 +131,10 @@ def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | T
 
 
 def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> Any:
-    """Makes the encoder from images to features ``(n, features_dim)``; BatchNorm over a group comes from `dpfed.baselines`."""
+    """Makes the encoder from images to features ``(n, features_dim)``.
+
+    If it has BatchNorm over a group, this layer comes from `dpfed.baselines`, which may be missing.
+    """
     if model.is_own:
         built = discovery.call_named(model.image, "model.image", model.options)
         if not isinstance(built, nn.Module):

@@ -86,7 +86,7 @@ class SimCLRModel(_Contrastive):
         head: Projection head from features to ``(n, D)``.
         temperature: Temperature, which divides the cosine similarities; the initial value if it is learnt.
         learn_temperature: Whether temperature and bias are parameters.
-        bias: Bias, added to every logit of a pairwise loss; ``None`` for losses without.
+        bias: Bias, added to every logit of a pairwise loss; ``None`` for losses without a bias.
         unit_length: Whether `forward` returns embeddings of unit length; `embed_images` always does.
 
     Raises:
@@ -134,7 +134,7 @@ class TwoTowerModel(_Contrastive):
         projection: Projection of image features to ``(n, D)``.
         temperature: Temperature, which divides the cosine similarities; the initial value if it is learnt.
         learn_temperature: Whether temperature and bias are parameters.
-        bias: Bias, added to every logit of a pairwise loss; ``None`` for losses without.
+        bias: Bias, added to every logit of a pairwise loss; ``None`` for losses without a bias.
         unit_length: Whether `forward` returns embeddings of unit length; `embed_images` and `embed_text` always do.
 
     Raises:

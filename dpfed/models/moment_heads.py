@@ -30,7 +30,7 @@ _DEVIATIONS = 3.0  # standard deviations by which a noisy mean's squared length 
 
 @dataclass(frozen=True)
 class MomentNoise:
-    """Size of the noise on released moments.
+    """Size of the noise on released moments, and the quantities that follow from it.
 
     Args:
         records: N, number of records.
@@ -92,14 +92,15 @@ def centres(layout: MomentLayout, noise: MomentNoise, moments: Moments) -> Tenso
 
 
 def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: bool) -> tuple[Tensor, Tensor]:
-    """Computes the two linear heads.
+    """Computes the two linear heads, one for each tower. With one tower, both are the same.
 
     Args:
         layout: Layout of the release.
         noise: Noise of the release.
         moments: Released moments, as averages over N records.
-        aligned: Whether the towers were aligned before the run, so that the features of a pair are alike. The ridge then counts
-            as records whose image and text agree: without other knowledge, the heads leave features as they are.
+        aligned: Whether the towers were aligned before the run, so that the features of a pair are alike. The ridge is then
+            added to the cross-moment, too, as if it were made of pairs that agree. Without other knowledge, the heads then
+            leave features as they are.
 
     Returns:
         The heads, two matrices ``(k, k)`` float64. Centred features times their head are embeddings, not of unit length.

@@ -56,7 +56,7 @@ class Head(nn.Module):
 
 
 class PublishedHeads(nn.Module):
-    """Heads of a model that was loaded from a folder.
+    """Holds the heads of a model that was loaded from a folder.
 
     Args:
         tensors: Tensors of the heads, as `published_heads` returns them.
@@ -76,7 +76,7 @@ class PublishedHeads(nn.Module):
 
 
 class MomentHeads(nn.Module):
-    """The released moments, and the heads that follow from them.
+    """Holds the released moments, and makes the heads that follow from them.
 
     Args:
         layout: Layout of the release.
@@ -138,7 +138,7 @@ class MomentHeads(nn.Module):
 
 
 class _HeadOf(nn.Module):
-    """Reference to a tower's head in its owner, so that the model has the head's tensors only once."""
+    """Calls the head of a tower that another module owns, so that the model has the head's tensors only once."""
 
     def __init__(self, owner: MomentHeads | PublishedHeads, side: Side) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ def give_heads(model: nn.Module, owner: MomentHeads | PublishedHeads) -> None:
 
     Args:
         model: Model after `keep_towers`.
-        owner: Owner of the heads.
+        owner: Module that has the heads.
     """
     setattr(model, ATTRIBUTE, owner)
     for side in bridges(model):

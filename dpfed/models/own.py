@@ -87,7 +87,7 @@ class TwoTower(TwoTowerModel):
 
 
 class TextTower(nn.Module):
-    """Text encoder with a linear head."""
+    """A user's own text encoder, followed by a linear head."""
 
     def __init__(self, backbone: nn.Module, embedding: int) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class TimmBlueprint:
         preprocessing: Preprocessing that the weights expect; without weights, dpfed's own.
         published: Whether timm or torchvision knows the weights and fetches them.
         file: File of local weights, or ``None``.
-        started: Whether the model has starting weights (``model.start``) instead. Without any weights they are random.
+        started: Whether the model gets starting weights (``model.start``). A model without any weights gets random ones.
     """
 
     name: str

@@ -135,7 +135,10 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
 
 
 def _draw_nothing(module: nn.Module) -> None:
-    """Turns dropout and stochastic depth off: torch's global generator is not part of a run, and engines would disagree."""
+    """Turns dropout and stochastic depth off in a module.
+
+    They would draw from torch's global generator, which is not part of a run, and engines would disagree.
+    """
     from timm.layers import DropBlock2d, DropPath, PatchDropout
     from torchvision.ops import StochasticDepth
 

@@ -29,7 +29,7 @@ Key = Literal["model.image", "views.transform", "views.plain", "objective.name"]
 
 
 class NamedCode(Section):
-    """A part that the terms name, with the version and hash that the coordinator has installed."""
+    """Code that the terms name, with the version and hash of what the coordinator has installed."""
 
     key: Key
     name: str = Field(description="package.module:object")

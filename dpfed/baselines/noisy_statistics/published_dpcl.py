@@ -23,7 +23,7 @@ _LEAST_VARIANCE = 1e-5  # added to variances, as in batch normalisation: noisy v
 
 
 class PublishedSimilarity:
-    """Noisy matrix of similarities (the paper's theorem 1), and the gradients of the contrastive loss given this matrix.
+    """Releases a noisy matrix of similarities (the paper's theorem 1), and computes the gradients of the loss given this matrix.
 
     For image records, the matrix compares all 2n views with each other, as in SimCLR. Two rows and two columns belong to a
     record, and each entry moves by at most 2, so the paper's sensitivity is 4 sqrt(2n - 1). For image-text records, which the
@@ -81,7 +81,7 @@ class PublishedSimilarity:
 
 
 class PublishedMoments:
-    """Noisy mean and variance of both views (the paper's theorems 2 and 3), and the gradients of the Barlow Twins loss.
+    """Releases noisy means and variances of both views (theorems 2 and 3), and computes the gradients of the Barlow Twins loss.
 
     Args:
         mean_noise: Noise with a standard deviation of noise multiplier times 2/n.

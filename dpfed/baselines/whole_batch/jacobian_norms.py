@@ -133,7 +133,7 @@ class Norms(Protocol):
     """Mask ``(R,)`` bool of the embeddings whose Jacobian is finite."""
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
-        """Computes norms for the gradients of all similarities.
+        """Computes the norms of the gradients of all similarities, or upper bounds.
 
         Args:
             rows: Embeddings ``(R, D)`` float64.
@@ -144,7 +144,7 @@ class Norms(Protocol):
         """
 
     def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
-        """Computes norms for the gradients of functions of all embeddings.
+        """Computes the norms of the gradients of functions of all embeddings, or upper bounds.
 
         Args:
             cotangents: Derivatives of k functions with respect to the embeddings, ``(k, R, D)`` float64, a few functions at

@@ -141,7 +141,7 @@ def _parts(views: Views, towers: dict[str, Jacobians]) -> dict[str, slice]:
 
 
 class LogitEngine(_PairEngine):
-    """Clips the gradient of each similarity, and adds them up weighted by the derivatives of the loss (Kong et al., Logit-DP).
+    """Clips each similarity's gradient, and adds these up weighted by the derivatives of the loss (Kong et al., Logit-DP).
 
     Args:
         model: Model with towers and a fixed temperature, see `_PairEngine`.

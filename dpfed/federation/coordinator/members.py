@@ -70,14 +70,14 @@ class Channel(Protocol):
 
 
 class Members:
-    """The sites that take part now.
+    """Keeps track of the sites that take part now: their addresses, their offers, and why other sites are absent.
 
     Args:
         terms: Terms of the federation.
         identity: Coordinator's keys.
         frozen: Digest of the weights that are not trained.
         note: Function that receives messages for the operator.
-        backoff: Pauses for sites that hang; default: a new `Backoff`.
+        backoff: Pauses for sites for which a step has waited in vain; default: a new `Backoff`.
         left: Function that returns the names of the sites that have left the federation permanently, as far as the operator
             knows; default: none have left.
 
@@ -221,7 +221,7 @@ class Members:
         return self._terms.trust != "secure" or (number in self._offers and self._offers[number].step == step)
 
     def _fits(self, offer: Offer) -> bool:
-        """Returns whether an offer has the right lengths, and the same round key for all sites."""
+        """Returns whether an offer has the right lengths, and gives all sites the same round key."""
         from dpfed.federation.secure.envelopes import KEY_BYTES, offer_lengths  # only secure sums need its imports
 
         public, each = offer_lengths(self._terms.trust_model)

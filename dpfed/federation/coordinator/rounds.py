@@ -49,7 +49,7 @@ class Federation:
         journal: Journal of the run.
         paid: Run's ledger as it was when this server created or resumed the run.
         note: Function that receives messages for the operator.
-        backoff: Pauses for sites that hang, see `Members`.
+        backoff: Pauses for sites for which a step has waited in vain, see `Members`.
         arrival_log: Log of the times at which answers come, for live views; default: nothing is written.
         left: Function that returns the names of the sites that have left, see `Members`.
 
@@ -91,7 +91,8 @@ class Federation:
         """Returns the bounded sum of a step, see `Transport`; ``None``: the step is discarded.
 
         Raises:
-            UserError: If the sites are ahead of this run, or the step was released and its release is lost.
+            UserError: If the sites have already taken part in later steps than this run's, or if the step was released before
+                and its release is lost.
         """
         if self._paid.release_of(step) is not None:
             raise UserError(

@@ -58,7 +58,7 @@ class SecureSum:
             raise Rejected("a sum for another roster") from error
 
     def total(self, ask: Ask) -> tuple[np.ndarray | None, str]:
-        """Unmasks the total.
+        """Removes the masks from the total, with the help of the sites that sent the masked sums.
 
         Args:
             ask: Function that sends a request to the sites that arrived, and yields each valid answer with its site number. The

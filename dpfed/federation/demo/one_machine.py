@@ -112,7 +112,7 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
 
 
 def _copies(config: Config) -> dict[str, Any]:
-    """Returns the sites' paths of files that are not sent: on one machine, the sites read the coordinator's files."""
+    """Returns the paths of files that are not sent to sites. On one machine, the sites read the coordinator's files."""
     model = with_absolute_paths(config).model
     given = {name: getattr(model, name) for name in ("weights", "architecture", "text", "anchors", "start")}
     return {name: value for name, value in given.items() if value and Path(value.removeprefix(LOCAL_DIR)).is_absolute()}

@@ -26,7 +26,7 @@ class Unavailable(UserError):
 
 
 class FlowerCommand:
-    """The command ``flwr``.
+    """Runs Flower's command ``flwr``, as the operator does.
 
     Args:
         home: Flower's home folder for this operator.

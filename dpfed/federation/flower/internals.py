@@ -204,7 +204,7 @@ def tasks_of(address: str, secret: bytes) -> Iterator[Callable[[], str]]:
 
     Yields:
         A function that returns the token of the oldest message that no process handles yet, empty if there is none. The
-        function raises `httpx.HTTPError` if the SuperNode is not there, or refuses the secret.
+        function raises `httpx.HTTPError` if the SuperNode does not answer, or refuses the secret.
     """
     interceptor = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
     with _client(address, interceptor) as client:

@@ -196,7 +196,11 @@ def _opened(path: Path, domain: bytes) -> tuple[bytes, bytes, Any]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object; refuses a repeated name, because readers differ in which of the values they take."""
+    """Returns a JSON object, given its pairs of name and value.
+
+    Raises:
+        ValueError: If a name is repeated: programs that read JSON differ in which of the values they take.
+    """
     if len(pairs) != len(dict(pairs)):
         raise ValueError
     return dict(pairs)

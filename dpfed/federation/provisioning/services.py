@@ -113,7 +113,7 @@ def _script(words: list[str], **settings: str) -> str:
 
 
 def require_plain(folder: Path) -> Path:
-    """Returns a folder whose path can go into units and commands.
+    """Returns the folder if its path can go into systemd units and commands.
 
     Raises:
         UserError: If the path has characters with a special meaning in units and commands.

@@ -85,7 +85,7 @@ class _Masked:
 
 
 class Masking:
-    """The masking of one site in one run. Its secrets live in this object only: a restarted site has dropped out of the step.
+    """Masks one site's vectors in one run. Its secrets live in this object only: a restarted site has dropped out of the step.
 
     After a restart, the caller must not mask a step that was masked before. The site's ledger ensures this: it refuses such a
     step.

@@ -265,7 +265,7 @@ class SiteFolder:
         refuse_unallowed(self._allowed, terms)
 
     def refuse_lost_terms(self) -> None:
-        """Refuses a charged ledger whose terms are gone.
+        """Refuses a site whose ledger has charged steps, but whose terms are missing.
 
         Raises:
             UserError: If the ledger was charged and there are no terms.

@@ -50,7 +50,7 @@ def serve(
 
     Args:
         path: Path of the socket. Its directory is made if need be, and no other user may write there.
-        handle: Function that answers one packet. If the function raises an error, the client learns nothing else about it.
+        handle: Function that answers one packet. If the function raises an error, the client learns only that it did.
         stop: Event that ends the service.
         group: Name of the group whose members may connect, too; default: only this user.
         most: Largest size of a request's vector, in bytes; default: 8 GiB.

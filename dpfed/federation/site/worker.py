@@ -34,7 +34,7 @@ _SIGNATURE_BYTES = 64
 
 
 class Refusal(Exception):
-    """Raised for a request that is not answered.
+    """Raised for a request that the site refuses.
 
     Args:
         reason: Reason that the coordinator learns.
