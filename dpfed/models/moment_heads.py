@@ -98,9 +98,9 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
         layout: Layout of the release.
         noise: Noise of the release.
         moments: Released moments, as averages over N records.
-        aligned: Whether the towers were aligned before the run, so that the features of a pair are alike. The ridge is then
-            added to the cross-moment, too, as if it were made of pairs that agree. Without other knowledge, the heads then
-            leave features as they are.
+        aligned: Whether the towers were aligned before the run, so that the features of a pair are alike. The ridge, times a
+            weight (`MomentNoise.likeness`), is then added to the cross-moment, too, as if it came from pairs that agree.
+            Without other knowledge, the heads then leave features as they are.
 
     Returns:
         The heads, two matrices ``(k, k)`` float64. Centred features times their head are embeddings, not of unit length.

@@ -23,7 +23,7 @@ _LEAST_VARIANCE = 1e-5  # added to variances, as in batch normalisation: noisy v
 
 
 class PublishedSimilarity:
-    """Releases a noisy matrix of similarities (the paper's theorem 1), and computes the gradients of the loss given this matrix.
+    """Releases a noisy matrix of similarities (the paper's theorem 1), and computes the loss's gradients given this matrix.
 
     For image records, the matrix compares all 2n views with each other, as in SimCLR. Two rows and two columns belong to a
     record, and each entry moves by at most 2, so the paper's sensitivity is 4 sqrt(2n - 1). For image-text records, which the

@@ -87,7 +87,7 @@ class Loopback:
             self._told(f"{name} is connected")
 
     def start_node(self, name: str, port: int | None = None) -> None:
-        """Starts a SuperNode and, in a resident process, its app. If the SuperNode was killed before, call `wait_for_node` next.
+        """Starts a SuperNode and, in a resident process, its app. If it was killed before, call `wait_for_node` next.
 
         Args:
             name: Name of the site.

@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def _reason(words: list[str]) -> str:
-    """Explains why the SuperLink refuses this SuperNode: the connection is faulty, the clock is wrong, or the key is unknown."""
+    """Explains why the SuperLink refuses this SuperNode: a faulty connection, a wrong clock, or an unknown key."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--superlink", "--root-certificates"):
         parser.add_argument(option)
