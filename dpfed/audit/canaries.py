@@ -29,7 +29,7 @@ Arrangement = Literal["group", "own", "one"]
 
 
 def write_public(path: Path, count: int) -> RecordStore:
-    """Writes a store of public records, which methods add to the groups of other records; all have the number 0."""
+    """Writes a store of public records, which methods add to the groups of other records. Every picture encodes number 0."""
     return _write(path, np.zeros(count, int), "public", 1)
 
 
@@ -66,15 +66,16 @@ class CanaryModel(nn.Module):
     Args:
         fillers: Number of fillers, F; records with numbers from F on are canaries.
         coordinates: Number of parameters, P.
-        arrangement: Coordinates of the gradients. ``group``: each group has a coordinate, the number of its first filler, and a
-            canary in the group reverses the gradient; for engines that pass groups one by one. ``own``: each canary has a
-            coordinate of its own. ``one``: all records share one coordinate.
+        arrangement: Coordinates of the gradients. ``group``: a group's coordinate is the number of its filler with the largest
+            hash (`read`), and a canary in the group reverses the gradient; the engine must pass groups one by one. ``own``:
+            each canary has a coordinate of its own. ``one``: all records share one coordinate.
         against: Whether the canaries' gradients point in the opposite direction to the fillers'.
         scrambled: Whether a hash of all records of a group decides the sign of its gradient. This reveals a record that changes
-            more than its own group; for engines that pass groups one by one.
+            more than its own group. The engine must pass groups one by one.
 
     Attributes:
-        sign: Sign of all gradients, +1 or -1; the auditor alternates it between steps, so that repeated noise cancels.
+        sign: Sign of all gradients, +1 or -1. The auditor alternates it between steps, so that noise that repeats itself
+            cancels.
         temperature: Temperature of the contrast.
     """
 

@@ -1,4 +1,4 @@
-"""Defaults and results of an audit of a claim."""
+"""Defaults and results of an audit, which tests the privacy claim of a mechanism by attacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Finding:
         steps: Number of steps of the mechanism in each experiment.
         rate: Sampling rate of the canaries.
         tries: Number of experiments.
-        channel: Channel that gave the strongest bound.
+        channel: Output of the mechanism (`dpfed.audit.leaving`) that gave the strongest bound.
         noise: Upper bound on the noise multiplier; infinity: no bound was found.
         epsilon: Lower bound on epsilon of the whole run, from `noise`.
         contradicts: Whether the attack contradicts the claim, at confidence `CERTAINTY`.

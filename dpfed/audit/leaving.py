@@ -48,7 +48,7 @@ class ReleasesInMemory(Releases):
 
 
 class Watched:
-    """An observer of weights and optimizer state, step by step.
+    """Observes the weights and the optimizer's state after each step.
 
     Args:
         coordinator: Coordinator of the run.

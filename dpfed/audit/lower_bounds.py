@@ -1,7 +1,7 @@
-"""An upper bound on sigma from the scores of canaries, among mechanisms like the plan's with another sigma (f-DP).
+"""Computes an upper bound on the noise multiplier sigma from the scores of canaries (f-DP).
 
-The bound uses the whole trade-off function that the plan claims. An outcome that rules out the claimed epsilon rules out the
-claimed sigma as well.
+The bound compares the plan's mechanism with mechanisms that differ from it in sigma only, each by its whole trade-off function.
+An outcome that rules out the claimed epsilon rules out the claimed sigma as well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Shown:
 
 
 def shares(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np.ndarray, float]]:
-    """Selects the channels to test, and divides the error among them; the first channel gets the largest part.
+    """Selects the channels to test, and divides the error probability among them. The first channel gets the largest part.
 
     A channel whose scores equal those of the first channel is left out, such as an optimizer's first moment in a sound run.
 
@@ -54,7 +54,7 @@ def shares(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np
 def of_repetitions(
     scores: Mapping[str, np.ndarray], there: np.ndarray, known: np.ndarray, family: Family, error: float
 ) -> list[Shown]:
-    """Bounds the noise by repeated experiments: chooses a threshold on some experiments, and measures its rates on the others.
+    """Bounds the noise by repeated experiments: chooses a threshold on known experiments, and measures its rates on the others.
 
     Args:
         scores: Scores of independent experiments by channel, ``(n,)`` each.
@@ -89,7 +89,7 @@ def _rates(
 
 
 def _telling(yes: np.ndarray, no: np.ndarray, family: Family, error: float) -> float:
-    """Returns the threshold at which these scores give the strongest bound on the noise."""
+    """Returns the threshold at which the scores with the canary (`yes`) and without it (`no`) bound the noise most strongly."""
     pooled = np.unique(np.concatenate([yes, no]))
     thresholds = pooled[np.unique(np.linspace(0, len(pooled) - 1, _THRESHOLDS).astype(int))]
     true, false = (len(x) - np.searchsorted(np.sort(x), thresholds, side="right") for x in (yes, no))

@@ -1,8 +1,8 @@
 """Membership inference on a finished run: can an adversary with the weights tell which records were trained on?
 
-Members are training records, non-members held-out records. The adversary knows half of each, and fits its attacks to them; the
+Members are training records, non-members held-out records. The adversary knows half of each, and fits its attacks to them. The
 reported figures come from the other half. The same attacks are made on the weights before training, which reveal nothing about
-any record: where these attacks succeed, members and non-members differ by themselves, and the figures measure this difference.
+any record. If these attacks succeed, members and non-members differ by themselves, and the figures measure this difference.
 
 The module also writes the results of an audit into the run's directory, readable by the owner only.
 """
@@ -99,7 +99,8 @@ class MembershipAudit:
     Attributes:
         name: Name of the run.
         public: Whether all records of the audit are public.
-        members: Number of attacked members; the adversary knew as many further members, or one more, and the references.
+        members: Number of attacked members. The adversary knew as many further members, or one more, and the references
+            (`dpfed.audit.signals`).
         non_members: Number of attacked non-members.
         promise: Guarantee of the run.
         outcomes: Success of every attack on the trained and on the untrained weights.
@@ -206,7 +207,18 @@ def attack_all(
 
 
 def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:
-    """Writes ``RUN/audit/NAME.json``, readable by the owner only, over an older file; the run's card will mention the audit."""
+    """Writes ``RUN/audit/NAME.json``, readable by the owner only, and notes the audit for the run's card.
+
+    An older file is replaced.
+
+    Args:
+        run: Directory of the run.
+        name: Name of the file, without its suffix.
+        result: Content of the file.
+
+    Returns:
+        Path of the file.
+    """
     run.disclose(AUDITED)
     make_folder(run.audits, mode=0o700)
     path = run.audits / f"{name}.json"

@@ -1,4 +1,4 @@
-"""Canaries for runs in closed form: repeated whole runs, with a record whose features point in a direction of their own.
+"""Attacks runs in closed form (private moments): repeats whole runs, with a canary whose features have their own direction.
 
 The auditor knows all other records and the clean sums, and sees both noisy sums. Features, engine, noise, coordinator and
 ledger are the run's own; the tower reads a record's number and returns a direction for it.

@@ -1,9 +1,10 @@
-"""The audit of a claim: attacks on the run's own mechanism, and whether their results contradict its epsilon.
+"""Audits a claim: attacks the run's own mechanism, and decides whether the results contradict its epsilon.
 
 Two tests run the run's code on generated records and a model of canaries:
 
-* neighbours: the distance by which a record moves the sum, compared with the sensitivity;
-* repeated experiments: of one step each, or of a whole run in closed form; Clopper-Pearson bounds, in the f-DP form.
+* neighbours: the distance by which a record moves the sum is compared with the sensitivity;
+* repeated experiments: an attack guesses whether a canary was present, in one step or in a whole run in closed form.
+  Clopper-Pearson bounds on its rates, compared with trade-off functions (f-DP), bound the noise.
 """
 
 from __future__ import annotations
@@ -184,5 +185,5 @@ def _poisson(plan: PrivacyPlan, steps: int) -> tuple[float, float, int]:
 
 
 def _even(steps: float) -> int:
-    """Rounds up to an even number of steps, so that each sign has half of the steps."""
+    """Rounds up to an even number of steps, so that each sign of the gradients has half of the steps."""
     return 2 * math.ceil(steps / 2)

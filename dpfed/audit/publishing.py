@@ -1,4 +1,4 @@
-"""Audits of the claim of a configuration or a run; the result goes into a file, and into the run's card and report."""
+"""Audits the claim of a configuration or of a run, and writes the result into a file, and into the run's card and report."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _require_writable(folder: Path) -> None:
 
 
 def as_json(audit: PrivacyAudit) -> dict[str, Any]:
-    """Returns the content of the file; infinity becomes null, and `world_size` is named ``owners``, as in older files."""
+    """Returns the content of the audit's file. Infinity becomes null; `world_size` is named ``owners``, as in older files."""
     facts = {"owners" if name == "world_size" else name: value for name, value in dataclasses.asdict(audit).items()} | {
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "shown": audit.shown,

@@ -24,7 +24,7 @@ _AT_ONCE = 32  # number of records whose views are made at a time
 
 @dataclass(frozen=True)
 class Sides:
-    """The records of an audit: n members and non-members, in this order, and some references.
+    """The records of an audit: members, then non-members, n in all, and further training records as references.
 
     Attributes:
         parts: Parts of the run, with the members' store and with the non-members' store.
@@ -44,7 +44,8 @@ class Sides:
 
         Args:
             parts: Parts of the run.
-            non_members: Store of records that the run never saw; default: records of its store outside the training split.
+            non_members: Store of records that the run never saw; default: records of the run's store outside the training
+                split.
             records: Largest number of members, and of non-members; 0: all.
             randomness: Randomness of the draw and of the views.
 
@@ -72,7 +73,7 @@ class Sides:
 
     @property
     def public(self) -> bool:
-        """Whether all of the records are public."""
+        """Whether the run's store and the non-members' store are public."""
         return all(parts.store.public for parts in self.parts)
 
     @property

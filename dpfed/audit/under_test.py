@@ -137,7 +137,7 @@ class UnderTest:
         return np.flatnonzero(np.concatenate([np.repeat(coins, copies), np.ones(self.fillers, bool)]))
 
     def with_model(self, model: CanaryModel, engine: str | None = None) -> UnderTest:
-        """Returns the mechanism with another model of canaries, and with another engine if its method can use several."""
+        """Returns the mechanism with another model of canaries, and with the given engine if its method can use several."""
         config = self.parts.config
         if engine is not None and self.parts.plan.bounding.method.picks_engine:
             config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
@@ -145,7 +145,7 @@ class UnderTest:
         return dataclasses.replace(self, parts=dataclasses.replace(parts, config=config), model=model)
 
     def sums(self, present: np.ndarray, randomness: Randomness) -> Iterator[Tensor]:
-        """Yields the sums of all steps without noise, ``(P,)`` each, as an adversary who knows all these records can.
+        """Yields the sums of all steps without noise, ``(P,)`` each. An adversary who knows all these records can compute them.
 
         Args:
             present: Rows of the present records.
@@ -193,7 +193,7 @@ def partitions(parts: Parts, rows: np.ndarray, world_size: int) -> list[Partitio
 
 
 def workers(parts: Parts, rows: np.ndarray, world_size: int, randomness: Randomness) -> InProcess:
-    """Makes all workers on some rows, in this process."""
+    """Makes all workers in this process. Together they have the given rows of the store."""
     divided = partitions(parts, rows, world_size)
     return InProcess([parts.learner.worker(randomness, partition) for partition in divided])
 
@@ -210,7 +210,7 @@ def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:
 
 
 def _turn(model: CanaryModel, step: int) -> None:
-    """Alternates the sign of all gradients between steps: repeated noise then cancels in the scores."""
+    """Alternates the sign of all gradients between steps, so that noise that repeats itself cancels in the scores."""
     model.sign.fill_(sign_of(step))
 
 

@@ -4,8 +4,8 @@ The module also finds the coordinate of the noisy sum in which each canary shows
 
 Many canaries are tried at once, each on a coordinate of its own, so that every canary of a step is an experiment:
 
-* group clipping: a group has a coordinate, and a canary that joins the group reverses its gradient, a change of 2C;
-* public contrast: every record is a group with its own coordinate; a canary adds C;
+* group clipping: each group has a coordinate, and a canary that joins the group reverses the group's gradient, a change of 2C;
+* public contrast: every record is a group with its own coordinate, in which a canary adds a gradient of length C;
 * a clipped batch, and all methods that contrast the whole batch: there is one gradient, and so one canary and one coordinate.
 
 The auditor knows every draw except whether a canary is drawn, as the proofs allow. So it knows the group that the canary would
@@ -49,7 +49,7 @@ class Board:
     Attributes:
         under: Mechanism under test.
         arrangement: Arrangement of the canaries.
-        shift: Signed distance by which a drawn canary moves its coordinate of the sum.
+        shift: Signed distance by which a canary, if it is drawn, moves its coordinate of the sum.
     """
 
     under: UnderTest
@@ -58,7 +58,7 @@ class Board:
 
     @classmethod
     def build(cls, under: UnderTest) -> Board:
-        """Places the canaries of a mechanism."""
+        """Gives each canary of a mechanism its coordinate, and determines how far a canary moves the sum there."""
         plan = under.parts.plan
         arrangement = arrangement_of(plan.bounding.method)
         coordinates = {"group": under.fillers, "own": 1 + under.canaries, "one": 1}[arrangement]
@@ -76,7 +76,8 @@ class Board:
             randomness: Randomness of the workers.
 
         Returns:
-            Coordinates, ``(m,)``, -1 for a canary that shows nowhere; and whether each canary is alone there, ``(m,)`` bool.
+            Coordinates, ``(m,)``, -1 for a canary that shows in no coordinate; and whether each canary is alone in its
+            coordinate, ``(m,)`` bool.
         """
         count = self.under.canaries
         if self.arrangement != "group":
@@ -163,8 +164,8 @@ class Scores:
 def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness, progress: Progress | None = None) -> Scores:
     """Runs a mechanism with some of its canaries, and scores all of them.
 
-    The scores are logarithms of likelihood ratios under the claimed noise and the claimed rate; the scores of the weights are
-    the plain shifts. Wrong scores do no harm: the lower bounds that follow from scores are valid for any scores.
+    The scores are logarithms of likelihood ratios under the claimed noise and the claimed rate. For the weights, the score is
+    the shift of the canary's coordinate itself. Poor scores make no bound wrong: the lower bounds hold for any scores.
 
     Args:
         board: Mechanism with its canaries.
@@ -224,7 +225,7 @@ def most_moved(under: UnderTest) -> float:
     """Measures the largest L2 distance between the sums of neighbours, over adversarial models, records and steps.
 
     Both neighbours have the same draws, as in the proofs. If a method also releases noisy statistics, its sums may differ by
-    more, and the distance means nothing: the result is then 0.
+    more, and the distance would mean nothing. The function then returns 0.
 
     Args:
         under: Mechanism with a canary, in which every record is drawn in every step.

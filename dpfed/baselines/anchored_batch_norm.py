@@ -1,9 +1,9 @@
 """BatchNorm under group clipping: statistics of one group and of M public anchor images.
 
-BatchNorm mixes images, so the records that it mixes must be clipped as one: here its statistics come from the records of ONE
-group and from M public anchor images (`AnchoredEncoder`). A record then affects the clipped gradient of its own group only, and
-the sensitivity of the sum stays 2C (docs/methods.md). No statistics are averaged over steps; at inference they come from the
-anchors alone, so the embedding of an image depends on no other image.
+BatchNorm mixes images, so the records that it mixes must be clipped as one. `AnchoredBatchNorm` therefore takes its statistics
+from the records of ONE group and from M public anchor images, which `AnchoredEncoder` appends. A record then affects the
+clipped gradient of its own group only, and the sensitivity of the sum stays 2C (docs/methods.md). No statistics are averaged
+over steps. At inference they come from the anchors alone, so the embedding of an image depends on no other private image.
 
 The idea of public images in the batch is Davody et al.'s (2020). Their version is not sound: they take statistics over the
 whole private batch but clip per example. So one additional example changes the statistics, and with them the clipped gradient
@@ -37,7 +37,7 @@ class AnchoredBatchNorm(nn.Module):
         eps: Term added to the variance.
 
     Attributes:
-        anchors: Number of anchors, which are the last rows; the `AnchoredEncoder` sets this number, which is 0 otherwise.
+        anchors: M, the number of anchors, which are the last rows. `AnchoredEncoder` sets it; without one it is 0.
     """
 
     mixes_one_group = True

@@ -1,4 +1,4 @@
-"""Construction of the engines of the methods for comparison."""
+"""Makes the engines of the methods for comparison. `MAKERS` has one function for each method."""
 
 from __future__ import annotations
 

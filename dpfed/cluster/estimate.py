@@ -1,8 +1,8 @@
 """Estimate of a run's time, bytes and dollars with many workers, computed from a few measured or assumed figures.
 
 A step has three parts, one after the other. First, every worker draws its records, reads them, makes their views and computes
-the clipped gradients of its groups; all wait for the worker that has most records. Second, the sums go to the coordinator, and
-the new parameters come back. Third, in between, the coordinator adds the noise and takes the optimizer's step. The coordinator
+the clipped gradients of its groups. All workers wait for the worker that has most records. Second, the sums go to the
+coordinator, which adds the noise and takes the optimizer's step. Third, the new parameters go to the workers. The coordinator
 writes the ledger and the release while the next sum is computed. Checkpoints, failures of workers and evaluation are not
 counted.
 """
@@ -30,17 +30,18 @@ _SET_ASIDE = 0.15  # cost of skipping a drawn record of another worker's group, 
 class Machines:
     """Measured or assumed figures of the machines, from which costs are estimated.
 
-    A figure that is zero is not counted.
+    If a figure is zero, what it stands for is not counted.
 
     Args:
         throughput: Records per second whose clipped group gradients one GPU computes.
         bandwidth: Bytes per second over the slowest link between two workers.
         latency: Seconds of a message in addition to the time for its bytes.
         noise: Seconds of the coordinator per million parameters, for noise and optimizer. All workers wait for them.
-        bookkeeping: Seconds of the coordinator per million parameters for the digest, during the next sum.
+        bookkeeping: Seconds of the coordinator per million parameters for the digest, while workers compute the next sum.
         price: Dollars per GPU and hour.
         gpus_per_node: Number of GPUs that are rented together.
-        keys: Seconds in which a worker draws among a million records, for a block of steps in which each record is drawn once.
+        keys: Seconds, per million records, in which a worker draws the records of a block of steps. The figure is for a block
+            in which each record is drawn once.
         drawn: Seconds in which a worker puts a million drawn records into groups.
         decoding: Seconds in which a worker reads and decodes a record's image.
         ahead: Whether images are read and decoded, and the records of the next step drawn, while gradients are computed.
@@ -89,8 +90,8 @@ class Estimate:
         views: Seconds of a step in which the busiest worker makes views.
         gradients: Seconds of a step in which the busiest worker computes gradients.
         transport: Seconds of a step for reduce and broadcast.
-        coordinator: Seconds of a step in which all wait for noise, optimizer, commit, or a digest that takes longer than a sum.
-            The time of a commit is divided among its steps.
+        coordinator: Seconds of a step in which all workers wait for noise, optimizer, commit, or a digest that takes longer
+            than a sum. The time of a commit is divided among its steps.
         bytes_per_step: Bytes of a worker's own sum and of the new parameters together.
         hours: Hours of the whole run.
         dollars: Dollars of the whole run: hours x GPUs x price.
@@ -179,9 +180,9 @@ def largest_shard(mean: float, workers: int) -> float:
 
 
 def largest_share(groups: int, size: float, workers: int) -> float:
-    """Returns the expected number of records of the busiest of W workers that divide groups by size (`dealt`).
+    """Returns the expected number of records of the busiest of W workers if `dealt` divides the groups among them by size.
 
-    It is the mean of `_DRAWS` draws of all groups, from a fixed seed.
+    The result is the mean of `_DRAWS` draws of all groups' sizes, from a fixed seed.
 
     Args:
         groups: K, the number of groups.
@@ -222,7 +223,7 @@ def bottleneck(one: Estimate) -> str:
 
 
 def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> dict[str, float]:
-    """Returns the seconds of a step by part."""
+    """Returns the seconds that each part of a step takes, by the names of the fields of `Estimate`."""
     records, millions = _of_the_busiest(plan, workers), parameters / 1e6
     gradients, decoding = records / machines.throughput, records * machines.decoding
     grouped = records + (_SET_ASIDE * (_records(plan) - records) if _divides_groups(plan) else 0.0)
@@ -270,7 +271,7 @@ def _divides_groups(plan: PrivacyPlan) -> bool:
 
 
 def _bytes_up(plan: PrivacyPlan) -> int:
-    """Returns the bytes of one element of a sum: 64-bit integers; without privacy, float32."""
+    """Returns the bytes of one element of a sum: 8 for the 64-bit integers of a private plan, 4 for float32 without privacy."""
     return 8 if plan.private else 4
 
 

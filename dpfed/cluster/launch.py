@@ -139,7 +139,7 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
 
 
 def _counted(sized: Resources) -> str:
-    """Returns the number of workers that start now, in words. For a range, as many start as there is room for."""
+    """Returns the number of workers that start now, in words. If a range was asked for, the room in the cluster decides."""
     now = sized.workers
     if sized.least:
         now = min(now, max(sized.least, sized.room()))
@@ -192,7 +192,7 @@ def _in_worker(settings: dict[str, Any]) -> str | None:
 
 @contextlib.contextmanager
 def _connected(progress: Progress) -> Iterator[bool]:
-    """Connects to a Ray cluster for the block; yields whether the cluster was started here, for this run only."""
+    """Connects to a Ray cluster for the block. Yields whether this process started the cluster, for this run only."""
     import ray
 
     if ray.is_initialized():
@@ -216,7 +216,7 @@ def _connected(progress: Progress) -> Iterator[bool]:
 
 
 def _connection() -> bool:
-    """Connects this process to Ray; returns whether the cluster was started here, for this run only."""
+    """Connects this process to Ray. Returns whether this process started the cluster, for this run only."""
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -273,7 +273,7 @@ def _storage(task: Task) -> Iterator[Path]:
 
 
 def _sized(resources: Resources, there: list[dict[str, float]], is_local: bool, progress: Progress) -> Resources:
-    """Returns the resources with GPUs and CPUs per worker chosen.
+    """Chooses the GPUs and CPUs per worker that the user has not set, and returns the resources.
 
     Args:
         resources: Resources that the user asked for.
@@ -300,7 +300,11 @@ def _sized(resources: Resources, there: list[dict[str, float]], is_local: bool, 
 
 
 def _with_a_place(task: Task) -> Task:
-    """Returns the task with the stores of generated records beside the run, if they would be in a job's temporary copy."""
+    """Moves the stores of generated records beside the run if they would lie in a submitted job's temporary copy.
+
+    Returns:
+        The task with the new place of the stores, or the unchanged task.
+    """
     config = task.config
     if config is None or not config.data.from_nothing or not _in_job_copy(config.data.stores):
         return task
@@ -313,7 +317,11 @@ def _in_job_copy(path: str | Path) -> bool:
 
 
 def _refuse_job_copy(task: Task) -> None:
-    """Refuses paths in a submitted job's temporary copy, which Ray deletes, and which other machines do not see."""
+    """Refuses paths in a submitted job's temporary copy, which Ray deletes, and which other machines do not see.
+
+    Raises:
+        UserError: If the task has such a path; the message names the settings.
+    """
     paths: dict[str, str | Path | None] = {"--run": task.folder}
     if task.config is not None:
         data, model = task.config.data, task.config.model

@@ -18,7 +18,7 @@ _HOST_BYTES, _TEXT_BYTES = 64, 1024  # bytes of a report for the host's name and
 
 
 class Link:
-    """One process's side of the messages. The default process group must be initialised, and able to send CPU tensors.
+    """Sends and receives the messages of one process. The default process group must exist, and must carry CPU tensors.
 
     Attributes:
         rank: Rank of this process; rank 0 is the coordinator.
@@ -66,7 +66,7 @@ class Link:
 
         Args:
             mark: Digest of `MARK_BYTES` bytes that must be the same on all ranks; ignored if `trouble` is given.
-            trouble: Reason why this rank cannot continue; empty: it can. All ranks see the reason, so it must not be private.
+            trouble: Reason why this rank cannot continue; empty if it can. All ranks see the reason, so it must not be private.
 
         Raises:
             UserError: If a rank cannot continue, or the digests differ. Every rank raises the same first error.

@@ -79,7 +79,7 @@ def _reach(address: tuple[str, int], wait: float, progress: Progress) -> None:
     """Waits until a program listens at an address.
 
     Raises:
-        OSError: If none listens after `wait` seconds.
+        OSError: If no program listens there after `wait` seconds.
     """
     until, told = time.monotonic() + wait, False
     while True:
@@ -110,13 +110,13 @@ def room_for(cpus: int, gpus: int, there: list[dict[str, float]]) -> int:
 
 @contextlib.contextmanager
 def watched(least: int, room: Callable[[], int], progress: Progress, every: float = 5.0) -> Iterator[None]:
-    """Shows a note when the cluster has room for too few workers, and when machines are back: Ray waits silently, for ever.
+    """Shows a note when the cluster has room for too few workers, and when machines are back. Ray itself says nothing.
 
     Args:
         least: Smallest number of workers with which the run can continue.
         room: Function that returns the number of workers for which there is room now.
         progress: Progress, which shows the notes.
-        every: Seconds between two looks.
+        every: Seconds between two checks.
     """
     ended, missing = threading.Event(), False
 

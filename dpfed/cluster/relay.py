@@ -34,7 +34,7 @@ class Relay(Progress):
         self._queue = queue
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
-        """See `Progress`."""
+        """Sends the start of a stage, and returns the function that sends how far the stage is. See `Progress`."""
         self._put("stage", name, total)
         last = 0.0
 
@@ -47,15 +47,15 @@ class Relay(Progress):
         return advance
 
     def note(self, text: str) -> None:
-        """See `Progress`."""
+        """Sends a note. See `Progress`."""
         self._put("note", text)
 
     def on_step(self, step: StepSummary) -> None:
-        """See `Callback`."""
+        """Sends the summary of a step. See `Callback`."""
         self._put("on_step", step.sendable())
 
     def on_evaluation(self, figures: list[Evaluation]) -> None:
-        """See `Callback`."""
+        """Sends the figures of an evaluation. See `Callback`."""
         self._put("on_evaluation", figures)
 
     def at(self, rank: int, host: str) -> None:
@@ -67,7 +67,7 @@ class Relay(Progress):
 
 
 def telling_of_deaths(queue: Queue, restarts: int) -> Any:
-    """Returns a callback for Ray Train, called in one of its processes, that reports which worker died and what follows.
+    """Returns a callback that reports which worker died and what follows. Ray Train calls it in a process of its own.
 
     Args:
         queue: Queue of events; `relayed` reads it in the user's process.
@@ -123,8 +123,8 @@ def relayed(run: Path, progress: Progress, hosts: Hosts, what: str, beside: Call
         run: Folder of the run.
         progress: Progress of this process.
         hosts: Hosts of the workers, filled as workers report them.
-        what: Description of the work before the first event of a worker, for notes while this work takes long.
-        beside: Function that returns a text to add to these notes.
+        what: Description of the work before the first event of a worker. Notes repeat it while this work takes long.
+        beside: Function that returns a text, which is added to these notes.
     """
     import ray
     from ray.util.queue import Empty, Queue

@@ -1,4 +1,4 @@
-"""The default process group, and runs as one of torchrun's processes. This module works without Ray.
+"""Sets up the default process group, and carries out runs as one of torchrun's processes. This module works without Ray.
 
 The module also chooses the network interface of gloo. By default, gloo uses the address to which the host's own name resolves.
 In Debian's and Ubuntu's `/etc/hosts` that is 127.0.1.1, which other machines cannot reach: processes on several machines would

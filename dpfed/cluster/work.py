@@ -39,8 +39,8 @@ class Task:
         resume: Whether to resume a run that exists.
         beside: Folder that the launcher made beside the run's directory. A process that does not see this folder is on other
             storage.
-        callbacks: Callbacks in the process of rank 0, which may be on another machine.
-        comments: Lines that explain the configuration.
+        callbacks: Callbacks that the process of rank 0 calls; this process may be on another machine.
+        comments: Lines that explain the configuration, written above it in the run's ``config.toml``.
     """
 
     folder: Path
@@ -108,7 +108,7 @@ def _lead(link: Link, task: Task, progress: Progress) -> None:
 
 
 def _follow(link: Link, folder: Path) -> None:
-    """Takes part in the run of rank 0, on another rank; returns when the run ends, or cannot be joined."""
+    """Takes part in the run on a rank above 0. Returns when the run ends, or when this rank cannot join it."""
     text = link.broadcast()
     if not text:
         return

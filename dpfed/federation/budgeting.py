@@ -63,7 +63,7 @@ def reserve_site(folder: Folder, terms: Terms, store: RecordStore | None = None)
 
 
 def settle_site(folder: Folder) -> list[BudgetLedger]:
-    """Returns to the budgets the part of a site's reservation that the coordinator will not ask for.
+    """Gives back to the budgets the part of a site's reservation that the coordinator will not ask for any more.
 
     Returns:
         The ledgers of the budgets.
@@ -87,7 +87,7 @@ def settle_site(folder: Folder) -> list[BudgetLedger]:
 
 
 def is_over(folder: Folder) -> bool:
-    """Returns whether the coordinator has asked for the last step: the site's ledger no longer changes."""
+    """Returns whether the coordinator has asked for the last step, so that the site's ledger no longer changes."""
     if not folder.ledger.exists():
         return False
     ledger = Ledger.open(folder.ledger)

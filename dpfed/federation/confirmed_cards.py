@@ -1,4 +1,7 @@
-"""The other sites' cards that a site's operator has confirmed with these sites: a coordinator could invent members."""
+"""Keeps the list of other sites' cards that a site's operator has confirmed by asking these sites.
+
+Without this list, a coordinator could invent members.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private folder of a party in a federation."""
+"""Makes the private folder of a party in a federation."""
 
 from __future__ import annotations
 

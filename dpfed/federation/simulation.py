@@ -73,7 +73,7 @@ def simulate(
 
     Args:
         config: Configuration of the run.
-        folder: Directory of the run. It must not be in use; with `resume`, it may hold this very run.
+        folder: Directory of the run. It must not be in use, but with `resume` it may hold the run that is continued.
         simulation: Sites to simulate.
         progress: Progress, which shows the stages of the run; default: nothing is shown.
         resume: Whether to continue a run that exists already; default: no.

@@ -1,7 +1,7 @@
 """A public basis: an affine map of a tower's features, which is applied before any private sum is computed.
 
-Its numbers are fixed before any record is read. They are either random rows that anyone can draw again, or the mean and the
-first principal components of *public* features. Principal components need fewer dimensions, so the moments get less noise.
+Its numbers are fixed before any private record is read. They are either random rows that anyone can draw again, or the mean and
+the first principal components of *public* features. Principal components need fewer dimensions, so the moments get less noise.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def random_bases(widths: tuple[int, ...], dimensions: int, alike: bool) -> dict[
     Args:
         widths: F of each tower, the image tower's first.
         dimensions: k, number of rows.
-        alike: Whether the towers are aligned; they then share one projection.
+        alike: Whether the towers are aligned (trained to give the image and the text of a pair similar features). Aligned
+            towers share one projection.
     """
     return {
         side: random_basis(width, dimensions, 0 if alike else number)
@@ -113,7 +114,7 @@ def principal_basis(features: Tensor, most: int) -> Basis:
 
     Args:
         features: Features of public records, ``(n, F)``. Rows that are zero or not finite are left out.
-        most: Largest number of components. The basis has no more than n - 1 or F.
+        most: Largest number of components. The basis never has more than n - 1, or more than F.
 
     Raises:
         ValueError: If fewer than two rows are usable.
@@ -132,7 +133,7 @@ def principal_basis(features: Tensor, most: int) -> Basis:
 
 
 def written(bases: Mapping[Side, Basis]) -> bytes:
-    """Serialises the towers' bases as safetensors in float16, which loses nothing of `principal_basis`."""
+    """Serialises the towers' bases as safetensors in float16. The numbers of `principal_basis` stay as they are."""
     tensors = {}
     for side, basis in bases.items():
         tensors[f"{side}.projection"] = basis.rows

@@ -1,8 +1,8 @@
 """Blueprints of open_clip models before they are built: architecture, preprocessing, and the place of their weights.
 
 An architecture is a name that open_clip knows, a JSON file in open_clip's format (the user's, or one that dpfed ships), or
-``local-dir:DIR``; weights are a tag that open_clip knows, a local file, or those of the ``local-dir``. Nothing is downloaded
-unless a tag asks for it.
+``local-dir:DIR``, which names a folder in open_clip's format. Weights are a tag that open_clip knows, a local file, or the
+weights in that folder. Nothing is downloaded unless a tag asks for it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Blueprint:
         preprocessing: Preprocessing that the image tower expects.
         tag: Tag of weights that open_clip can fetch, or ``None``.
         file: File of local weights, or ``None``; without tag and file, weights are random.
-        folder: The ``local-dir``, which may hold a tokenizer, or ``None``.
+        folder: Folder DIR of ``local-dir:DIR``, which may hold a tokenizer, or ``None``.
     """
 
     name: str
@@ -102,7 +102,7 @@ def blueprint(config: ModelConfig) -> Blueprint:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences the warnings that libraries log, such as open_clip's that weights are random, which dpfed asked for."""
+    """Silences warnings that libraries log in the block, such as open_clip's about random weights, which dpfed wanted."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -149,7 +149,10 @@ def _local_dir(folder: Path, weights: str | None) -> Blueprint:
 
 
 def _read_json(path: Path) -> tuple[dict[str, Any], Preprocessing]:
-    """Reads an architecture file: the towers alone, or ``{"model_cfg": ..., "preprocess_cfg": ...}``."""
+    """Reads an architecture file, and returns the description of the towers and the preprocessing.
+
+    The file has the towers alone, or the form ``{"model_cfg": ..., "preprocess_cfg": ...}``.
+    """
     try:
         content = json.loads(read_text(path))
     except OSError as error:

@@ -61,8 +61,8 @@ def build_model(
         adaptation: Trained parts of an open_clip model (default: adapters on q and v of both towers) or of a timm encoder
             (default: all).
         size: Side of the images, pixels; default: the architecture's own (open_clip, timm), or 32.
-        load_weights: Whether to load the weights of open_clip, timm and a pretrained text tower; False leaves them random, and
-            anchors zero, for a checkpoint to be loaded over them.
+        load_weights: Whether to load the weights of open_clip, timm and a pretrained text tower. If not, these weights are
+            random and anchors are zero, so that a caller can load a checkpoint over them.
         start: Starting weights; they replace the random ones (or open_clip's or timm's).
 
     Raises:
@@ -131,7 +131,10 @@ def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | T
 
 
 def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> Any:
-    """Makes the encoder from images to features ``(n, features_dim)``; BatchNorm over a group comes from `dpfed.baselines`."""
+    """Makes the encoder from images to features ``(n, features_dim)``.
+
+    If it has BatchNorm over a group, this layer comes from `dpfed.baselines`, which may be missing.
+    """
     if model.is_own:
         built = discovery.call_named(model.image, "model.image", model.options)
         if not isinstance(built, nn.Module):

@@ -24,9 +24,9 @@ class BYOL(SimCLR):
     and its projection.
 
     Args:
-        encoder: Any module, images ``(n, C, H, W)`` -> features ``(n, F)``.
+        encoder: Any module from images ``(n, C, H, W)`` to features ``(n, F)``.
         embedding: D, dimensions of projection and prediction.
-        hidden: Width of their hidden layers.
+        hidden: Width of the hidden layers of projection and prediction.
         decay: Decay of the target's average, in [0, 1): after a step the target is decay * target + (1 - decay) * encoder.
 
     Raises:

@@ -40,13 +40,16 @@ class ClipTokenizer:
 
 
 def _beginning(text: str, tokens: int) -> str:
-    """Returns the most characters of a text that `tokens` tokens can hold: tokenizers take minutes for a million characters."""
+    """Returns the beginning of a text, with at least all characters that `tokens` tokens can hold.
+
+    Tokenizers would take minutes for a million characters.
+    """
     most = _LONGEST_TOKEN * tokens
     return text if len(text) <= most else " ".join(text.split())[:most]
 
 
 def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
-    """Makes the tokenizer of an architecture, from the package or from the files beside local weights.
+    """Makes the tokenizer of an architecture, from open_clip's files, from files beside local weights, or by fetching it.
 
     Raises:
         UserError: If the tokenizer is not on this machine and cannot be fetched.

@@ -19,7 +19,10 @@ MIN_TEMPERATURE = 0.01
 
 
 class _Contrastive(nn.Module):
-    """Base of models: holds temperature and bias, fixed (buffers) or learnt (parameters; -log of the temperature)."""
+    """Base class of the models. It holds temperature and bias.
+
+    Fixed values are buffers. Learnt values are parameters, and the parameter of the temperature is minus its logarithm.
+    """
 
     fixed_temperature: torch.Tensor
     bias: torch.Tensor | None
@@ -83,7 +86,7 @@ class SimCLRModel(_Contrastive):
         head: Projection head from features to ``(n, D)``.
         temperature: Temperature, which divides the cosine similarities; the initial value if it is learnt.
         learn_temperature: Whether temperature and bias are parameters.
-        bias: Bias, added to every logit of a pairwise loss; ``None`` for losses without.
+        bias: Bias, added to every logit of a pairwise loss; ``None`` for losses without a bias.
         unit_length: Whether `forward` returns embeddings of unit length; `embed_images` always does.
 
     Raises:
@@ -131,7 +134,7 @@ class TwoTowerModel(_Contrastive):
         projection: Projection of image features to ``(n, D)``.
         temperature: Temperature, which divides the cosine similarities; the initial value if it is learnt.
         learn_temperature: Whether temperature and bias are parameters.
-        bias: Bias, added to every logit of a pairwise loss; ``None`` for losses without.
+        bias: Bias, added to every logit of a pairwise loss; ``None`` for losses without a bias.
         unit_length: Whether `forward` returns embeddings of unit length; `embed_images` and `embed_text` always do.
 
     Raises:

@@ -72,7 +72,10 @@ class SmallCNN(nn.Module):
 
 
 class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, under torchvision's names. torchvision's own block would load torch's compiler."""
+    """Two 3x3 convolutions and a shortcut, whose parameters have torchvision's names.
+
+    An import of torchvision's own block would load torch's compiler.
+    """
 
     expansion = 1
 
@@ -91,7 +94,7 @@ class _BasicBlock(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """Convolutions 1x1, 3x3 and 1x1, and a shortcut, under torchvision's names."""
+    """Convolutions 1x1, 3x3 and 1x1, and a shortcut, whose parameters have torchvision's names."""
 
     expansion = 4
 
@@ -178,7 +181,7 @@ def resnet(
     """Makes a ResNet (He et al. 2016) with GroupNorm, or another layer, in place of BatchNorm.
 
     Args:
-        depth: Number of layers.
+        depth: Number of layers: 18, 34 or 50.
         stem: First layer: ``cifar``, 3x3 with stride 1 for images of about 32 px, or ``imagenet``, 7x7 with stride 2 and
             max-pooling.
         width: Channels of the first stage, 64 in the paper.

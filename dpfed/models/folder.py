@@ -152,7 +152,10 @@ def _save_clip(folder: Path, model: ClipModel, facts: ModelFacts) -> dict[str, b
 
 
 def _save_parts(model: nn.Module, options: ModelConfig) -> dict[str, bytes]:
-    """Serialises a model's weights, adapters merged in, by file; the file without a prefix gets the remaining tensors."""
+    """Merges the adapters into a model's weights, and returns the content of each file of weights, by file name.
+
+    The file without a prefix gets the tensors that no other file holds.
+    """
     state, files = _portable(_published(merged_state(model))), {}
     for part in sorted(weight_parts(options), key=lambda part: -len(part.prefix)):
         names = [name for name in state if name.startswith(part.prefix)]
@@ -232,7 +235,7 @@ def load_weights_into(folder: str | Path, model: nn.Module, shape: tuple[int, in
 
 
 def weights_digest(folder: str | Path) -> str:
-    """Returns the SHA-256 of a model's weights (of its heads, if they are made of moments), checked against its files.
+    """Returns the SHA-256 of a model's weights, or of its heads if they are made of moments, after checking all its files.
 
     Raises:
         UserError: If the folder is missing or damaged.

@@ -24,7 +24,7 @@ _MLP = ("c_fc", "c_proj", "fc1", "fc2")
 
 
 class LowRankUpdate(nn.Module):
-    """Adds ``scale * up @ down`` to some blocks of rows of a frozen weight.
+    """Adds ``scale * up @ down`` to chosen blocks of rows of a frozen weight.
 
     `up` starts at zero, so an adapted model starts as the model that it adapts.
 
@@ -108,7 +108,7 @@ def add_adapters(tower: nn.Module, name: str, layers: Sequence[str], rank: int, 
 
 
 def _targets(tower: nn.Module, layers: set[str]) -> tuple[list[_Target], set[str]]:
-    """Returns the weights to adapt, and those of the kinds `layers` that the tower has."""
+    """Returns the weights to adapt, and which of the kinds of layers in `layers` the tower has."""
     targets: list[_Target] = []
     present: set[str] = set()
     chosen = tuple(number for number, block in enumerate(BLOCKS) if block in layers)

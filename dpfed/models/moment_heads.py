@@ -2,8 +2,8 @@
 
 With linear heads, the contrast of all pairs of records (the spectral contrastive loss, HaoChen et al. 2021; regularised
 canonical correlation, Hotelling 1936) depends on the records through their moments alone: the best score of an image x and a
-text y is ``x' A^-1 M B^-1 y``, with the cross-moment M and the auto-moments A and B. A ridge is added to A and B; it follows
-from the number of records and from the size of the noise.
+text y is ``x' A^-1 M B^-1 y``, with the cross-moment M and the auto-moments A and B. A ridge is added to A and B. This ridge
+follows from the number of records and from the size of the noise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DEVIATIONS = 3.0  # standard deviations by which a noisy mean's squared length 
 
 @dataclass(frozen=True)
 class MomentNoise:
-    """Size of the noise on released moments.
+    """Size of the noise on released moments, and the quantities that follow from it.
 
     Args:
         records: N, number of records.
@@ -92,14 +92,15 @@ def centres(layout: MomentLayout, noise: MomentNoise, moments: Moments) -> Tenso
 
 
 def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: bool) -> tuple[Tensor, Tensor]:
-    """Computes the two linear heads.
+    """Computes the two linear heads, one for each tower. With one tower, both are the same.
 
     Args:
         layout: Layout of the release.
         noise: Noise of the release.
         moments: Released moments, as averages over N records.
-        aligned: Whether the towers were aligned before the run, so that the features of a pair are alike. The ridge then counts
-            as records whose image and text agree: without other knowledge, the heads leave features as they are.
+        aligned: Whether the towers were aligned before the run, so that the features of a pair are alike. The ridge, times a
+            weight (`MomentNoise.likeness`), is then added to the cross-moment, too, as if it came from pairs that agree.
+            Without other knowledge, the heads then leave features as they are.
 
     Returns:
         The heads, two matrices ``(k, k)`` float64. Centred features times their head are embeddings, not of unit length.
@@ -132,7 +133,7 @@ def canonical_heads(
     """Computes heads onto the most correlated directions alone (regularised CCA, Hotelling 1936).
 
     The noisy auto-moments whiten both towers' features. The directions are those of the largest singular values of the whitened
-    cross-moment. Each side is scaled by the square root of the singular values, so that the scores of pairs are the best that
+    cross-moment. Each head is scaled by the square root of the singular values, so that the scores of pairs are the best that
     this number of directions can give.
 
     Args:

@@ -111,7 +111,7 @@ class MomentLayout:
 
     @property
     def _pairs(self) -> int:
-        """Largest length of a record's products of different views, relative to that of products of views with themselves."""
+        """Largest length of a record's products of different views, relative to its products of views with themselves."""
         return 1 if self.towers == 2 else self.views - 1
 
     @functools.cached_property

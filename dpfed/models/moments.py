@@ -56,7 +56,7 @@ class Head(nn.Module):
 
 
 class PublishedHeads(nn.Module):
-    """Heads of a model that was loaded from a folder.
+    """Holds the heads of a model that was loaded from a folder.
 
     Args:
         tensors: Tensors of the heads, as `published_heads` returns them.
@@ -76,7 +76,7 @@ class PublishedHeads(nn.Module):
 
 
 class MomentHeads(nn.Module):
-    """The released moments, and the heads that follow from them.
+    """Holds the released moments, and makes the heads that follow from them.
 
     Args:
         layout: Layout of the release.
@@ -138,7 +138,7 @@ class MomentHeads(nn.Module):
 
 
 class _HeadOf(nn.Module):
-    """Reference to a tower's head in its owner, so that the model has the head's tensors only once."""
+    """Calls the head of a tower that another module owns, so that the model has the head's tensors only once."""
 
     def __init__(self, owner: MomentHeads | PublishedHeads, side: Side) -> None:
         super().__init__()
@@ -167,12 +167,14 @@ def bridges(model: nn.Module) -> dict[Side, nn.Module]:
 
 
 def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -> None:
-    """Freezes a model and removes everything but its towers: the projection head for views, and untrained projections.
+    """Freezes a model and removes the layers behind its towers that heads of moments replace.
+
+    These layers are the projection head of a model for images alone, and the projections of two towers that are not aligned.
 
     Args:
         model: Model with towers; see `bridges`.
         aligned: Whether the model's projections were trained to align images and texts; they are then kept.
-        several_layers: Whether every tower that can gives the features of several layers side by side.
+        several_layers: Whether the towers give the features of several layers side by side, if they can.
     """
     model.requires_grad_(False)
     for tower in _layered(model).values() if several_layers else ():
@@ -192,7 +194,7 @@ def layers_of(model: nn.Module) -> dict[Side, int]:
 
 
 def stages_of(model: nn.Module) -> list[int]:
-    """Returns the stages of the image tower that stand beside its features, counted from the end (`TimmEncoder`)."""
+    """Returns the indices of the image tower's stages whose means stand beside its features (`TimmEncoder.stages`)."""
     return [stage for tower in _layered(model).values() for stage in getattr(tower, "stages", ())]
 
 
@@ -202,7 +204,10 @@ def has_several_layers(model: nn.Module) -> bool:
 
 
 def _layered(model: nn.Module) -> dict[Side, Any]:
-    """Returns the towers that can give several layers: those with ``give_several_layers()`` and ``layers``, their number."""
+    """Returns the towers that can give the features of several layers: they have a method ``give_several_layers``.
+
+    Such a tower also has an attribute ``layers``, the number of layers that give features.
+    """
     towers: dict[Side, Any] = {}
     if isinstance(model, TwoTowerModel):
         text = model.text_encoder
@@ -240,7 +245,7 @@ def give_heads(model: nn.Module, owner: MomentHeads | PublishedHeads) -> None:
 
     Args:
         model: Model after `keep_towers`.
-        owner: Owner of the heads.
+        owner: Module that has the heads.
     """
     setattr(model, ATTRIBUTE, owner)
     for side in bridges(model):

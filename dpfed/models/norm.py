@@ -4,7 +4,8 @@ GroupNorm and LayerNorm stay within one image. A layer that mixes the images of 
 ``mixes_one_group = True``, and every pass must then hold one clipped group. The layer's attribute ``anchors`` is the number of
 public rows from which it takes its statistics in evaluation mode (`dpfed.baselines.anchored_batch_norm`).
 
-Also here: BatchNorm with public statistics that never change. It normalises each record separately, in every mode.
+The module also has `FixedBatchNorm`: BatchNorm with public statistics that never change. It normalises each record separately,
+in training and in evaluation mode.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def norm_relu(
         norm: Normalisation of the feature maps.
         relu: Activation after the sum.
         shortcut: Function that returns the addend, in the shape of `x`; ``None``: nothing is added.
-        **read: Parameters that the call reads, for the mode.
+        **read: Parameters of `norm`, from which a `TorchFunctionMode` sees what the call reads; otherwise unused.
     """
     if isinstance(norm, nn.GroupNorm) and has_torch_function((x,)):
         return handle_torch_function(norm_relu, (x,), x, norm, relu, shortcut, weight=norm.weight, bias=norm.bias)
@@ -144,7 +145,7 @@ class FixedBatchNorm(nn.Module):
         layer: BatchNorm of torch, or of timm with an activation; this layer takes its tensors over.
 
     Raises:
-        UserError: For another subclass, or a layer without running statistics.
+        UserError: For a BatchNorm with other layers inside, or without running statistics.
     """
 
     running_mean: Tensor
@@ -183,7 +184,7 @@ def fix_batch_norm(net: nn.Module) -> int:
         The number of replaced layers.
 
     Raises:
-        UserError: See `FixedBatchNorm`.
+        UserError: If a BatchNorm has no running statistics, or other layers inside (see `FixedBatchNorm`).
     """
     layers: list[tuple[Any, str, _BatchNorm]] = [
         (parent, name, child)

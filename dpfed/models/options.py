@@ -1,4 +1,4 @@
-"""Sections of a configuration that choose a model and its trained parts. Nothing here imports torch."""
+"""Sections of a configuration that choose a model and its trained parts. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class ModelConfig(Section):
 
     @property
     def reads_text(self) -> bool:
-        """Returns whether the model has a text tower."""
+        """Whether the model has a text tower."""
         return self.kind != "image"
 
     @property
@@ -142,7 +142,7 @@ class ModelConfig(Section):
 
     @property
     def is_own(self) -> bool:
-        """Returns whether the image encoder is the user's own."""
+        """Whether the image encoder is the user's own."""
         return self.kind != "open_clip" and is_name(self.image)
 
     @property
@@ -152,7 +152,7 @@ class ModelConfig(Section):
 
     @property
     def external(self) -> bool:
-        """Returns whether the image tower is one of open_clip's, timm's or torchvision's."""
+        """Whether the image tower is one of open_clip's, timm's or torchvision's."""
         return self.kind == "open_clip" or self.timm is not None
 
     @field_validator("image")

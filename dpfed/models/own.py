@@ -63,8 +63,8 @@ class TwoTower(TwoTowerModel):
         normalize: Whether the loss sees embeddings of unit length.
 
     Raises:
-        UserError: If a tower is not a module, the tokenizer fails or returns anything else, the number of tokens is unknown or
-            too small, or the temperature is refused (see `SimCLR`).
+        UserError: If a tower is not a module, the tokenizer fails or does not return such tokens, the number of tokens is
+            unknown or too small, or the temperature is refused (see `SimCLR`).
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TwoTower(TwoTowerModel):
 
 
 class TextTower(nn.Module):
-    """Text encoder with a linear head."""
+    """A user's own text encoder, followed by a linear head."""
 
     def __init__(self, backbone: nn.Module, embedding: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class OwnTokenizer:
         context: L, number of tokens of a text.
 
     Raises:
-        UserError: If the function fails or returns anything else, or the number of tokens is unknown or too small.
+        UserError: If the function fails or does not return such tokens, or the number of tokens is unknown or too small.
     """
 
     def __init__(self, function: Callable[[list[str]], Tensor], vocabulary: int | None) -> None:
@@ -161,7 +161,7 @@ def as_model(given: Any) -> nn.Module:
 
 
 def finish_model(model: nn.Module, image: Tensor, tokens: Tensor | None) -> None:
-    """Runs a model once, so that its lazy layers learn the width of their input, and refuses a model that does not fit.
+    """Runs a model once, so that its lazy layers learn the width of their input, and refuses a model that cannot be trained.
 
     Afterwards the model is on the CPU.
 

@@ -1,6 +1,6 @@
 """The trainable parameters of a model as one flat vector, which is clipped, noised, sent and hashed.
 
-Also here: `train_part`, which chooses the trained parameters of a pretrained tower.
+The module also has `train_part`, which chooses the trained parameters of a pretrained tower.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from dpfed.models.options import Training
 
 
 def exact_type(device: torch.device) -> torch.dtype:
-    """Returns the dtype in which norms and sums are added up: float64, because float32 errs by a part in a thousand over
-    millions of numbers; mps has only float32."""
+    """Returns the dtype in which norms and sums are added up: float64, or float32 on mps, which has no float64.
+
+    Over millions of numbers, a sum in float32 errs by a part in a thousand.
+    """
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -44,7 +46,7 @@ class TrainableVector:
         self.device = self.parameters[0].device
 
     def zeros(self) -> Tensor:
-        """Returns an empty sum of gradients: a flat ``(P,)`` vector of `exact_type` on the model's device."""
+        """Returns a sum of no gradients: a flat vector ``(P,)`` of zeros, of `exact_type`, on the model's device."""
         return torch.zeros(self.numel, dtype=exact_type(self.device), device=self.device)
 
     def split(self, flat: Tensor) -> list[Tensor]:

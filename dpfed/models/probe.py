@@ -113,9 +113,9 @@ class Probe:
         return None
 
     def activations(self, views: Views, seed: int = 0) -> list[tuple[str, Tensor]]:
-        """Returns the name and the output of every module whose output is a tensor, inner modules first.
+        """Returns the name and the output of every module whose output is a tensor, in the order in which the modules finished.
 
-        The order is that in which the modules finished.
+        So inner modules precede the modules that contain them.
         """
         outputs: list[tuple[str, Tensor]] = []
 

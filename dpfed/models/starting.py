@@ -1,4 +1,4 @@
-"""Finds the weights that a model starts from, checks that they belong to the same model, and loads them.
+"""Finds the weights that a model starts from, checks that they are weights of such a model, and loads them.
 
 Only `StartingWeights.load_into` imports torch, so that other mistakes are reported without waiting for torch.
 """

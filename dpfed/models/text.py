@@ -19,11 +19,11 @@ class TextTransformer(nn.Module):
 
     Args:
         vocabulary: Number of different tokens; token 0 is padding.
-        width: Dimensions of a token.
+        width: Number of dimensions of a token's vector.
         layers: Number of transformer blocks.
         heads: Number of attention heads, a divisor of `width`.
         context: Number of tokens of the longest caption.
-        out: Dimensions of the result.
+        out: Number of dimensions of a caption's vector.
     """
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, context: int, out: int) -> None:

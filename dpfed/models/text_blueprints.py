@@ -1,4 +1,6 @@
-"""Blueprints of pretrained text towers: folders in the Hugging Face format, local or fetched once; read without torch.
+"""Blueprints of pretrained text towers: folders in the Hugging Face format, local or fetched once from its hub.
+
+The module reads them without torch.
 
 A folder holds ``config.json``, the tokenizer's files and ``model.safetensors``. A folder that sentence-transformers wrote also
 holds ``modules.json`` and the pooling, which makes one vector from the tokens of a text. Nothing in the folder is executed.

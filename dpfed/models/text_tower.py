@@ -38,11 +38,11 @@ class FrozenTextTower(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> FrozenTextTower:
-        """Keeps the tower in evaluation mode, whatever the mode."""
+        """Keeps the tower in evaluation mode, whatever `mode` is."""
         return super().train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> FrozenTextTower:
-        """Keeps the tower frozen, whatever the argument."""
+        """Keeps the tower frozen, whatever `requires_grad` is."""
         return super().requires_grad_(False)
 
     @property
@@ -91,12 +91,12 @@ class TextTower(nn.Module):
 
 
 def build_text_tower(spec: TextBlueprint, out: int, load_weights: bool = True) -> TextTower:
-    """Builds a tower; the head is drawn from torch's global generator.
+    """Builds a pretrained text tower with a linear head. The head's weights are drawn from torch's global generator.
 
     Args:
         spec: Blueprint of the tower.
         out: D, dimensions of the head's output.
-        load_weights: Whether to read the weights; False leaves them random, for a checkpoint to be loaded over them.
+        load_weights: Whether to read the weights. If not, they are random, for a caller that loads a checkpoint over them.
 
     Raises:
         UserError: If transformers cannot build the tower, or its weights do not fit.

@@ -46,7 +46,7 @@ class TimmBlueprint:
         preprocessing: Preprocessing that the weights expect; without weights, dpfed's own.
         published: Whether timm or torchvision knows the weights and fetches them.
         file: File of local weights, or ``None``.
-        started: Whether the model has starting weights (``model.start``) instead. Without any weights they are random.
+        started: Whether the model gets starting weights (``model.start``). A model without any weights gets random ones.
     """
 
     name: str
@@ -63,7 +63,7 @@ class TimmBlueprint:
 
     @property
     def random(self) -> bool:
-        """Returns whether the weights are random; BatchNorm would then have no statistics."""
+        """Whether the weights are random, so that BatchNorm would have no statistics."""
         return not (self.published or self.file or self.started)
 
     @property
@@ -73,7 +73,7 @@ class TimmBlueprint:
 
     @property
     def has_batch_norm(self) -> bool:
-        """Returns whether the architecture has BatchNorm, whose statistics are never trained and never sent."""
+        """Whether the architecture has BatchNorm, whose statistics are never trained and never sent."""
         return _shapes(self.name)[1]
 
     @property

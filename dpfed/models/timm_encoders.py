@@ -35,7 +35,7 @@ class TimmEncoder(nn.Module):
         size: Side of the images, pixels.
 
     Attributes:
-        features_dim: F; with several layers, the sum of their widths.
+        features_dim: F, number of features; the sum of the layers' widths if several layers stand side by side.
         stages: Indices of the stages whose means stand beside the features, counted from the end (`give_several_layers`).
     """
 
@@ -135,7 +135,10 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
 
 
 def _draw_nothing(module: nn.Module) -> None:
-    """Turns dropout and stochastic depth off: torch's global generator is not part of a run, and engines would disagree."""
+    """Turns dropout and stochastic depth off in a module.
+
+    They would draw from torch's global generator, which is not part of a run, and engines would disagree.
+    """
     from timm.layers import DropBlock2d, DropPath, PatchDropout
     from torchvision.ops import StochasticDepth
 
@@ -147,7 +150,7 @@ def _draw_nothing(module: nn.Module) -> None:
 
 
 def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: dict[str, Any]) -> nn.Module:
-    """Builds the model with given weights, all of which must fit; removes a classifier among them.
+    """Builds the model with given weights, all of which must fit. Weights of a classifier are left out.
 
     Args:
         spec: Blueprint of the encoder.

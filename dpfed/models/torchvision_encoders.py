@@ -1,4 +1,4 @@
-"""Image encoders of torchvision (``model.image = "torchvision/NAME"``), which timm does not build, in the same wrapper."""
+"""Image encoders of torchvision (``model.image = "torchvision/NAME"``). `TimmEncoder` wraps them as it wraps timm's."""
 
 from __future__ import annotations
 

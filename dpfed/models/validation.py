@@ -1,7 +1,7 @@
 """Refuses models whose layers mix records: one record would then change the embeddings of others, beyond its own group.
 
-The only exception is layers that mix the records of one group and declare this: a caller must pass one group at a time to a
-model with such layers (`dpfed.models.norm.mixes_records`).
+The only exception is a layer that mixes the records of one group and declares this. A caller must pass one group at a time to
+a model with such a layer (`dpfed.models.norm.mixes_records`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REMEDY = "Let each record be embedded by itself (for normalisation: GroupNorm o
 
 
 def validate(model: nn.Module) -> None:
-    """Checks the types of all layers.
+    """Checks that no layer of a model is of a type that mixes records.
 
     Args:
         model: Any module.
@@ -209,7 +209,7 @@ class _Examination:
             )
 
     def _in_float64(self, question: Callable[[Probe], bool]) -> bool:
-        """Returns the answer to a question in float64; False if the model cannot compute in float64."""
+        """Asks a question of a probe that computes in float64; returns False if the model cannot compute in float64."""
         try:
             return question(self._exact())
         except (UserError, RuntimeError, TypeError):
@@ -221,7 +221,7 @@ class _Examination:
         return close(_rows(probe.embed(views, seed), ~changed), _rows(moved, ~changed))
 
     def _culprit(self, views: Views, changed: torch.Tensor, seed: int = 0) -> str:
-        """Names the first module whose output changes with other records; the model, if there is no such module."""
+        """Returns the name of the first module in which a record's output changes with other records, or else the model's."""
         before, after = (self._probe.activations(group, seed) for group in (views, _with_others(views, changed)))
         rows = {len(changed), *(view.shape[:2].numel() for view in views.values())}  # lengths of outputs by record or view
         for (name, first), (_, second) in zip(before, after, strict=False):

@@ -67,7 +67,7 @@ def _unsafe(path: Path | str) -> UserError:
 
 
 def _misfit(error: Exception) -> str:
-    """Returns the first complaint of `load_state_dict`."""
+    """Returns the first mismatch that the error of `load_state_dict` names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return textwrap.shorten(lines[min(1, len(lines) - 1)] if lines else "", 200, placeholder=" ...").rstrip(".")
 

@@ -1,4 +1,7 @@
-"""The schema of the answers that sites may send. An answer that does not fit is rejected, and harms its sender only."""
+"""The schema of the answers that a federation's sites may send.
+
+The coordinator rejects every other answer. A rejection concerns only the site that sent the answer.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,18 @@ class Rejected(Exception):
 
 
 class Answer(BaseModel):
-    """Base class of all answers: the header fields beyond kind, terms and digest."""
+    """Base class of all answers. Its fields are those of the message's header, without kind, terms and digest."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     site: StrictInt
 
 
 def _decoded(text: Any) -> bytes:
-    """Returns the bytes of a text in base64."""
+    """Returns the bytes that a base64 text encodes.
+
+    Raises:
+        ValueError: If the value is not a text, or the text is not base64.
+    """
     if not isinstance(text, str):
         raise ValueError("no text")
     try:
@@ -57,7 +64,7 @@ _Release = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
 
 
 class Offer(BaseModel):
-    """A site's offer for masking one step: a public part for the server, and an encrypted envelope for each other site."""
+    """Keys that a site offers for masking one step: a public part for the server, an encrypted envelope for each other site."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     step: StrictInt
@@ -86,7 +93,7 @@ class Sum(Answer):
 
 
 class Vote(Answer):
-    """A site's signature of the set of arrived sites that the server named."""
+    """A site's signature of the set of sites whose sums have arrived, as the server has named this set."""
 
     step: StrictInt
     vote: _Signature

@@ -83,7 +83,7 @@ def is_signed(content: bytes, signature: bytes, signing_key: str) -> bool:
 
 
 def is_exchange_key(exchange_key: str) -> bool:
-    """Returns whether secrets can be agreed on with a public key (hex): a few keys would give every party zeros."""
+    """Returns whether secrets can be agreed on with a public key (hex). With a few special keys, every secret would be zero."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(exchange_key)))
     except ValueError:

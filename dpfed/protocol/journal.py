@@ -2,12 +2,12 @@
 
 The coordinator records a step as opened, on disk, before it asks any site. Later it records the step as collected or discarded.
 A step that was opened and never finished (the server died) is discarded and charged when the run resumes: sites may have
-answered it, and no site is asked twice. As in a ledger, every line carries a hash over itself and the line before.
+answered it, and no site is asked twice for a step. As in a ledger, every line carries a hash over itself and the line before.
 
-Also here: the arrival log. It records when the sites' answers to the latest steps came, for live views of a running federation.
+The module also has the arrival log. This log records when the sites' answers came, for live views of a running federation.
 
 A site's response time depends on the records it drew, and epsilon does not cover it. The coordinator sees the times all the
-same. So only the coordinator's own user can read the file (0600). It holds the latest steps only, and is deleted when the
+same. So only the coordinator's own user can read the file (0600). The file holds the latest steps only, and is deleted when the
 process that writes it ends its work: a finished run reveals no times.
 """
 
@@ -93,7 +93,7 @@ class Journal:
         )
 
     def rounds_of(self, site: str) -> int:
-        """Returns the number of collected steps whose sum includes a site's sum."""
+        """Returns the number of collected steps whose total includes the sum of the site with this name."""
         last = {line["step"]: line for line in self.lines}
         return sum(line["event"] == "collected" and site in line["arrived"] for line in last.values())
 

@@ -39,11 +39,11 @@ Content = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Packet:
-    """One message.
+    """One message between coordinator and site.
 
     Attributes:
         header: Kind, terms and other fields of the message, as JSON.
-        signature: Sender's signature of the header, 64 bytes; empty for a failure.
+        signature: Sender's signature of the header, 64 bytes; empty if the packet reports a failure.
         vector: Numbers of the message, as bytes; kind and terms determine their format. Default: empty.
     """
 

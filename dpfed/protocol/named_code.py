@@ -1,11 +1,11 @@
 """Code that the terms of a federation name: an encoder, a transform and a loss, which every party calls on its own machine.
 
 The terms hold no code. They hold the version and the hash of the coordinator's code, and each party compares the hash with that
-of the code installed there. The comparison imports nothing. A site calls only code that its operator has allowed by name
-(`dpfed.federation.site.allowed`).
+of the code installed on its machine. The comparison imports nothing. A site calls only code that its operator has allowed by
+name (`dpfed.federation.site.allowed`).
 
-Terms refuse records by name: each party has its own record store. Only the coordinator imports an optimizer by name, which
-reads noisy sums alone.
+Terms cannot name code that supplies records: each party has its own record store. An optimizer that a configuration names is
+imported by the coordinator only, and reads nothing but noisy sums.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Key = Literal["model.image", "views.transform", "views.plain", "objective.name"]
 
 
 class NamedCode(Section):
-    """A part that the terms name, with the version and hash that the coordinator has installed."""
+    """Code that the terms name, with the version and hash of what the coordinator has installed."""
 
     key: Key
     name: str = Field(description="package.module:object")
@@ -41,7 +41,7 @@ class NamedCode(Section):
 
 
 def names_of(config: Config) -> dict[Key, str]:
-    """Returns the names of code that every party calls, by configuration key, without dpfed's own losses.
+    """Returns the names of the code that every party calls, by configuration key. Losses of dpfed itself are left out.
 
     Args:
         config: Configuration of the run.
@@ -72,13 +72,13 @@ def arguments_of(config: Config, key: Key) -> str:
 
 
 def code_of(config: Config) -> list[NamedCode]:
-    """Returns the code that a configuration names, with the version and hash installed here.
+    """Returns the code that a configuration names, with its version and hash on this machine.
 
     Args:
         config: Configuration of the run.
 
     Raises:
-        UserError: If a name is a part of Python itself, was given as a Python object, or is not installed here.
+        UserError: If a name is a part of Python itself, was given as a Python object, or is not installed on this machine.
     """
     refuse_parts_of_python(config)
     return [_installed(key, name) for key, name in names_of(config).items()]
@@ -125,7 +125,7 @@ def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
         code: Named parts of the terms.
 
     Raises:
-        UserError: If a part is missing here or differs; the message names the first one.
+        UserError: If a part is missing on this machine or differs; the message names the first such part.
     """
     for agreed in code:
         here = _installed(agreed.key, agreed.name)
@@ -138,16 +138,16 @@ def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
 
 
 def file_of(name: str) -> Path | None:
-    """Returns the file of a named part's module; ``None`` if the module is not here. Imports nothing."""
+    """Returns the file of a named part's module; ``None`` if the module is not installed. The function imports nothing."""
     source = find_source(name.partition(":")[0])
     return None if source is None else source.file
 
 
 def _installed(key: Key, name: str) -> NamedCode:
-    """Returns a named part with the version and hash that are installed here.
+    """Returns a named part with its version and hash on this machine.
 
     Raises:
-        UserError: If the part's source is not here, or cannot be read.
+        UserError: If the part's source is not on this machine, or cannot be read.
     """
     module = name.partition(":")[0]
     source = find_source(module)

@@ -1,6 +1,6 @@
 """The terms of a federation in plain words: for the operators before they join, and for the privacy card.
 
-Also here: the facts that a federation adds to the card and report of its run.
+The module also collects the facts that a federation adds to the card and report of its run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
 
 
 def epsilon_if_known(terms: Terms, own: int, confirmed: Collection[str]) -> float:
-    """Returns the epsilon that holds for a site's records if only the site and its confirmed members are honest.
+    """Returns the epsilon that holds for a site's records if only this site and the members that it has confirmed are honest.
 
     Args:
         terms: Terms of the federation.
@@ -185,7 +185,7 @@ def facts_of_federation(facts: CardFacts, journal: Path, simulated: bool, terms:
 
 
 def _site(terms: Terms, number: int, journal: Journal) -> str:
-    """Returns a line about a site: records, groups, steps with its sums, and what these steps cost its records."""
+    """Returns a line about a site: its records, its groups, the number of steps with its sums, and their epsilon."""
     member, plan = terms.sites[number], terms.privacy_plan
     counted = journal.rounds_of(member.name)
     groups = "" if plan.bounding.method.singleton_groups else f", {member.groups} of the K groups"

@@ -38,7 +38,7 @@ _FILES = ("architecture", "weights", "text", "anchors", "start")
 
 
 class Member(SiteCard):
-    """A site in the terms."""
+    """A site as the terms list it: its card, and its number of groups."""
 
     groups: int = Field(ge=1, description="K_w: number of the K groups that are this site's own")
 

@@ -6,8 +6,8 @@ There are n sites. Up to d of them may drop out of a step, and up to c may tell 
 - ``distributed``: every site adds Gaussian noise of 1/(n - d - c) of the plan's variance to its own sum. A step counts if n - d
   sites answered. At least n - d - c of these keep their shares of the noise secret, and their shares alone make up the plan's
   noise. A single message carries less noise: `Trust.message_multiplier` says how much.
-- ``secure``: the same noise, and the messages are masked (`dpfed.federation.secure.masking`): the server sees the noisy total
-  only.
+- ``secure``: every site adds the same noise as in ``distributed``, and masks its message (`dpfed.federation.secure.masking`).
+  The server sees the noisy total only.
 - ``local``: every site adds the plan's whole noise to its own sum, and depends on no other party.
 
 Every site knows its own share of the noise. So c = 1 protects the sites from each other, and c = 0 trusts all of them.
@@ -53,7 +53,7 @@ class Trust:
         colluders: Number of further sites that may tell others what they know, c; default 1.
 
     Raises:
-        UserError: If the mode cannot tolerate so many drops and colluders.
+        UserError: If the mode cannot work with so many sites that drop out or collude.
     """
 
     mode: Mode
@@ -84,14 +84,14 @@ class Trust:
 
     @property
     def shared(self) -> bool:
-        """Returns whether each site adds a share of the plan's noise."""
+        """Whether each site adds a share of the plan's noise."""
         return self.mode in ("distributed", "secure")
 
     @property
     def least(self) -> int:
-        """Number of sites that must answer, or a step is discarded.
+        """Number of sites that must answer a step. If fewer answer, the step is discarded.
 
-        In secure sums, so many sites must also agree on who arrived, and give shares of the secrets.
+        In secure sums, the same number of sites must also agree on which sums have arrived, and give shares of the secrets.
         """
         return self.sites - self.drops if self.shared else 1
 
@@ -99,7 +99,7 @@ class Trust:
     def links(self) -> int:
         """Number of other sites with which a site shares masks.
 
-        The masks connect all remaining sites until at least so many sites are taken away.
+        If fewer sites than this number are taken away, the masks still connect all the others, directly or through other sites.
         """
         enough = 2 * -(-max(self.colluders + self.drops + 1, _PARTNERS) // 2)
         return min(enough, self.sites - 1)
@@ -131,12 +131,12 @@ class Trust:
         return self.share_std(plan) * math.sqrt(arrived)
 
     def noise_if_honest(self, confirmed: int) -> float:
-        """Returns the part of the plan's noise variance that remains if only some sites are honest.
+        """Returns the part of the plan's noise variance that stays secret if only a given number of sites are honest.
 
-        The server and all other sites are assumed to lie together.
+        The server and all sites that are not honest are assumed to lie together.
 
         Args:
-            confirmed: Number of honest sites, including the one that asks.
+            confirmed: Number of honest sites, including the site for which the question is asked.
 
         Returns:
             The fraction of the variance. If it is 1 or more, the plan's promise holds.

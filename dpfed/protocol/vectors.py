@@ -30,7 +30,7 @@ def encoded(values: Tensor, form: str = "fp32") -> bytes:
 
 
 def decoded(content: Content, form: str = "fp32") -> Tensor:
-    """Parses the bytes of `encoded`.
+    """Parses the bytes that `encoded` returned.
 
     Args:
         content: Bytes of the vector.

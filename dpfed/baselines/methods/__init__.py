@@ -1,1 +1,1 @@
-"""Methods of bounding for comparison; each file defines `METHOD`, as those of `dpfed.bounding.methods` do."""
+"""Bounding methods for comparison. Each file defines a `METHOD`, as each file of `dpfed.bounding.methods` does."""

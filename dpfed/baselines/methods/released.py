@@ -68,7 +68,7 @@ def refuse_augmentations(inputs: MethodInputs) -> None:
 
 
 def release_multiplier(given: MechanismParameters) -> float:
-    """Returns the standard deviation of the release's noise over the release's sensitivity."""
+    """Returns the standard deviation of the release's noise, divided by the release's sensitivity."""
     return given.noise_multiplier / math.sqrt(given.options["release_share"])
 
 

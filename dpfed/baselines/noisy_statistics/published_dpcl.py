@@ -23,11 +23,12 @@ _LEAST_VARIANCE = 1e-5  # added to variances, as in batch normalisation: noisy v
 
 
 class PublishedSimilarity:
-    """Noisy matrix of similarities (the paper's theorem 1), and the gradients of the contrastive loss given this matrix.
+    """Releases a noisy matrix of similarities (the paper's theorem 1), and computes the loss's gradients given this matrix.
 
-    Image records: all 2n views against each other, as in SimCLR; two rows and two columns belong to a record, and each entry
-    moves by at most 2, so the paper's sensitivity is 4 sqrt(2n - 1). Image-text records, which the paper does not treat: n
-    images against n texts, one row and one column, 2 sqrt(2n - 1) by the same count.
+    For image records, the matrix compares all 2n views with each other, as in SimCLR. Two rows and two columns belong to a
+    record, and each entry moves by at most 2, so the paper's sensitivity is 4 sqrt(2n - 1). For image-text records, which the
+    paper does not treat, the matrix compares n images with n texts. One row and one column belong to a record, and the same
+    count gives 2 sqrt(2n - 1).
 
     Args:
         two_towers: Whether the two views of a record are image and text.
@@ -43,7 +44,7 @@ class PublishedSimilarity:
         return (2 if two_towers else 4) * math.sqrt(2 * batch - 1)
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`."""
+        """Releases the similarities, and returns the cotangents; see `record_gradients.Statistics`."""
         rows, columns = self._sides(embeddings)
         noisy = self.release(rows @ columns.T, step)
         return self.given(noisy, embeddings, temperature)
@@ -53,7 +54,7 @@ class PublishedSimilarity:
         return self._noise.add_(similarity, step)
 
     def given(self, noisy: Tensor, embeddings: Tensor, temperature: Tensor) -> Cotangents:
-        """Returns cotangents at given noisy similarities; these cotangents contain *clean* embeddings of other records."""
+        """Returns the cotangents at given noisy similarities. They contain *clean* embeddings of other records."""
         noisy = noisy.detach().requires_grad_()
         temperature = temperature.detach().requires_grad_()
         weights, of_temperature = torch.autograd.grad(self._loss(noisy / temperature), (noisy, temperature))
@@ -80,7 +81,7 @@ class PublishedSimilarity:
 
 
 class PublishedMoments:
-    """Noisy mean and variance of both views (the paper's theorems 2 and 3), and the gradients of the Barlow Twins loss.
+    """Releases noisy means and variances of both views (theorems 2 and 3), and computes the gradients of the Barlow Twins loss.
 
     Args:
         mean_noise: Noise with a standard deviation of noise multiplier times 2/n.
@@ -99,7 +100,7 @@ class PublishedMoments:
         return 2 / batch
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`; the loss has no temperature."""
+        """Releases means and variances, returns the cotangents; see `record_gradients.Statistics`. Ignores `temperature`."""
         return self.given(*self.release(normalize(embeddings, dim=2), step), embeddings)
 
     def release(self, units: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -110,7 +111,10 @@ class PublishedMoments:
         return self._mean_noise.add_(mean, step), noisy
 
     def given(self, mean: Tensor, variance: Tensor, embeddings: Tensor) -> Cotangents:
-        """Returns cotangents at given means and variances; the cross-correlation is that of all records' *clean* embeddings."""
+        """Returns the cotangents at given means and variances.
+
+        The cross-correlation in the loss is that of all records' *clean* embeddings.
+        """
         embeddings = embeddings.detach().requires_grad_()
         features = (normalize(embeddings, dim=2) - mean) / (variance + _LEAST_VARIANCE).sqrt()
         correlation = features[:, 0].T @ features[:, 1] / len(features)

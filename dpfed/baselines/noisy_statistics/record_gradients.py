@@ -1,9 +1,9 @@
 """Clipped gradients of single records (or single views), given the derivative of the loss with respect to their embeddings.
 
 A method that releases noisy statistics computes, from embeddings and statistics, the derivative of its loss with respect to
-every embedding. One backward pass per record remains: with J_i the Jacobian of record i's embeddings with respect to the
-parameters and u_i the derivative, the record's gradient is J_i^T u_i. Shapes: n records, two views each (two images, or image
-and text), D dimensions, P parameters.
+every embedding (the cotangents). One backward pass per record remains: with J_i the Jacobian of record i's embeddings with
+respect to the parameters and u_i the derivative, the record's gradient is J_i^T u_i. Shapes: n records, two views each (two
+images, or image and text), D dimensions, P parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpfed.models.contract import embeddings_of, temperature_of
 
 @dataclass(frozen=True)
 class Cotangents:
-    """Derivatives of a loss with respect to the model's outputs.
+    """Derivatives of a loss with respect to the embeddings and the temperature.
 
     Attributes:
         embeddings: Derivatives with respect to the embeddings, ``(n, 2, D)``.
@@ -94,7 +94,7 @@ class StatisticsEngine(Engine):
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
-        """Adds the clipped gradient of every record (or view); all of the step's records must come at once.
+        """Adds the clipped gradient of every record, or of every view. All records of the step must come in one call.
 
         Args:
             batch: The whole batch, as one group; views beyond the contrasted pair are not used.

@@ -72,7 +72,7 @@ class ReleasedEmbeddings:
         self._randomness = randomness
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`."""
+        """Releases the slots, and returns the cotangents; see `record_gradients.Statistics`."""
         slot = self.draw_slots(len(embeddings), step).to(embeddings.device)
         negatives = self.denoised(self.release(embeddings, slot, step))
 
@@ -88,7 +88,7 @@ class ReleasedEmbeddings:
     def draw_slots(self, count: int, step: int) -> Tensor:
         """Draws a slot for each of `count` records: ``(count,)`` int64, independent and uniform.
 
-        The draws belong to positions in the batch: in any order, the records get independent slots.
+        The draws belong to positions in the batch, so the records get independent slots in whatever order they come.
         """
         places = np.arange(count, dtype=np.uint64)
         uniforms = self._randomness.per_record("slot", step, places, 1)[:, 0]
@@ -102,7 +102,7 @@ class ReleasedEmbeddings:
         return self._noise.add_(torch.einsum("nm,nvd->mvd", member, members).contiguous(), step).to(embeddings.dtype)
 
     def denoised(self, noisy: Tensor) -> Tensor:
-        """Estimates single embeddings from the slots, ``(M, 2, D)``: post-processing with public numbers, at no privacy cost.
+        """Estimates single embeddings from the slots, ``(M, 2, D)``. This is post-processing, at no privacy cost.
 
         The mean over all slots is accurate, and keeps embeddings from collapsing into one point. The rest of a slot is mostly
         noise: it is shrunk like a Gaussian with the variance of the expected B/M members of unit length, and scaled to the
@@ -116,11 +116,11 @@ class ReleasedEmbeddings:
 
 
 def contrast(embeddings: Tensor, negatives: Tensor, slot: Tensor, temperatures: Tensor) -> Tensor:
-    """Computes InfoNCE in both directions, of every record against the other slots.
+    """Computes InfoNCE in both directions. Every record is contrasted with the slots that it did not draw.
 
     Args:
         embeddings: Embeddings ``(n, 2, D)``.
-        negatives: Negatives ``(M, 2, D)``, constants.
+        negatives: Estimates that the slots give, ``(M, 2, D)``, constants.
         slot: Slot that each record drew, ``(n,)``; its loss leaves this slot out.
         temperatures: Temperatures ``(n,)``.
 
@@ -168,7 +168,7 @@ def barlow_twins(averages: Tensor, least_variance: float, redundancy: float) -> 
 
 
 class ReleasedMoments:
-    """Releases the noisy moments of a batch; embeddings are normalised to unit length.
+    """Releases the noisy moments of a batch, after normalising its embeddings to unit length.
 
     Args:
         batch: B, the public divisor of all sums.
@@ -182,7 +182,7 @@ class ReleasedMoments:
         self._batch, self._noise, self._redundancy = batch, noise, redundancy
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`; the loss has no temperature."""
+        """Releases the moments, and returns the cotangents; see `record_gradients.Statistics`. Ignores `temperature`."""
         units = torch.cat([normalize(pair, dim=2) for pair in embeddings.split(1)])
         slope = self.slope(self.release(units, step))
 

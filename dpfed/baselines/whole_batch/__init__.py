@@ -1,1 +1,1 @@
-"""Methods that contrast a whole batch: gradients and norms without holding all of it in memory."""
+"""Engines for methods that contrast a whole batch: they compute gradients and norms without holding all gradients in memory."""

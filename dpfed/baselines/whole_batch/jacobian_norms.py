@@ -34,7 +34,7 @@ from dpfed.baselines.whole_batch.jacobians import Block
 
 @dataclass(frozen=True)
 class Contrast:
-    """One direction of the contrast.
+    """One direction of the loss: the anchors, and the candidates with which each anchor is contrasted.
 
     Attributes:
         anchors: Row numbers of the anchors, ``(n,)``.
@@ -133,7 +133,7 @@ class Norms(Protocol):
     """Mask ``(R,)`` bool of the embeddings whose Jacobian is finite."""
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
-        """Computes norms for the gradients of all similarities.
+        """Computes the norms of the gradients of all similarities, or upper bounds.
 
         Args:
             rows: Embeddings ``(R, D)`` float64.
@@ -144,19 +144,19 @@ class Norms(Protocol):
         """
 
     def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
-        """Computes norms for the gradients of functions of all embeddings.
+        """Computes the norms of the gradients of functions of all embeddings, or upper bounds.
 
         Args:
             cotangents: Derivatives of k functions with respect to the embeddings, ``(k, R, D)`` float64, a few functions at
                 a time.
 
         Returns:
-            Norms ``(n,)`` float64 for all functions.
+            Norms ``(n,)`` float64, one for each function, if the iterator gives n functions in all.
         """
 
 
 class NormBounds:
-    """Upper bounds of norms by the triangle inequality.
+    """Computes upper bounds of gradient norms by the triangle inequality.
 
     Args:
         grams: Matrices ``A_r = J_r J_r^T``, ``(R, D, D)`` float64.
@@ -171,7 +171,7 @@ class NormBounds:
         self._towers, self._disjoint = towers, disjoint
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
-        """See `Norms`."""
+        """Computes upper bounds of the norms of the gradients of all similarities; see `Norms`."""
         others = contrast.candidates.reshape(-1)
         of_anchors = self._halves(contrast.anchors, rows[others])
         of_candidates = self._halves(others, rows[contrast.anchors]).T
@@ -180,7 +180,7 @@ class NormBounds:
         return together(of_anchors, of_candidates).unflatten(1, contrast.candidates.shape)
 
     def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
-        """See `Norms`."""
+        """Computes upper bounds of the norms of the gradients of functions of all embeddings; see `Norms`."""
         return torch.cat([self._of_sums(part) for part in cotangents])
 
     def _of_sums(self, cotangents: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class NormBounds:
 
 
 class ExactNorms:
-    """Norms from the Jacobians themselves.
+    """Computes gradient norms exactly, from the Jacobians themselves.
 
     Args:
         blocks: Parts of each tower's Jacobians; no parameter serves two towers.
@@ -217,7 +217,7 @@ class ExactNorms:
         self.finite = torch.isfinite(self._traces)
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
-        """See `Norms`."""
+        """Computes the norms of the gradients of all similarities; see `Norms`."""
         anchors, others = contrast.anchors, contrast.candidates.reshape(-1)
         lost = _CANCELLED * self._traces
         squares = lost[anchors][:, None] + lost[others]
@@ -234,7 +234,7 @@ class ExactNorms:
         return squares.sqrt_().unflatten(1, contrast.candidates.shape)
 
     def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
-        """See `Norms`."""
+        """Computes the norms of the gradients of functions of all embeddings; see `Norms`."""
         return torch.cat([self._of_sums(part) for part in cotangents])
 
     def _of_sums(self, cotangents: Tensor) -> Tensor:

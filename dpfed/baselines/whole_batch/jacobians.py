@@ -1,9 +1,9 @@
 """Jacobians of embeddings with respect to the parameters, one embedding at a time, kept in factors.
 
-The Jacobian of an embedding has D rows as long as the model: too much to keep. For a linear or convolutional layer that is
-applied at T positions, row k is ``sum over t of delta[k, t] x[t]^T``: the derivatives of dimension k with respect to the
-layer's outputs, times the layer's inputs. Both factors are T (D O + I) numbers instead of D O I, and everything that is needed
-of the rows follows from the factors (Goodfellow 2015, "Efficient Per-Example Gradient Computations"). The rows of all other
+The Jacobian of an embedding has D rows, each with a number for every parameter: too much to keep. For a linear or convolutional
+layer that is applied at T positions, row k is ``sum over t of delta[k, t] x[t]^T``: the derivatives of dimension k with respect
+to the layer's outputs, times the layer's inputs. Both factors together are T (D O + I) numbers instead of D O I, and all that
+is needed of the rows follows from them (Goodfellow 2015, "Efficient Per-Example Gradient Computations"). The rows of all other
 parameters (normalisation, embedding tables, adapters) are kept in full.
 
 A Jacobian is computed in float32 from its own view alone, so no other record changes its bits. All results computed from it
@@ -72,7 +72,7 @@ class LayerFactors:
 
 @dataclass(frozen=True)
 class PlainRows:
-    """The part of the Jacobians that belongs to one parameter without a rule.
+    """The part of the Jacobians that belongs to one parameter whose rows are kept in full.
 
     Attributes:
         rows: Jacobian rows ``(R, D, p)``.
@@ -81,21 +81,21 @@ class PlainRows:
     rows: Tensor
 
     def gram(self) -> Tensor:
-        """See `LayerFactors.gram`."""
+        """Computes the inner products of each embedding's own rows; see `LayerFactors.gram`."""
         rows = self.rows.double()
         return rows @ rows.mT
 
     def pulled_back(self, cotangents: Tensor) -> Tensor:
-        """See `LayerFactors.pulled_back`: ``(p,)``."""
+        """Computes the weighted sum of all rows, ``(p,)`` float64; see `LayerFactors.pulled_back`."""
         return torch.einsum("rd,rdp->p", cotangents, self.rows.double())
 
     def slices(self, columns: int) -> Iterator[Tensor]:
-        """See `LayerFactors.slices`."""
+        """Yields the rows for `columns` parameters at a time; see `LayerFactors.slices`."""
         yield from (part.double() for part in self.rows.split(columns, dim=2))
 
     @staticmethod
     def cat(parts: list[PlainRows]) -> PlainRows:
-        """See `LayerFactors.cat`."""
+        """Concatenates the rows of several chunks."""
         return PlainRows(torch.cat([part.rows for part in parts]))
 
 
@@ -117,8 +117,8 @@ class _Tower(nn.Module):
 class Jacobians:
     """Computes the Jacobians of one tower.
 
-    An ordinary linear or convolutional layer that is called once gets a rule if the rule gives the layer's gradient on a
-    probe: any other use of the layer's weight in the model would change this gradient.
+    The part of an ordinary linear or convolutional layer that is called once is kept in factors (`LayerFactors`), if these give
+    the layer's gradient on a probe. Any other use of the layer's weight in the model would change this gradient.
 
     Args:
         model: Model with the parameters; it must embed every view independently.
@@ -243,7 +243,7 @@ class Jacobians:
         Args:
             views: Views ``(R, ...)``.
             cotangents: Cotangents ``(R, D)`` float64.
-            parts: Views of the sum for each trainable parameter, by name; added to in place.
+            parts: Part of the sum that belongs to each trainable parameter, by name; added to in place.
         """
         for (_, blocks), weights in zip(self.each(views), cotangents.split(1), strict=True):
             for names, block in zip(self._owners, blocks, strict=True):

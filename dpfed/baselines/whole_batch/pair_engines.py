@@ -44,8 +44,9 @@ class _PairEngine(Engine):
     Args:
         model: Model with towers ``embed_images`` and, for records with text, ``embed_text``; its temperature is fixed.
         max_batch: Largest number of records in a batch. It is public, so the choice of norms depends on no record.
-        norms: Norms to clip by: ``exact``; ``bound``; or ``auto``: exact if no parameter serves two towers, and a full batch
-            needs at most 2 GiB for factors and has at most 10^10 pairs times parameters.
+        norms: Norms to clip by: ``exact`` norms, upper bounds (``bound``), or ``auto``. With ``auto``, norms are exact if no
+            parameter serves two towers, and a full batch needs at most 2 GiB for factors and has at most 10^10 pairs times
+            parameters.
     """
 
     adds_whole_parts = False
@@ -61,7 +62,7 @@ class _PairEngine(Engine):
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
-        """See `Engine`; the batch is one group.
+        """Adds the clipped gradients of a batch, which is one group; see `Engine`.
 
         Returns:
             Norms, or their bounds, of all clipped gradients; private.
@@ -140,7 +141,7 @@ def _parts(views: Views, towers: dict[str, Jacobians]) -> dict[str, slice]:
 
 
 class LogitEngine(_PairEngine):
-    """Clips the gradient of each similarity, and adds them up weighted by the derivatives of the loss (Kong et al., Logit-DP).
+    """Clips each similarity's gradient, and adds these up weighted by the derivatives of the loss (Kong et al., Logit-DP).
 
     Args:
         model: Model with towers and a fixed temperature, see `_PairEngine`.

@@ -1,4 +1,4 @@
-"""The coordinator's files, and the making of terms from a configuration and the sites' cards."""
+"""Reads and writes the coordinator's files, and makes the terms from a configuration and the sites' cards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The sites that take part now: their addresses, and their offers for the next step.
 
-Also here: the backoff, which leaves a site alone for a while after a step has waited for it in vain.
+The module also has the backoff, which does not ask a site for a while after a step has waited for the site in vain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _LONGEST = 600.0  # seconds of the longest pause
 
 
 class Backoff:
-    """Pauses after which sites that hung are asked again. Each time in a row doubles a site's pause, up to ten minutes.
+    """Pauses during which a site is not asked, because a step has waited for it in vain.
+
+    If steps wait in vain several times in a row, each time doubles the site's pause, up to ten minutes.
 
     Args:
         clock: Function that returns the time in seconds; default: `time.monotonic`.
@@ -68,19 +70,20 @@ class Channel(Protocol):
 
 
 class Members:
-    """The sites that take part now.
+    """Keeps track of the sites that take part now: their addresses, their offers, and why other sites are absent.
 
     Args:
         terms: Terms of the federation.
         identity: Coordinator's keys.
         frozen: Digest of the weights that are not trained.
         note: Function that receives messages for the operator.
-        backoff: Pauses for sites that hang; default: a new `Backoff`.
+        backoff: Pauses for sites for which a step has waited in vain; default: a new `Backoff`.
         left: Function that returns the names of the sites that have left the federation permanently, as far as the operator
             knows; default: none have left.
 
     Attributes:
-        ahead: Latest step of each site that has already taken part in the next step or a later one, by site number.
+        ahead: Latest step of each site that, when it was greeted for a step, had taken part in this or a later step already;
+            by site number.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class Members:
                 self.lose(number, address, "its SuperNode is no longer connected")
 
     def keep(self, number: int, offer: Offer | None, step: int) -> None:
-        """Stores a site's offer if it is for `step` and fits; in any case removes the offer stored before."""
+        """Removes the site's stored offer, and stores the given offer in its place if it is for `step` and fits."""
         self._offers.pop(number, None)
         if offer is not None and offer.step == step and self._fits(offer):
             self._offers[number] = offer
@@ -143,7 +146,7 @@ class Members:
         self._backoff.answered(number)
 
     def lose(self, number: int, address: str, why: str) -> None:
-        """Removes a site that did not answer correctly, unless it has another address by now; it must be greeted again."""
+        """Removes a site that did not answer correctly, unless it has another address by now. It must then be greeted again."""
         if self._addresses.get(number) == address:
             del self._addresses[number]
             self._offers.pop(number, None)
@@ -192,7 +195,7 @@ class Members:
         self.keep(number, hello.offer, step)
 
     def missing(self, step: int) -> dict[str, str]:
-        """Returns why sites are not asked, by site name: they have left, or they are not there."""
+        """Returns the reasons why sites are not asked in a step, by site name: a site has left, or cannot take part."""
         reasons = {name: self._why_absent(number) for number, name in self.absent(step).items()}
         return {name: why if why == _LEFT else f"not there: {why}" for name, why in reasons.items()}
 
@@ -218,7 +221,7 @@ class Members:
         return self._terms.trust != "secure" or (number in self._offers and self._offers[number].step == step)
 
     def _fits(self, offer: Offer) -> bool:
-        """Returns whether an offer has the right lengths, and the same round key for all sites."""
+        """Returns whether an offer has the right lengths, and gives all sites the same round key."""
         from dpfed.federation.secure.envelopes import KEY_BYTES, offer_lengths  # only secure sums need its imports
 
         public, each = offer_lengths(self._terms.trust_model)

@@ -49,7 +49,7 @@ class Federation:
         journal: Journal of the run.
         paid: Run's ledger as it was when this server created or resumed the run.
         note: Function that receives messages for the operator.
-        backoff: Pauses for sites that hang, see `Members`.
+        backoff: Pauses for sites for which a step has waited in vain, see `Members`.
         arrival_log: Log of the times at which answers come, for live views; default: nothing is written.
         left: Function that returns the names of the sites that have left, see `Members`.
 
@@ -91,7 +91,8 @@ class Federation:
         """Returns the bounded sum of a step, see `Transport`; ``None``: the step is discarded.
 
         Raises:
-            UserError: If the sites are ahead of this run, or the step was released and its release is lost.
+            UserError: If the sites have already taken part in later steps than this run's, or if the step was released before
+                and its release is lost.
         """
         if self._paid.release_of(step) is not None:
             raise UserError(
@@ -127,10 +128,10 @@ class Federation:
         self._threshold = {"threshold": threshold}
 
     def wait_for_sites(self, step: int) -> None:
-        """Greets sites until enough are there. Before this server's first step, waits for all sites until the deadline is over.
+        """Greets sites until enough can take part. Before this server's first step, waits for all sites, up to the deadline.
 
         Raises:
-            UserError: If so many sites are ahead of this run that no step can succeed.
+            UserError: If so many sites have already taken part in this step or a later one that the step cannot succeed.
         """
         started, pause, absent = time.monotonic(), _PAUSES[0], [""]
         say_at = started + min(_QUIET, self._terms.deadline)
@@ -182,7 +183,8 @@ class Federation:
         """Asks all sites for their sums.
 
         Returns:
-            The sums of the sites that answered, by site number; for the other sites, by name, why they do not count.
+            The sums of the sites that answered, by site number (empty bytes for masked sums, see `_checked`); and, by site
+            name, the reasons why the other sites do not count.
         """
         content = encoded(self._vector.gather(), self._terms.broadcast)
         digest = digest_of(content)  # once, for all sites
@@ -257,7 +259,7 @@ class Federation:
         return (total, "") if norm <= self._most(arrived) else (None, "the total is larger than its groups and its noise allow")
 
     def _checked(self, number: int, content: Content, answer: Sum) -> Content:
-        """Returns a site's sum if it can be honest; empty bytes for a masked sum, which is added to the total here.
+        """Returns a site's sum if an honest site could have sent it. Adds a masked sum to the total, and returns empty bytes.
 
         Raises:
             Rejected: If the sum has another shape, values that are not finite, or a norm that no honest sum of this site has. A

@@ -19,7 +19,7 @@ Ask = Callable[[str, type[Answer], dict[str, Any]], Iterator[tuple[int, Any]]]
 
 
 class SecureSum:
-    """The masked sums of one step.
+    """Adds up the masked sums of one step, and unmasks their total.
 
     Args:
         terms: Terms of the federation.
@@ -58,7 +58,7 @@ class SecureSum:
             raise Rejected("a sum for another roster") from error
 
     def total(self, ask: Ask) -> tuple[np.ndarray | None, str]:
-        """Unmasks the total.
+        """Removes the masks from the total, with the help of the sites that sent the masked sums.
 
         Args:
             ask: Function that sends a request to the sites that arrived, and yields each valid answer with its site number. The

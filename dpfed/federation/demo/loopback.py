@@ -30,7 +30,7 @@ _AGAIN = 5.0  # seconds after which a SuperNode that was refused is started agai
 
 
 class Loopback:
-    """SuperLink, SuperNodes and operator on one machine.
+    """Starts SuperLink and SuperNodes on one machine, and gives the commands of their operator.
 
     Args:
         folder: Folder for keys, Flower's own files and configuration.
@@ -87,7 +87,7 @@ class Loopback:
             self._told(f"{name} is connected")
 
     def start_node(self, name: str, port: int | None = None) -> None:
-        """Starts a SuperNode and, in a resident process, its app. After a kill, call `wait_for_node` next.
+        """Starts a SuperNode and, in a resident process, its app. If it was killed before, call `wait_for_node` next.
 
         Args:
             name: Name of the site.

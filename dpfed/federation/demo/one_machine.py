@@ -1,7 +1,7 @@
 """All parties of a federation on one machine, each a process of its own.
 
 The parties are a SuperLink, a SuperNode and a site worker for each site, and the operator's `flwr run`, over TLS on the
-loopback interface. Only the records are not those of several institutions: one store is divided among the sites.
+loopback interface. Unlike in a real federation, the records come from one store, which is divided among the sites.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
 
 
 def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, Any]) -> None:
-    """Divides the records, makes the sites, and has them join: five commands each (docs/a-site-in-15-minutes.md)."""
+    """Divides the records, makes the sites and the terms, and lets the sites join.
+
+    On machines of their own, the operators of sites use five commands for this (docs/a-site-in-15-minutes.md).
+    """
     with watching() as progress:
         store = records_of(config, import_progress(progress), say=progress.note)
         stores = parties / "stores"
@@ -109,7 +112,7 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
 
 
 def _copies(config: Config) -> dict[str, Any]:
-    """Returns the sites' paths of files that are not sent: on one machine, the sites read the coordinator's files."""
+    """Returns the paths of files that are not sent to sites. On one machine, the sites read the coordinator's files."""
     model = with_absolute_paths(config).model
     given = {name: getattr(model, name) for name in ("weights", "architecture", "text", "anchors", "start")}
     return {name: value for name, value in given.items() if value and Path(value.removeprefix(LOCAL_DIR)).is_absolute()}

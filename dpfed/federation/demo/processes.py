@@ -184,7 +184,7 @@ def processes(logs: Path) -> Iterator[Processes]:
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """Makes SIGTERM raise SystemExit within the block, unless it has a handler, as in dpfed's commands (`interruptible`)."""
+    """Makes SIGTERM raise SystemExit within the block. Keeps an existing handler, such as that of dpfed's commands."""
     main = threading.current_thread() is threading.main_thread()  # only the main thread can set a handler
     unanswered = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if unanswered:
@@ -208,7 +208,7 @@ def _running(wanted: Callable[[bytes], bool], program: str = "") -> list[int]:
 
 
 def _guard(mark: str) -> None:
-    """Waits until the process that started this one is gone, and kills the rest of its processes."""
+    """Waits until the process that started this process is gone, and kills those of its processes that still run."""
     sys.stdin.buffer.read()
     start = f"{_MARK}={mark}/".encode()
     while left := _running(lambda each: each.startswith(start)):

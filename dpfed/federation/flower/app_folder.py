@@ -1,6 +1,6 @@
-"""The app folder for `flwr run`: both thin apps and their Flower settings, wherever dpfed is installed.
+"""Makes the app folder for `flwr run`: files that import dpfed's ServerApp and ClientApp, and their Flower settings.
 
-Also here: the version of Flower that dpfed is written for. This module imports nothing of Flower.
+The module also states the version of Flower that dpfed is written for. It imports nothing of Flower.
 """
 
 from __future__ import annotations

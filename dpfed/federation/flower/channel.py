@@ -152,7 +152,7 @@ class FlowerChannel:
             answers.put((address, self._heard(address, f"its answer cannot be read ({type(error).__name__})")))
 
     def _heard(self, address: str, answer: Packet | str) -> Packet | None:
-        """Returns a packet as it is. For a reason, returns ``None`` and logs the reason once, not after each greeting."""
+        """Returns a packet as it is. Given the reason for a missing answer, returns ``None``, and logs each new reason once."""
         if not isinstance(answer, str):
             self._silent.pop(address, None)
             return answer

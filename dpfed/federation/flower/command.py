@@ -22,11 +22,11 @@ START = 120.0  # seconds that one of Flower's programs may take, on a busy machi
 
 
 class Unavailable(UserError):
-    """Raised if the SuperLink is not there, or not there yet: the caller may try again."""
+    """Raised if the SuperLink does not answer, or has not started yet. The caller may try again."""
 
 
 class FlowerCommand:
-    """The command ``flwr``.
+    """Runs Flower's command ``flwr``, as the operator does.
 
     Args:
         home: Flower's home folder for this operator.

@@ -95,7 +95,9 @@ _most: ContextVar[int | None] = ContextVar("most bytes of a reply", default=None
 
 @contextmanager
 def replies_of_at_most(size: int) -> Iterator[None]:
-    """Makes this thread give up longer replies within the block, before they fill the memory; see `limit_replies`.
+    """Makes this thread give up fetching a reply that is too long, within the block; see `limit_replies`.
+
+    Otherwise such a reply could fill the memory.
 
     Args:
         size: Largest size of a reply, in bytes.
@@ -108,7 +110,7 @@ def replies_of_at_most(size: int) -> Iterator[None]:
 
 
 def limit_replies() -> None:
-    """Makes `replies_of_at_most` work in this process. A reply that is too long raises the same Flower error as a lost one."""
+    """Makes `replies_of_at_most` work in this process. A reply that is too long raises Flower's error for a lost reply."""
     plain, error = http_grid.pull_objects, inflatable_utils.ObjectPullError
     if getattr(plain, "limited", False):
         return
@@ -202,7 +204,7 @@ def tasks_of(address: str, secret: bytes) -> Iterator[Callable[[], str]]:
 
     Yields:
         A function that returns the token of the oldest message that no process handles yet, empty if there is none. The
-        function raises `httpx.HTTPError` if the SuperNode is not there, or refuses the secret.
+        function raises `httpx.HTTPError` if the SuperNode does not answer, or refuses the secret.
     """
     interceptor = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
     with _client(address, interceptor) as client:

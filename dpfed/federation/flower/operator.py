@@ -195,7 +195,7 @@ def operate(folder: Path, port: int | None = None) -> int:
         The exit code of the command.
 
     Raises:
-        Unavailable: If the SuperLink is not there.
+        Unavailable: If the SuperLink does not answer.
         UserError: If something is wrong that the operator must fix.
     """
     operator = Operator(folder, port)

@@ -12,8 +12,8 @@ This program takes the place of ``flower-superexec`` and ``flwr-clientapp``, ign
 If a message gets no answer, because its run has ended or its SuperNode did not respond, this program drops it: within a minute
 the SuperNode answers in the app's place, and takes the next message.
 
-Also here: Flower's SuperNode with shorter pauses and more retries. `dpfed site supernode` takes the options of
-`flower-supernode`.
+The module also runs Flower's SuperNode with shorter pauses and more retries (`main`). The command is `dpfed site supernode`,
+which takes the options of `flower-supernode`.
 
 A SuperNode looks for messages every 3 seconds while it has none, and for its app's reply every half a second. With shorter
 pauses, an exchange takes about 3 seconds less; a step with secure sums needs two exchanges, and takes about 6 seconds less.
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def _reason(words: list[str]) -> str:
-    """Explains why the SuperLink refuses this SuperNode: a fault on the way to it, the clock included, or an unknown key."""
+    """Explains why the SuperLink refuses this SuperNode: a faulty connection, a wrong clock, or an unknown key."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--superlink", "--root-certificates"):
         parser.add_argument(option)

@@ -20,8 +20,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Trains with the sites of a federation; resumes the run if its directory exists.
 
-    Run-config keys: ``federation``, the coordinator's folder (`dpfed federation provision`), and ``run``, the run's directory;
-    both absolute paths on the machine of the SuperLink.
+    The run config has two keys, both with absolute paths on the machine of the SuperLink. ``federation`` is the coordinator's
+    folder (`dpfed federation provision`), and ``run`` is the run's directory.
     """
     try:
         given = {name: str(context.run_config.get(name, "")) for name in ("federation", "run")}

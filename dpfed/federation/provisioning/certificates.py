@@ -1,4 +1,4 @@
-"""Certificates for a SuperLink, and keys for SuperNodes.
+"""Makes and reads certificates for a SuperLink, and keys for SuperNodes.
 
 An authority (``ca.crt``, which every site gets, and ``ca.key``, which should be kept offline) signs the server's certificate
 (``server.pem``, ``server.key``).
@@ -37,7 +37,7 @@ _PEM = serialization.Encoding.PEM
 def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) -> None:
     """Makes a server's certificate and key, signed by the folder's authority; makes the authority if there is none.
 
-    A key without its certificate is used, so a call that was cut short can be repeated.
+    If a key exists without its certificate, the function uses this key. So a call that was cut short can be repeated.
 
     Args:
         folder: Folder that holds or gets ``ca.crt``, ``ca.key`` and ``server.key``, and gets ``server.pem``.

@@ -1,6 +1,6 @@
-"""Checks of a site for its operator, before or after something fails. Each finding says what to do.
+"""Checks a site for its operator, before or after something fails. Each finding says what to do.
 
-A doctor opens the same files as the programs, and reports their refusals as findings.
+The checks open the same files as the site's programs, and report as findings what these programs would refuse.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ def _versions(release: str, protocol: int) -> Iterator[Finding]:
 
 
 def _programs(paths: SitePaths) -> Iterator[Finding]:
-    """Checks that the programs are where the units look for them."""
+    """Checks that the programs are where systemd's units look for them."""
     if not (paths.path / "venv" / "bin" / "python").exists():
         said = f"{paths.path / 'venv'} leads to no Python environment, and systemd's units start their programs from there"
         yield Finding("versions", State.CARE, said, f"ln -sfn ENVIRONMENT {paths.path / 'venv'}")
 
 
 def _keys(paths: SitePaths) -> Iterator[Finding]:
-    """Checks that the keys are there, whole, and closed to other users."""
+    """Checks that the keys exist, are undamaged, and are closed to other users."""
     site, key_files = paths.site, [paths.site.path / "identity.key", paths.site.path / "secret.key"]
     secret = [site.path, paths.keys, *key_files, *(path for path in paths.keys.iterdir() if path.suffix != ".pub")]
     if exposed := [str(path) for path in secret if path.exists() and path.stat().st_mode & _OTHERS]:

@@ -4,7 +4,8 @@ A kit says who made it, for which site, at which address the site reaches the co
 coordinator's certificate. It is signed with the key that later signs the coordinator's requests, and holds no private key. The
 first kit of a site is an invitation; a later one holds the terms, too.
 
-Also here: a site's reply to its kit, signed by the site: its card, the public key of its SuperNode, and whether it has left.
+The module also has a site's reply to its kit, which the site signs. A reply holds the site's card, the public key of its
+SuperNode, and whether the site has left.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def _sealed(domain: bytes, content: Section, identity: Identity) -> str:
 
 
 def _opened(path: Path, domain: bytes) -> tuple[bytes, bytes, Any]:
-    """Returns the signed bytes of a file, the signature, and the content. The signature is not verified here.
+    """Returns the signed bytes of a file, the signature, and the content. This function does not verify the signature.
 
     Raises:
         ValueError: If the content is not JSON, repeats a name, or holds hidden characters.
@@ -195,7 +196,11 @@ def _opened(path: Path, domain: bytes) -> tuple[bytes, bytes, Any]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object; refuses a repeated name, because readers differ in which of the values they take."""
+    """Returns a JSON object, given its pairs of name and value.
+
+    Raises:
+        ValueError: If a name is repeated: programs that read JSON differ in which of the values they take.
+    """
     if len(pairs) != len(dict(pairs)):
         raise ValueError
     return dict(pairs)

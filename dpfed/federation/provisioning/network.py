@@ -1,6 +1,6 @@
-"""Checks of certificates, clock, ports, and the way to the coordinator.
+"""Checks certificates, clock, ports, and the way to the coordinator.
 
-Also here: the findings of a check.
+The module also has `Finding`, the form in which all checks of a site report their results.
 """
 
 from __future__ import annotations

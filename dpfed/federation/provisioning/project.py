@@ -1,6 +1,6 @@
 """`project.toml`: the decisions that the coordinator's operator makes before any site exists.
 
-Also here: checks of a host: a DNS name (RFC 1123) or an IP address.
+The module also checks hosts. A host is a DNS name (RFC 1123) or an IP address.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST = 253  # most characters of a DNS name
 def is_host(text: str) -> bool:
     """Returns whether a text is a host name or an IP address under which others can reach a machine.
 
-    A name that ends in a number is refused: it is a mistyped IP address.
+    A name whose last part, behind the last dot, is a number is refused: it is a mistyped IP address.
 
     Args:
         text: Text without scheme and port.

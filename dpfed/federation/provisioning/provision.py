@@ -98,7 +98,7 @@ def provision(project: Project, beside: Path, folder: Path | None = None, progre
 
 
 class _Office:
-    """The coordinator's folder, as it is provisioned."""
+    """The coordinator's folder while `provision` makes or updates it."""
 
     def __init__(self, path: Path, project: Project) -> None:
         self.path, self._project = path, project

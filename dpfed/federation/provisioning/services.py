@@ -1,7 +1,7 @@
 """The command lines of a site's and a coordinator's programs, and the files that start them: systemd, scripts, nginx.
 
-Every command is stated once, here. Whatever starts a command fills in the folder's path: systemd replaces ``%f``, and a script
-in the folder looks up where it is.
+This module states every command once. Whatever starts a command fills in the folder's path: systemd replaces ``%f``, and a
+script in the folder looks up where it is.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _script(words: list[str], **settings: str) -> str:
 
 
 def require_plain(folder: Path) -> Path:
-    """Returns a folder whose path can go into units and commands.
+    """Returns the folder if its path can go into systemd units and commands.
 
     Raises:
         UserError: If the path has characters with a special meaning in units and commands.

@@ -24,12 +24,12 @@ KIT = "kit.json"
 
 
 class SitePaths:
-    """A folder with a kit and a site.
+    """The folder in which a site has its kit, its own folder, and the files that start its programs.
 
     Attributes:
         path: Path of the folder.
         site: Site's own folder in it.
-        reply: File for the coordinator.
+        reply: File of the site's reply, for the coordinator.
         settings: File of the site's settings for systemd.
         keys: Folder of the key of the site's SuperNode.
     """
@@ -185,7 +185,8 @@ class SitePaths:
             The terms; ``None`` if `agreed` rejected them.
 
         Raises:
-            UserError: If the kit holds no terms yet or those of another coordinator, or if the site cannot join under them.
+            UserError: If the kit holds no terms yet, if they are those of another coordinator, or if the site cannot join under
+                them.
         """
         kit = self.kit
         if kit.terms is None:

@@ -1,1 +1,1 @@
-"""Secure sums: masks that cancel, and secret shares with which the remaining sites remove the masks of a missing one."""
+"""Secure sums: masks that cancel, and secret shares with which the masks of a missing site can be removed."""

@@ -1,10 +1,10 @@
-"""The envelope that a site sends to another one through the server: a round public key beside encrypted shares.
+"""The envelope that a site sends to another site through the server: a round public key beside encrypted shares.
 
-Also here: the statements that sites sign about a step, so that a server cannot tell them different stories.
+The module also has the statements that sites sign about a step, so that a server cannot tell different sites different things.
 
 There are two statements: the roster for which a site masked its vector, and the members that have arrived according to the
-server. A site signs at most one of each in a step. docs/secure-aggregation.md explains why enough signatures leave a lying
-server only one story.
+server. A site signs at most one of each in a step. docs/secure-aggregation.md explains why, if enough sites must have signed,
+a lying server can get only one roster and one set of arrivals through.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class NotOffered(UserError):
 
 
 class OtherView(UserError):
-    """Raised if the server's words about a step contradict what this site saw of it, or what other sites have signed."""
+    """Raised if what the server says about a step contradicts what this site saw of it, or what other sites have signed."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,10 @@ class _Masked:
 
 
 class Masking:
-    """The masking of one site in one run. Its secrets live in this object only: a restarted site has dropped out of the step.
+    """Masks one site's vectors in one run. Its secrets live in this object only: a restarted site has dropped out of the step.
 
-    After a restart, the caller must not let a step be masked that was masked before: the site's ledger refuses it.
+    After a restart, the caller must not mask a step that was masked before. The site's ledger ensures this: it refuses such a
+    step.
 
     Args:
         me: Number of this site.
@@ -204,7 +205,7 @@ class Masking:
         """Returns this site's signature of the roster for which it masked a step.
 
         Raises:
-            NotOffered: If the step is not the one masked last.
+            NotOffered: If this step is not the step that this site masked last.
             OtherView: If no site may drop out of this run.
         """
         return self._identity.sign(self._at(step).view.roster())
@@ -213,7 +214,7 @@ class Masking:
         """Signs the set of sites that have arrived according to the server. A site signs one set in a step.
 
         Raises:
-            NotOffered: If the step is not the one masked last.
+            NotOffered: If this step is not the step that this site masked last.
             OtherView: If the set is refused, see `reveal`.
         """
         masked, arrived = self._at(step), frozenset(arrived)
@@ -224,8 +225,8 @@ class Masking:
     def reveal(self, step: int, arrived: Iterable[int], rosters: dict[int, bytes], votes: dict[int, bytes]) -> bytes:
         """Hands out the shares with which the server removes the remaining masks: one for each member of the roster.
 
-        For a site that arrived, this is the share of its self mask's seed; for a site that did not, the share of its round key.
-        Both are never handed out: together they would open that site's vector.
+        If a member arrived, this is the share of its self mask's seed. Otherwise this is the share of its round key. A site
+        never hands out both shares of a member: together they would open that member's vector.
 
         Args:
             step: Step that was masked last.
@@ -237,7 +238,7 @@ class Masking:
             The shares, 32 bytes for each member of the roster, in order. A repeated call returns the same shares.
 
         Raises:
-            NotOffered: If the step is not the one masked last.
+            NotOffered: If this step is not the step that this site masked last.
             OtherView: If this site confirmed or revealed another set before, if too few sites or sites outside the roster
                 arrived, if an arrived site has not signed the roster, or if too few sites have signed these arrivals. Nothing
                 is revealed then.

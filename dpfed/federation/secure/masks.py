@@ -1,7 +1,7 @@
 """The keys of one step of secure aggregation, and the pseudorandom streams of ring elements that serve as masks.
 
-Sites and server derive them by the same functions, so the server can remove a mask that a site added. Every key is bound to the
-run, the step, its purpose and its sites, and generates one stream only.
+Sites and server derive keys and masks by the same functions, so the server can remove a mask that a site added. Every key is
+bound to the run, the step, its purpose and its sites, and generates one stream only.
 """
 
 from __future__ import annotations

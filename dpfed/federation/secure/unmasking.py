@@ -24,7 +24,10 @@ TRIES = 40  # sets of givers that are tried at most; each takes about a second w
 
 
 class Unmasking:
-    """The sum of one step: `add` what arrives, `close`, ask the sites to confirm and reveal if need be, then `total`.
+    """Adds up the masked vectors of one step, and unmasks their sum.
+
+    The caller calls `add` for each vector that arrives, and then `close`. If sites may drop out, it asks the sites to confirm
+    the arrivals (`vote`) and to reveal shares. Finally it calls `total`.
 
     Args:
         sites: Cards with the public keys of all sites, in the order of the site numbers.
@@ -105,7 +108,7 @@ class Unmasking:
 
     @property
     def unanimous(self) -> bool:
-        """Returns whether the whole roster arrived: then the sites need not confirm the arrivals to each other."""
+        """Whether the whole roster arrived, so that the sites need not confirm the arrivals to each other."""
         return self._arrived == self._view.members
 
     def vote(self, site: int, signature: bytes) -> bool:
@@ -121,7 +124,7 @@ class Unmasking:
 
     @property
     def confirmed(self) -> bool:
-        """Returns whether enough sites have signed the arrivals."""
+        """Whether the whole roster arrived, or enough sites have signed the arrivals."""
         return self.unanimous or len(self.votes) >= self._trust.least
 
     def total(self, reveals: dict[int, bytes], tries: int = TRIES) -> np.ndarray:
@@ -192,8 +195,8 @@ class Unmasking:
 def _sets(givers: list[int], needed: int) -> Iterator[tuple[int, ...]]:
     """Yields sets of givers, in an order that soon leaves out a site that gives wrong shares.
 
-    If there are few possible sets, all of them are yielded. Otherwise one set for each block of neighbouring sites that the set
-    leaves out is yielded, followed by random sets, without end.
+    If there are few possible sets, the function yields all of them. Otherwise it first yields sets that each leave out one
+    block of neighbouring sites, and then random sets, without end.
     """
     if math.comb(len(givers), needed) <= TRIES:
         yield from itertools.combinations(givers, needed)

@@ -1,4 +1,7 @@
-"""Named code that a site's operator has allowed. Without this check, a coordinator could run any installed code at the site."""
+"""Checks that a site calls only the named code that its operator has allowed.
+
+Without this check, a coordinator could run any installed code at the site.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def keep_allowed(path: Path, terms: Terms) -> None:
 
 
 def refuse_unallowed(path: Path, terms: Terms) -> None:
-    """Refuses code that the operator has not allowed, or that has changed since; the function imports none of that code.
+    """Refuses code that the operator has not allowed, or that has changed since then. The function imports none of that code.
 
     Args:
         path: File that `keep_allowed` wrote.

@@ -140,7 +140,7 @@ class SiteFolder:
 
     @property
     def joined(self) -> bool:
-        """Returns whether the site has joined a federation."""
+        """Whether the site has joined a federation."""
         return self._terms.is_file()
 
     def own_card(self) -> SiteCard:
@@ -257,7 +257,7 @@ class SiteFolder:
         return True
 
     def refuse_code(self, terms: Terms) -> None:
-        """Refuses terms that name code that was not allowed, or that has changed since.
+        """Refuses terms that name code that the operator has not allowed, or that has changed since then.
 
         Raises:
             UserError: If the terms name such code, see `refuse_unallowed`.
@@ -265,7 +265,7 @@ class SiteFolder:
         refuse_unallowed(self._allowed, terms)
 
     def refuse_lost_terms(self) -> None:
-        """Refuses a charged ledger whose terms are gone.
+        """Refuses a site whose ledger has charged steps, but whose terms are missing.
 
         Raises:
             UserError: If the ledger was charged and there are no terms.
@@ -338,7 +338,7 @@ class SiteFolder:
 
     @property
     def left(self) -> bool:
-        """Returns whether the site has left its federation."""
+        """Whether the site has left its federation."""
         return os.path.lexists(self._left)
 
     def refuse_if_left(self) -> None:

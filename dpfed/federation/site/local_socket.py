@@ -1,8 +1,8 @@
 """The local socket of a site: the process of the SuperNode's app sends requests, and the site worker answers them.
 
-By default, a SuperNode starts a new process for every message. That process is thin: it passes the packet through this socket
-to the worker that holds records, model and ledger, and takes the answer back. File permissions determine who may open the
-socket.
+By default, a SuperNode starts a new process for every message. That process does nothing but pass the packet through this
+socket to the worker, which holds records, model and ledger, and take the answer back. File permissions determine who may open
+the socket.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def serve(
 
     Args:
         path: Path of the socket. Its directory is made if need be, and no other user may write there.
-        handle: Function that answers one packet. If the function raises an error, the client learns nothing else about it.
+        handle: Function that answers one packet. If the function raises an error, the client learns only that it did.
         stop: Event that ends the service.
         group: Name of the group whose members may connect, too; default: only this user.
         most: Largest size of a request's vector, in bytes; default: 8 GiB.

@@ -1,6 +1,6 @@
-"""A running site: loads records and model once, then answers at its socket until it is stopped.
+"""Serves a site: loads records and model once, then answers requests at the site's socket until the process is stopped.
 
-Also here: the agreed configuration on a site's own machine, with its own records, device and copies of files.
+The module also makes the agreed configuration for a site's own machine, with its own records, device and copies of files.
 """
 
 from __future__ import annotations

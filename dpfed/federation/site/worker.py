@@ -34,7 +34,7 @@ _SIGNATURE_BYTES = 64
 
 
 class Refusal(Exception):
-    """Raised for a request that is not answered.
+    """Raised for a request that the site refuses.
 
     Args:
         reason: Reason that the coordinator learns.
@@ -96,11 +96,11 @@ class SiteWorker:
 
     @property
     def is_over(self) -> bool:
-        """Returns whether the last step of the plan was charged: this site answers no further step."""
+        """Whether the last step of the plan was charged, so that this site answers no further step."""
         return self._last + 1 >= self._terms.privacy_plan.steps
 
     def answer(self, packet: Packet) -> Packet:
-        """Returns the answer to one message: a refusal if the site may not do what the message asks. Never raises."""
+        """Returns the answer to one message, or a refusal if the site may not do what the message asks. Never raises."""
         try:
             header = verify(packet, self._terms.coordinator, self._terms.fingerprint)
             answer = self._answers.get(str(header.get("kind")))
