@@ -21,12 +21,14 @@ class Embeds(Protocol):
 
 
 class PictureFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Turns pictures into features in a `sklearn.pipeline.Pipeline`. Fitting changes nothing: the encoder is already trained.
+    """Turns pictures into features as a step of a `sklearn.pipeline.Pipeline`.
+
+    Fitting changes nothing, because the encoder is already trained.
 
     Args:
         encoder: Encoder that `dpfed.load` returns.
-        contrast: Whether the result is `embed_images`, embeddings of unit length in the space of the contrastive loss, in the
-            place of `features`.
+        contrast: Whether the result consists of embeddings instead of features: vectors of unit length, which the contrastive
+            loss compares (`Embeds.embed_images`).
         batch: Number of pictures in one forward pass.
     """
 
