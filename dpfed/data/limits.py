@@ -33,7 +33,10 @@ def whole_number(given: object, what: str, least: int = 0, most: int | None = No
 
 
 def stored_side(size: int | None) -> int | None:
-    """Checks the side of stored square images, pixels; ``None``: files are stored as they are.
+    """Checks the side of stored square images, and returns it.
+
+    Args:
+        size: Side, pixels; ``None``: image files are stored as they are, and ``None`` is returned.
 
     Raises:
         UserError: If `size` is not a valid side.

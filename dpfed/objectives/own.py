@@ -82,8 +82,8 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
         rows: Embeddings of one group, ``(S, V, D)`` each.
 
     Raises:
-        UserError: If the loss is not callable, fails, is not a scalar, is not finite, has no gradient or none that is finite,
-            has trainable parameters of its own, or gives another value for the same embeddings after other calls.
+        UserError: If the loss is not callable, fails, is not a scalar, is not finite, has no gradient or a gradient that is
+            not finite, has trainable parameters of its own, or gives another value for the same embeddings after other calls.
     """
     import torch
 
