@@ -2,11 +2,11 @@
 
 Shapes of all sizes, called leaves, cover each other as leaves on the ground do (Lee, Mumford and Huang 2001; Baradad et al.
 2021 train on such pictures). dpfed also gives the shapes textures: stripes, checks, dots, gradients, and noise whose amplitude
-falls with the frequency. Every picture has a style of its own (colours, shapes, textures, sizes), so that two crops of a picture
-have something in common.
+falls with the frequency. Every picture has a style of its own (colours, shapes, textures, sizes), so that two crops of a
+picture have something in common.
 
-What a picture shows is a function of the seed, its split and its number. No data is read, and anyone can draw it again. (Another
-processor or version of numpy may round a sine differently, which changes a pixel now and then.)
+What a picture shows is a function of the seed, its split and its number. No data is read, and anyone can draw it again.
+(Another processor or version of numpy may round a sine differently, which changes a pixel now and then.)
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _drawn(seed: int, split: int, number: int) -> tuple[_Style, _Leaves, np.rand
 def _pixels(style: _Style, leaves: _Leaves, generator: np.random.Philox, size: int, finer: int) -> np.ndarray:
     """Returns the pixels of a picture, ``(size, size, 3)`` uint8.
 
-    So that edges are smooth, the picture is drawn `finer` times as large, and each pixel is the mean of a block of drawn pixels.
+    So that edges are smooth, the picture is drawn `finer` times as large, and each pixel is the mean of a block of these.
     """
     fine = size * finer
     pixels = _paint(style, leaves, fine, _noise(generator, fine, style.spectrum))
@@ -241,7 +241,7 @@ def _pick(uniform: np.ndarray | np.float64, options: int | np.int64) -> Any:
 
 
 def _power_law(uniform: np.ndarray, least: float, most: float, power: float) -> np.ndarray:
-    """Maps uniform numbers to numbers r from `least` to `most`, whose density is proportional to r to the power -(`power` + 1)."""
+    """Maps uniform numbers to numbers r from `least` to `most`, whose density is proportional to r ** -(`power` + 1)."""
     low, high = least**-power, most**-power
     return (low + uniform * (high - low)) ** (-1 / power)
 

@@ -83,8 +83,8 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
         validation: Number of validation records.
         test: Number of test records.
         seed: Public seed; another seed gives other records.
-        half: Colors of both objects: the ``"first"`` four, the ``"second"`` four or ``"all"``. Records of different halves
-            never show the same, and are drawn independently of each other.
+        half: Colors of both objects: the ``"first"`` four, the ``"second"`` four or ``"all"``. No scene belongs to both
+            halves, and the records of the halves are drawn independently of each other.
 
     Raises:
         UserError: If the store exists or cannot be written, or a held-out split shall have more different captions than can be

@@ -1,4 +1,7 @@
-"""Names of files and folders that lie beside records and hold none: one list for folders, archives, Parquet and tables."""
+"""Recognises, by their names, files and folders that lie beside records but hold no records.
+
+The same names count in folders, in archives, and beside Parquet files and tables.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def side_file(name: str, there: Callable[[str], bool] = lambda other: False) -> 
 
     Args:
         name: Name of the file.
-        there: Function that says whether another name lies in the same folder.
+        there: Function that says whether a file or folder of a given name lies in the same folder.
     """
     if _SIDE.fullmatch(name):
         return HIDDEN if name.startswith(".") else name.strip()

@@ -59,7 +59,7 @@ class Parts:
         """Returns the texts of an item.
 
         Raises:
-            BrokenItem: If there is something else than a text or a list of texts at the location `captions`, or a text is empty.
+            BrokenItem: If the part at the location `captions` is not a text or a list of texts, or a text is empty.
         """
         if self.captions is None:
             second = _second(item)

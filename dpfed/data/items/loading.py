@@ -1,8 +1,8 @@
 """Reads items and makes their views in the processes of torch's `DataLoader`, which receives its requests step by step.
 
 Before each view is made, every random generator that a transform may use is seeded, by a seed that is drawn from the record's
-own key and the step. A view is therefore a function of its record and its seed, whatever other records are processed with it, and
-in whichever process.
+own key and the step. A view is therefore a function of its record and its seed, whatever other records are processed with it,
+and in whichever process.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def _pixels(image: Image.Image | Tensor) -> np.ndarray | None:
 
 
 def _levels(given: np.ndarray) -> np.ndarray:
-    """Converts pixels to uint8 levels k if every number is about k/255 with k from 0 to 255; otherwise returns them unchanged."""
+    """Converts pixels k/255, for whole numbers k from 0 to 255, to k in uint8; returns other pixels unchanged."""
     scaled = given * 255
     whole = np.rint(scaled)
     scaled -= whole

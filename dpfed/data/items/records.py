@@ -52,9 +52,9 @@ class _Index:
 class Records(RecordSet):
     """Records of a data set with ``len()`` and ``[]``. All items are read when the records are first used.
 
-    An item is an image, a tuple that begins with an image, or a mapping. Images are PIL images, arrays ``(H, W)``, ``(H, W, 3)``
-    or ``(C, H, W)``, or tensors ``(C, H, W)`` of uint8, uint16 or floats with any number of channels. Random transforms do not
-    belong in the data set: give them to `Views`.
+    An item is an image, a tuple that begins with an image, or a mapping. Images are PIL images, arrays ``(H, W)``,
+    ``(H, W, 3)`` or ``(C, H, W)``, or tensors ``(C, H, W)`` of uint8, uint16 or floats with any number of channels. Random
+    transforms do not belong in the data set: give them to `Views`.
 
     Args:
         data: Data set of the training records, or a record store, which has all splits.
@@ -179,9 +179,10 @@ class Records(RecordSet):
 
     @property
     def contents(self) -> str:  # type: ignore[override]
-        """The fingerprint of all records, see `RecordSet`: a hash without a key, which leaves this machine only for public records.
+        """The fingerprint of all records, see `RecordSet`.
 
-        For a record store, it is the store's own fingerprint.
+        For a record store, it is the store's own fingerprint. Otherwise it is a hash without a key, which leaves this machine
+        only if the records are public.
         """
         if self.store is not None:
             return self.store.contents
@@ -302,7 +303,10 @@ class Records(RecordSet):
         return keys, equal
 
     def _class_names(self) -> Mapping[str, Sequence[str]]:
-        """Returns the names of the classes for each label name, if the data set tells them, as those of torchvision and Hugging Face do."""
+        """Returns the names of the classes for each label name.
+
+        Labels whose class names the data set does not tell are left out. Data sets of torchvision and Hugging Face tell them.
+        """
         features = getattr(self.source, "features", None)
         names: dict[str, Sequence[str]] = {}
         for name, part in (self.parts.labels or {"label": "label"}).items():

@@ -160,8 +160,8 @@ class ItemViews(RecordViews):
             tokenizer: Tokenizer of models that read text; ``None`` for image models.
 
         Raises:
-            UserError: If a transform fails, returns something other than views, or returns other views for the same seeds, or if
-                plain images have another shape than views.
+            UserError: If a transform fails, returns something other than views, or returns other views for the same seeds, or
+                if plain images have another shape than views.
         """
         count = views.count or count
         trial = Recipe(records.items, records.parts, views.transform, _unchanged)
@@ -221,7 +221,7 @@ class ItemMaker(ViewMaker):
         self._items = views
 
     def prefetch(self, batches: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
-        """Announces the indices of the next calls, so that processes can make their views meanwhile; see `ViewMaker.prefetch`."""
+        """Announces the indices of the next calls, so that processes can make views meanwhile; see `ViewMaker.prefetch`."""
         self._items.loader.prefetch([self._request(indices, randomness, step) for indices in batches if len(indices)])
 
     def _images(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> Tensor:

@@ -68,8 +68,8 @@ class ImageViews:
             uniforms: Uniform numbers, ``(n, V, columns)`` float32 in [0, 1].
 
         Returns:
-            The normalised views, ``(n, V, 3, H, W)`` float32. Without augmentation all views of an image share memory, so callers
-            must not write to them.
+            The normalised views, ``(n, V, 3, H, W)`` float32. Without augmentation all views of an image share memory, so
+            callers must not write to them.
 
         Raises:
             ValueError: If `images` or `uniforms` has another shape, or `images` another type.
@@ -305,9 +305,9 @@ def chroma_matrix(saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor
 
 @functools.cache
 def _chroma_constants() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns the entries of two 3x3 matrices, row by row: one makes RGB colours grey, the other turns hues by a quarter circle.
+    """Returns the entries of two 3x3 matrices for RGB colours, row by row.
 
-    The second matrix also removes the grey part of a colour.
+    The first matrix makes colours grey. The second turns hues by a quarter of a circle, and removes the grey part of colours.
     """
     to_yiq = torch.tensor(_RGB_TO_YIQ, dtype=torch.float64)
     quarter = torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)  # red moves towards yellow, as in HSV
