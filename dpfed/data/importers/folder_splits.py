@@ -198,7 +198,9 @@ def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ..
 
 
 def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], splits: Sequence[str]) -> list[Placed]:
-    """Finds the classes of images in split folders. Another ``train/`` or ``images/`` may lie between ``train/`` and the classes.
+    """Finds the classes of images in split folders.
+
+    Between a split folder such as ``train/`` and the class folders, there may be another ``train/`` or ``images/``.
 
     Args:
         files: Images.
@@ -281,8 +283,8 @@ def _beside(root: Path, file: Path, classes_below: bool) -> UserError:
     Args:
         root: Folder that is imported.
         file: Path of the image.
-        classes_below: Whether the split folders hold class folders. If not, they may be classes themselves, and the message says
-            how to import them as classes.
+        classes_below: Whether the split folders hold class folders. If not, they may be classes themselves, and the message
+            says how to import them as classes.
     """
     top = root / file.relative_to(root).parts[0]
     what, use = ("lies", "move it into a folder") if top == file else ("holds images but is not a split", "name it")

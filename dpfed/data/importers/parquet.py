@@ -56,13 +56,18 @@ class ParquetImporter(Importer):
     layout = "a .parquet file, or a folder with train*.parquet and optionally validation*.parquet, test*.parquet"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether `path` is a Parquet file, or a folder with Parquet files and without archives that these may describe."""
+        """Returns whether `path` is a Parquet file, or a folder with Parquet files and without archives.
+
+        Parquet files beside archives may only describe the archives.
+        """
         if path.is_dir():
             return holds(path, {".parquet"}, access) and not holds(path, {".tar"}, access)
         return path.is_file() and suffix(path) == ".parquet"
 
     def open(self, path: Path, access: Access | None = None, id: str | None = None) -> Source:
-        """Reads the schemas and, if these do not suffice, the columns of labels and splits. Records are read when they are used.
+        """Reads the schemas and, if these do not suffice, the columns of labels and splits.
+
+        Images are read when the source's iterator is used.
 
         Args:
             path: File or folder.

@@ -41,7 +41,7 @@ class Classes:
     numbers: dict[str, int]
 
     def number(self, cell: object) -> int | None:
-        """Returns the number in the store of a cell's class. -1: the cell has no class. ``None``: the metadata lack the class."""
+        """Returns the number in the store of a cell's class; -1: the cell has no class; ``None``: the class is unknown."""
         name = _named(cell, self.names, self.numeric)
         return -1 if name is None else self.numbers.get(name)
 

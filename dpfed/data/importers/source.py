@@ -143,7 +143,7 @@ class Importer(ABC):
 
     @abstractmethod
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether `path` looks like this family of data sets. The check should be cheap, because every importer is asked.
+        """Returns whether `path` looks like this family of data sets. Every importer is asked, so the check should be cheap.
 
         Args:
             path: File or folder.
@@ -169,7 +169,7 @@ def spaced(*sentences: str) -> str:
 
 
 def captions_in(text: str) -> list[str]:
-    """Returns the captions in a text: the members of the list, if the text is a list that pandas or JSON wrote; else the text."""
+    """Returns the captions in a text: its members if it is a list that pandas or JSON wrote, otherwise the text itself."""
     if text.startswith("[") and text.endswith("]") and len(text) < _LONGEST_LIST:
         for read in (json.loads, ast.literal_eval):
             with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):

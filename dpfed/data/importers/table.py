@@ -343,7 +343,7 @@ def _add(
 
 
 def _normal(given: str, folder: Path, root: Path) -> str:
-    """Returns a file's path in one spelling: relative to `root`, or absolute if a table gives an absolute path outside of `root`.
+    """Returns a file's path in one spelling: relative to `root`, or absolute if it is given so and lies outside of `root`.
 
     Args:
         given: Path as the table gives it.
