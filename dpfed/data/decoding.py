@@ -36,7 +36,7 @@ ImageInput = bytes | Image.Image | np.ndarray
 
 
 class BrokenImage(ValueError):
-    """An image that cannot be decoded; the message gives the reason in a few words."""
+    """The error for an image that cannot be decoded; the message gives the reason in a few words."""
 
 
 def decode(image: ImageInput) -> Image.Image:

@@ -1,4 +1,7 @@
-"""The number of scans (passes over the pixels) of a JPEG: a kilobyte of scans can keep a decoder busy for a minute."""
+"""Recognises JPEG files with too many scans, which are passes over the pixels.
+
+A kilobyte of scans can keep a decoder busy for a minute.
+"""
 
 from __future__ import annotations
 

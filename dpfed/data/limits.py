@@ -1,4 +1,4 @@
-"""Bounds on the numbers that users give, so that a typing error gives an error message and not a full disk."""
+"""Checks bounds on the numbers that users give, so that a typing error leads to an error message and not to a full disk."""
 
 from __future__ import annotations
 

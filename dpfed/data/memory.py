@@ -1,4 +1,4 @@
-"""The memory available to this process, and the number of records that a pass without gradients may hold."""
+"""Finds out how much memory this process can have, and how many records a pass without gradients may hold."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ GREY_WITH_ALPHA = "greyscale multiplied by its alpha turned back into greyscale"
 
 
 class UnknownRange(ValueError):
-    """Pixel values of which it is unknown what is black and what is white; the message says why in a few words."""
+    """The error for pixel values of which black and white are unknown; the message says why in a few words."""
 
 
 def survivable(image: Image.Image) -> tuple[Image.Image, str | None]:

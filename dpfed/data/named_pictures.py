@@ -26,7 +26,7 @@ class StoredPictures:
 
     Args:
         store: Record store.
-        rows: Rows of the store, ``(n,)``; default: all.
+        rows: Rows of these records in the store, ``(n,)``; ``None``: all records.
     """
 
     def __init__(self, store: RecordStore, rows: np.ndarray | None = None) -> None:

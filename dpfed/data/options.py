@@ -186,7 +186,7 @@ _OF_STORE = only("public.source", "store")
 
 
 class PublicConfig(Section):
-    """Public records that join the group of every drawn record (bounding.method = 'public')."""
+    """Section ``[public]``: the public records that join the group of every drawn record (bounding.method = 'public')."""
 
     records: int = Field(3, ge=1, le=1024, description="M: public records in every group")
     centring: float = Field(

@@ -1,4 +1,7 @@
-"""The interface to records for training, evaluation and budgets: a record store, or a data set of the user's own."""
+"""Defines the interface by which training, evaluation and budgets read records.
+
+The records are those of a record store, or of a data set of the user's own.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class RecordSet(ABC):
     def budget_names(self) -> np.ndarray:
         """The names by which a lifetime budget recognises records, ``(N,)`` uint64.
 
-        A record keeps its name in any order of the records, and among other records.
+        A record keeps its name if the order of the records changes, or if other records are added or removed.
         """
         return self.keys
 

@@ -1,6 +1,7 @@
-"""Features of many records, on disk in shards. They are as private as the records, and never leave the records' owner.
+"""Keeps features of many records on disk. They are as private as the records, and never leave the owner of the records.
 
-The file of a shard contains a hash of its tensors, because a run may read it months after it was written.
+Each file has the features of up to 4,096 records, a shard. The file also contains a hash of its tensors, because a run may read
+it months after it was written.
 """
 
 from __future__ import annotations
@@ -156,7 +157,11 @@ class Features:
         return self._gather(positions, of)
 
     def text_means(self, positions: np.ndarray) -> Tensor:
-        """Returns the mean features of each record's captions, ``(n, F_t)`` float32; see `positions` for the argument."""
+        """Returns the mean features of the captions of each given record, ``(n, F_t)`` float32.
+
+        Args:
+            positions: Positions of the records, ``(n,)`` (see `positions`).
+        """
 
         def of(shard: Shard, places: Tensor, _: np.ndarray) -> Tensor:
             assert shard.text_means is not None

@@ -1,4 +1,4 @@
-"""Computes features of records with frozen towers. The features of a record depend on that record alone."""
+"""Computes features of records by frozen towers, which are not trained. The features of a record depend on it alone."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _hash_towers(towers: Towers, digest: hashlib.blake2b) -> None:
 
 
 class _Extraction:
-    """Computes a shard of features from rows of a store; see `FeatureCache.features` for the arguments and errors."""
+    """A function that computes the features of the records of a shard; see `FeatureCache.features` for arguments and errors."""
 
     def __init__(self, model: nn.Module, views: RecordViews, store: RecordSet, count: int) -> None:
         self._model, self._views, self._store, self._count = model, views, store, count

@@ -1,4 +1,4 @@
-"""Features that are kept in a folder beside the record store, for later runs of the same user.
+"""Keeps features in a folder beside the record store, for later runs of the same user.
 
 stores/mine/                     the store, which never changes
 stores/mine.features/            mode 0700

@@ -1,4 +1,4 @@
-"""A trained encoder as a scikit-learn transformer, from pictures to an array of features."""
+"""Makes a scikit-learn transformer of a trained encoder. It turns pictures into an array of features."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 class Embeds(Protocol):
-    """An encoder as `dpfed.load` returns it."""
+    """The interface of an encoder, as `dpfed.load` returns it."""
 
     def features(self, images: Any) -> Tensor:
-        """Returns features of n images, ``(n, F)``."""
+        """Returns the features of n images, ``(n, F)``."""
 
     def embed_images(self, images: Any) -> Tensor:
-        """Returns embeddings of n images, ``(n, D)``, of unit length."""
+        """Returns the embeddings of n images, ``(n, D)``: vectors of unit length, which the contrastive loss compares."""
 
 
 class PictureFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]

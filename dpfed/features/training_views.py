@@ -1,4 +1,4 @@
-"""The input of a worker's model in training: random views of images and texts, or features of frozen towers."""
+"""Makes the input of a worker's model in training: random views of images and texts, or features of frozen towers."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _keys_of_losses() -> Any:
 
 
 class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are those of all losses
-    """The loss of one group."""
+    """Section ``[objective]``: the loss of one group of records, and its options."""
 
     @field_validator("name")
     @classmethod
@@ -110,5 +110,5 @@ class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are 
         return kind(**{key: getattr(self, key) for key in kind.model_fields})
 
     def group_loss(self, public: int = 0, centring: float = 0.0) -> GroupLoss:
-        """Returns the loss of one group, with these options; see `loss_of`."""
+        """Returns a function that computes the loss of one group with these options; see `loss_of` for the arguments."""
         return loss_of(self.loss, self.loss_options, public, centring)

@@ -23,7 +23,7 @@ _EPSILON = 1e-5  # added to variances, as in the paper's batch normalisation: a 
 
 
 class Options(Section):
-    """Weight of the loss's second term."""
+    """Options of the loss: the weight of its second term, the squared correlations between different dimensions."""
 
     redundancy: float = Field(5e-3, ge=0, le=1000, description="lambda, weight of the correlations between dimensions")
 
@@ -62,7 +62,12 @@ def group_loss(
 
 
 def _standardised(view: Tensor, present: Tensor) -> Tensor:
-    """Scales each dimension to mean 0 and variance 1 over the records that are present; other rows become zero."""
+    """Scales each dimension to mean 0 and variance 1 over the records that are present. Rows of padding become zeros.
+
+    Args:
+        view: Embeddings of one view of each record, ``(S, D)``.
+        present: Mask ``(S,)`` bool, False for padding.
+    """
     import torch
 
     records = present.sum().clamp(min=1)
@@ -73,7 +78,7 @@ def _standardised(view: Tensor, present: Tensor) -> Tensor:
 
 
 def off_diagonal_squares(matrix: Tensor) -> Tensor:
-    """Returns the sum of the squares off the diagonal of a square matrix."""
+    """Returns the sum of the squares of a square matrix's entries outside of the diagonal."""
     import torch
 
     off = ~torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)

@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 
 
 class GroupLoss(Protocol):
-    """The loss of one group."""
+    """The interface of a function that computes the loss of one group."""
 
     def __call__(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None, /) -> Tensor:
         """Computes the sum of the loss over the records of a group that are present.
 
         Args:
-            embeddings: Embeddings ``{"image": (S, V, D), "text": (S, W, D)}`` of the S records' views, padding included; for
-                losses that read labels also ``"label": (S,)`` (`dpfed.objectives.classes.first_of_class`).
+            embeddings: Embeddings ``{"image": (S, V, D)[, "text": (S, W, D)]}`` of S records (padding included), each with V
+                image views and W text views, in D dimensions. For losses that read labels, there is also ``"label": (S,)``
+                (`dpfed.objectives.classes.first_of_class`).
             present: Mask ``(S,)`` bool, False for padding.
             temperature: Temperature of the model, a scalar.
-            bias: Bias of the model, a scalar; ``None`` if it has none.
+            bias: Bias of the model, a scalar; ``None`` if the model has no bias.
         """
 
 
@@ -77,7 +78,7 @@ class Objective:
 
 
 class ContrastOptions(Section):
-    """Keys of losses that contrast cosine similarities."""
+    """The options that losses have in common if they contrast cosine similarities."""
 
     # Below this range, the softmax is a maximum; above it, the softmax is uniform: the gradient is lost in the noise.
     temperature: float = Field(0.1, ge=1e-3, le=100, description="divides the cosine similarities")

@@ -1,4 +1,4 @@
-"""A user's own loss: any function of the embeddings of one group, which gets the rows of that group and no others."""
+"""Calls a user's own loss: any function of the embeddings of one group. The function gets the rows of this group alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_shipped(name: str) -> bool:
 
 
 def own_objective(name: str) -> Objective:
-    """Returns the declaration of a user's own loss that is not loaded yet.
+    """Returns a declaration that stands for a user's own loss before it is loaded. Its function always raises an error.
 
     Args:
         name: Name of the loss in the configuration.
@@ -115,7 +115,7 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
 
 
 def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], gradient: bool = False) -> Tensor:
-    """Returns the value of a loss on embeddings of one group, a scalar without a gradient.
+    """Computes and checks the value of a loss on embeddings of one group; returns it as a scalar without a gradient.
 
     Args:
         function: Loss.

@@ -1,6 +1,7 @@
 """Pairwise sigmoid loss inside one group (Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training").
 
-Every pair is one binary decision, whether its two parts belong together, and nothing is normalised over the group.
+For every pair of an image and a text (or of two views), the loss is that of one binary decision: whether the two belong
+together. Nothing is normalised over the group.
 Shapes: S records in the group (padding included), V image views, W text views, D embedding dimensions.
 """
 
@@ -27,7 +28,9 @@ class Options(ContrastOptions):
 
 
 def _start(records: int) -> float:
-    """Returns the initial bias: minus the logarithm of the number of a record's negatives, which balances the first steps.
+    """Returns the initial bias: minus the logarithm of the number of a record's negatives.
+
+    So the many negative pairs do not outweigh the positive pairs in the first steps.
 
     Args:
         records: Number of records that are contrasted with each other.
@@ -46,7 +49,7 @@ def repulsion(
         present: Mask ``(S,)`` bool, False for padding.
         temperature: Divisor of the similarities, a scalar.
         bias: Term added to every logit, a scalar.
-        counted: Mask ``(S,)`` bool; pairs of two records that are not counted are left out. ``None``: no pair is left out.
+        counted: Mask ``(S,)`` bool; a pair is left out if neither of its records is counted. ``None``: no pair is left out.
 
     Returns:
         The sum over the ordered pairs of records that are present; a record is never pushed away from its own views.

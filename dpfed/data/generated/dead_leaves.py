@@ -98,7 +98,7 @@ class _Style(NamedTuple):
 
 
 def draw(seed: int, split: int, number: int, size: int) -> Picture:
-    """Draws one picture.
+    """Draws one picture, and writes its caption.
 
     Args:
         seed: Public seed; another seed gives other pictures.
@@ -264,7 +264,10 @@ def _frequencies(side: int) -> np.ndarray:
 
 
 def _noise(generator: np.random.Philox, side: int, power: float) -> np.ndarray:
-    """Draws periodic noise, ``(side, side)`` float32 of mean 0 and variance 1, whose amplitude falls with the frequency."""
+    """Draws periodic noise, ``(side, side)`` float32 of mean 0 and variance 1.
+
+    The amplitude at frequency f is proportional to f ** -`power`.
+    """
     frequencies = _frequencies(side)
     phases = 2 * np.pi * _uniforms(generator, frequencies.size).reshape(frequencies.shape)
     field = np.fft.irfft2(frequencies**-power * np.exp(1j * phases), s=(side, side))

@@ -179,7 +179,7 @@ def _draw(seed: int, split: str, block: int, half: str) -> _Scenes:
 
 
 def _paint(scenes: _Scenes) -> np.ndarray:
-    """Paints the pictures, ``(n, SIDE, SIDE, 3)`` uint8."""
+    """Paints what the given scenes describe; returns the pictures, ``(n, SIDE, SIDE, 3)`` uint8."""
     spread = (2 * scenes.jitter - 1).astype(np.float32)  # (n, 12), in [-1, 1)
     ground = np.array(list(BACKGROUNDS.values()), np.float32)[scenes.background] * (1 + 0.06 * spread[:, :1])
     canvas = np.broadcast_to(ground[:, None, None], (len(ground), SIDE, SIDE, 3)).copy()

@@ -57,7 +57,7 @@ def packing(folder: Path, archive: Path, only_folders: bool = False) -> str:
 
 
 def without_links(archive: Path) -> str:
-    """Returns the commands that write an archive anew, with files in place of links between its members."""
+    """Returns the commands that make a copy of an archive in which files stand in place of links between its members."""
     unpacked, new = (archive.with_name(f"{archive.name}-{what}") for what in ("unpacked", "without-links.tar"))
     unpack = (
         f"{shlex.quote(sys.executable)} -m tarfile --filter data -e {shlex.quote(str(archive))} {shlex.quote(str(unpacked))}"

@@ -18,7 +18,7 @@ EMPTY = frozenset({"#N/A", "#NA", "<NA>", "-NaN", "-nan", "N/A", "NA", "NULL", "
 
 
 def stands_for_empty(text: str) -> bool:
-    """Returns whether a text is a word for an empty cell and nothing else."""
+    """Returns whether a text consists only of a word that stands for an empty cell, such as ``nan``."""
     return unicodedata.normalize("NFC", text).strip() in EMPTY
 
 

@@ -213,8 +213,8 @@ def unit_column(names: Sequence[str]) -> tuple[str | None, str | None]:
 def unit_of(value: object) -> str | None:
     """Returns the unit that a cell names; ``None`` for an empty cell.
 
-    1 and 1.0 name the same unit: pandas writes 1.0 where the column has an empty cell, and 1 where another file has none. One
-    person must not become two units.
+    1 and 1.0 name the same unit. If a column has an empty cell, pandas writes 1.0 in place of 1; another file of the data set
+    may have no empty cell. One person must not become two units.
     """
     if value is None or value != value:  # noqa: PLR0124 - not a number: pandas' empty cell
         return None

@@ -23,7 +23,7 @@ _MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"}
 
 
 class BrokenItem(Exception):
-    """An item that cannot be used; the message says briefly what is wrong with it."""
+    """The error for an item that cannot be used; the message says briefly what is wrong with it."""
 
 
 @dataclass(frozen=True)

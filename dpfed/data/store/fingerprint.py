@@ -1,4 +1,4 @@
-"""The fingerprint of a data set: it identifies the records, and may be published.
+"""Computes the fingerprint of a data set, which identifies the records and may be published.
 
 A plain hash of private records would be an exact function of them: an attacker who knows all records but one could try
 candidates for the last one until the hash matches. The hash of private records is therefore keyed with a secret, which is drawn

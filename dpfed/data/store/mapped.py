@@ -24,7 +24,7 @@ from dpfed.data.store.layout import damaged
 
 
 class Damage(ValueError):
-    """A file that differs from what was written; the message says briefly what is wrong, and names no record."""
+    """The error for a file that differs from what was written; the message says briefly what is wrong, and names no record."""
 
 
 def check_index(index: pa.Table, header: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ class RecordStore(RecordSet):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The hash of the store's header."""
+        """The hash of the store's header, by which two processes check that they have opened the same records."""
         return hashlib.blake2b(json.dumps(self._layout.header, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     @property

@@ -1,4 +1,4 @@
-"""The preprocessing that an image tower expects."""
+"""Describes the preprocessing of images that an image tower expects."""
 
 from __future__ import annotations
 
