@@ -200,10 +200,7 @@ def draw_step(
 
 
 def dealt(sizes: np.ndarray, world_size: int) -> np.ndarray:
-    """Assigns groups to workers so that workers have about equally many records.
-
-    The groups are assigned in rounds, the largest group first. In each round every worker gets one group: in the first round in
-    the order of the ranks, in the second round in the reverse order, and so on in turns.
+    """Deals groups to workers by size, the largest ones first, to and fro, as cards are dealt in rounds.
 
     Args:
         sizes: Sizes of all groups, ``(K,)`` int64.
