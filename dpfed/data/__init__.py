@@ -1,1 +1,1 @@
-"""Records: stores, importers, generated records, sampling and views."""
+"""Records: how they are stored, imported, generated and sampled, and how their views are made."""

@@ -1,4 +1,4 @@
-"""Decoding of image files and arrays, and lossless encoding."""
+"""Decodes image files and arrays, and encodes images losslessly."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ImageInput = bytes | Image.Image | np.ndarray
 
 
 class BrokenImage(ValueError):
-    """An image that cannot be decoded; the message gives the reason in a few words."""
+    """The error for an image that cannot be decoded; the message gives the reason in a few words."""
 
 
 def decode(image: ImageInput) -> Image.Image:
@@ -46,8 +46,8 @@ def decode(image: ImageInput) -> Image.Image:
         image: Encoded file, PIL image, or uint8 array ``(H, W)`` or ``(H, W, 3)``.
 
     Returns:
-        The image at its original size, in the mode of the file if open_clip can read this mode. `dpfed.data.resizing.square`
-        accepts the image.
+        The image at its original size. Its mode is that of the file, unless open_clip would destroy images of this mode
+        (`dpfed.data.modes`). `dpfed.data.resizing.square` accepts the image.
 
     Raises:
         BrokenImage: If the image is empty, truncated, too large, or not an image at all.
@@ -57,10 +57,16 @@ def decode(image: ImageInput) -> Image.Image:
 
 @contextlib.contextmanager
 def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
-    """Decodes an image as `decode` does, for the time of a block; large images are decoded one at a time across all threads.
+    """Decodes an image as `decode` does, for use in a ``with`` block. Blocks of large images run one at a time across threads.
+
+    Args:
+        image: Encoded file, PIL image or array, see `decode`.
 
     Yields:
-        The image, and the conversion that was needed because open_clip would destroy the image; ``None``: there was none.
+        The image, and its conversion in a few words if open_clip would destroy the unconverted image; ``None``: there was none.
+
+    Raises:
+        BrokenImage: If `decode` raises one.
     """
     opened = _opened(image)
     with _turn(os.getpid()) if opened.width * opened.height > _LARGE else contextlib.nullcontext():
@@ -68,7 +74,11 @@ def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
 
 
 def _opened(image: ImageInput) -> Image.Image:
-    """Opens an image: its size is known, and its pixels are decoded when it is loaded."""
+    """Opens an image and checks its size. Its pixels are decoded later, when it is loaded.
+
+    Raises:
+        BrokenImage: If the image is empty, too large, or not an image at all.
+    """
     try:
         if isinstance(image, np.ndarray):
             image = _from_array(image)
@@ -102,7 +112,10 @@ def _loaded(image: Image.Image) -> tuple[Image.Image, str | None]:
 
 
 def holds_several(image: ImageInput) -> bool:
-    """Returns whether a file holds further pictures (an animation, or pages); only the first is decoded."""
+    """Returns whether an image file holds further pictures (an animation, or pages), of which `decode` reads only the first.
+
+    Also true of a file that is damaged behind its first picture. PIL images and arrays hold one picture.
+    """
     if not isinstance(image, bytes) or not image.startswith(_SEVERAL):
         return False
     try:
@@ -113,9 +126,10 @@ def holds_several(image: ImageInput) -> bool:
 
 
 def encode(image: Image.Image) -> bytes:
-    """Encodes an image losslessly: `decode` and `dpfed.data.resizing.square` give the same pixels for file and image.
+    """Encodes an image as the bytes of a lossless file.
 
-    Modes that no file holds (HSV, RGBX, and colours multiplied by their alpha) are first converted to RGB or RGBA.
+    `dpfed.data.resizing.square` gives the same pixels for the image and for the decoded file. Images in modes that no file
+    holds (HSV, RGBX, and colours multiplied by their alpha) are first converted to RGB or RGBA.
     """
     if image.mode not in _PNG_MODES | _TIFF_MODES:
         image = image.convert("RGBA" if image.mode == "RGBa" else "RGB")
@@ -125,14 +139,14 @@ def encode(image: Image.Image) -> bytes:
 
 
 def memory(image: ImageInput) -> int:
-    """Returns the memory that an image takes in its present form, bytes."""
+    """Returns how much memory an image takes in its present form, bytes. For PIL images, it is estimated: 3 bytes per pixel."""
     if isinstance(image, Image.Image):
         return 3 * image.width * image.height
     return len(image) if isinstance(image, bytes) else image.nbytes
 
 
 def decoders() -> ThreadPoolExecutor:
-    """Returns the threads that decode images where processes do not (`dpfed.data.store.pictures`)."""
+    """Returns this process's pool of threads. They decode images where no processes do so (`dpfed.data.store.pictures`)."""
     return _pool(os.getpid())
 
 

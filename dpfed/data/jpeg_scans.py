@@ -1,4 +1,7 @@
-"""The number of scans (passes over the pixels) of a JPEG: a kilobyte of scans can keep a decoder busy for a minute."""
+"""Recognises JPEG files with too many scans, which are passes over the pixels.
+
+A kilobyte of scans can keep a decoder busy for a minute.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ _MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])", re.DOTALL)  # not: stuf
 
 
 def too_many_scans(content: bytes) -> bool:
-    """Returns whether a JPEG file has more than `MOST_SCANS` scans; data after its first picture are not counted."""
+    """Returns whether a JPEG file has more than `MOST_SCANS` scans. Data after its first picture are not counted.
+
+    Args:
+        content: Bytes of the file.
+    """
     if content.count(bytes([0xFF, _SCAN])) <= MOST_SCANS:
         return False
     scans, place = 0, 0

@@ -1,4 +1,4 @@
-"""Bounds on the numbers that users give, so that a typing error gives an error message and not a full disk."""
+"""Checks bounds on the numbers that users give, so that a typing error leads to an error message and not to a full disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def whole_number(given: object, what: str, least: int = 0, most: int | None = No
 
 
 def stored_side(size: int | None) -> int | None:
-    """Checks the side of stored square images, pixels; ``None``: files are stored as they are.
+    """Checks the side of stored square images, and returns it.
+
+    Args:
+        size: Side, pixels; ``None``: image files are stored as they are, and ``None`` is returned.
 
     Raises:
         UserError: If `size` is not a valid side.

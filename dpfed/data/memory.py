@@ -1,4 +1,4 @@
-"""The memory available to this process, and the number of records that a pass without gradients may hold."""
+"""Finds out how much memory this process can have, and how many records a pass without gradients may hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _MOST = 512  # records; larger batches are no faster
 
 
 def memory_of(device: torch.device) -> int:
-    """Returns the largest amount of memory that this process can have on a device, bytes."""
+    """Returns the largest amount of memory that this process can have on a device, bytes.
+
+    On a GPU, it is all the memory of the GPU. Otherwise it is the host's memory, or a lower limit that is set for this process.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -38,9 +41,10 @@ def memory_of(device: torch.device) -> int:
 
 
 def _limits() -> Iterator[Path]:
-    """Yields the files with the limits of this process's control groups, and of all groups around them.
+    """Yields files that may have the memory limits of this process's control groups, and of all groups around these.
 
-    A container sees its own group as the root, or by its full path, whose lower part may not exist inside the container.
+    Inside a container, the files of its group are at the root, or at the group's full path. Files that are yielded need not
+    exist.
     """
     try:
         lines = _OWN_CGROUP.read_text().splitlines()
@@ -56,7 +60,7 @@ def _limits() -> Iterator[Path]:
 
 
 def records_without_gradients(shape: Sequence[int], device: torch.device | str) -> int:
-    """Returns the number of records that a pass without gradients may hold: 512 small images, and fewer of larger ones.
+    """Returns the number of records that a pass without gradients may hold: at most 512, and fewer if they are large.
 
     Args:
         shape: Shape of one record, such as (C, H, W).

@@ -1,8 +1,8 @@
 """The modes of images (RGB, with transparency, a palette, 16 bits, ...) and how each becomes RGB.
 
 Stock open_clip scales an image in the mode of its file, and converts it to RGB only then. A model trained here must see the
-same pixels in open_clip, so dpfed works in the same order. A few modes do not survive this order, though: open_clip turns the
-images white or black, or fails. Images in these modes are first converted to 8 bits, and the caller is told.
+same pixels in open_clip, so dpfed works in the same order. In a few modes, however, this order destroys images: open_clip turns
+them white or black, or fails. dpfed first converts images in these modes, and tells the caller.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ GREY_WITH_ALPHA = "greyscale multiplied by its alpha turned back into greyscale"
 
 
 class UnknownRange(ValueError):
-    """Pixels whose black and white level are unknown; the message says why in a few words."""
+    """The error for pixel values of which black and white are unknown; the message says why in a few words."""
 
 
 def survivable(image: Image.Image) -> tuple[Image.Image, str | None]:
     """Returns an image in a mode that scaling and open_clip's conversion to RGB do not destroy.
 
-    Values of 16 bits lose their lower 8. If no value is above 255, open_clip reads them as 8 bits, and so does dpfed.
+    Values of 16 bits lose their lower 8 bits, and values of 12 bits their lower 4. If no value is above 255, open_clip reads
+    the values as 8 bits, and so does dpfed.
 
     Args:
         image: Loaded image, in any mode.
@@ -37,7 +38,7 @@ def survivable(image: Image.Image) -> tuple[Image.Image, str | None]:
         The image, and its conversion in a few words, or ``None`` if it is unchanged.
 
     Raises:
-        UnknownRange: If the pixels are floating-point numbers, or 32-bit integers.
+        UnknownRange: If the pixels are floating-point numbers, or signed or 32-bit integers that are not all within 0 and 255.
     """
     if image.mode == "F":
         raise UnknownRange("floating-point pixels have no known range")

@@ -1,4 +1,4 @@
-"""Named pictures given to a command: those of a record store, or image files."""
+"""Pictures with names, as input of a command: the pictures of a record store, or image files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StoredPictures:
 
     Args:
         store: Record store.
-        rows: Rows of the store, ``(n,)``; default: all.
+        rows: Rows of these records in the store, ``(n,)``; ``None``: all records.
     """
 
     def __init__(self, store: RecordStore, rows: np.ndarray | None = None) -> None:
@@ -36,24 +36,29 @@ class StoredPictures:
         return len(self._rows)
 
     def names(self, numbers: np.ndarray) -> list[str]:
-        """Returns the ids of records."""
+        """Returns the ids of the records with the given numbers."""
         return self._store.ids(self._rows[numbers])
 
     def units(self, numbers: np.ndarray) -> np.ndarray | None:
-        """Returns the keys of the records' units, ``(n,)`` uint64; ``None``: the store names no units."""
+        """Returns the units' keys of the records with the given numbers, ``(n,)`` uint64; ``None``: there are no units."""
         return None if self._store.units is None else self._store.units[self._rows[numbers]]
 
     def captions(self, numbers: np.ndarray) -> list[list[str]]:
-        """Returns the captions of records."""
+        """Returns the captions of the records with the given numbers."""
         return self._store.captions(self._rows[numbers])
 
     @property
     def captioned(self) -> bool:
-        """True if records have captions."""
+        """Whether the records have captions."""
         return self._store.kind == "image-text"
 
     def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
-        """Returns the records' pixels as a model sees them, ``(n, 3, size, size)`` uint8.
+        """Returns pictures as a model sees them, before normalisation: ``(n, 3, size, size)`` uint8.
+
+        Args:
+            numbers: Numbers of the records, ``(n,)``.
+            size: Side of the result, pixels.
+            how: Preprocessing that makes pictures square.
 
         Raises:
             UserError: If an image cannot be decoded.
@@ -75,14 +80,18 @@ class PictureFiles:
         return len(self._files)
 
     def names(self, numbers: np.ndarray) -> list[str]:
-        """Returns the paths of files."""
+        """Returns the paths of the files with the given numbers."""
         return [str(self._files[number]) for number in numbers]
 
     def units(self, numbers: np.ndarray) -> None:
         """Returns ``None``: files have no units; see `StoredPictures.units`."""
 
     def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
-        """Returns the files' pixels as a model sees them; see `StoredPictures.squares`."""
+        """Returns pictures as a model sees them, before normalisation; see `StoredPictures.squares`.
+
+        Raises:
+            UserError: If a file cannot be read or decoded.
+        """
         import torch
 
         def read(number: int) -> np.ndarray:
@@ -99,15 +108,15 @@ NamedPictures = StoredPictures | PictureFiles
 
 
 def pictures_at(places: Sequence[Path], split: str | None = None) -> NamedPictures:
-    """Opens the pictures of one store, or image files and all image files below folders.
+    """Opens the pictures of one record store, or of image files. A folder stands for all image files below it.
 
     Args:
-        places: Path of one store, or paths of images and folders.
-        split: Split of the store, such as ``train``; ``None``: all.
+        places: Path of one store, or paths of image files and folders.
+        split: Split of the store, such as ``train``; ``None``: all splits.
 
     Raises:
-        UserError: If there are no pictures, a path does not exist, a store is given beside other paths, or `split` is given
-            with files.
+        UserError: If there are no pictures, a path does not exist, a store is given beside other paths or cannot be opened, or
+            `split` is unknown or given without a store.
     """
     if stores := [place for place in places if is_store(place)]:
         if len(places) > 1:

@@ -1,4 +1,4 @@
-"""Opens the record store that a configuration describes."""
+"""Opens the record store that a configuration describes. If the store does not exist yet, it is generated or imported first."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def open_records(
 ) -> RecordStore:
     """Opens the records that a configuration names, and generates or imports them first if necessary.
 
-    A source is imported once, into ``<stores>/<importer>-<hash>``; the hash changes with the source's files and the options.
-    Images are stored raw if the model reads fewer than 64 pixels a side, cropped and scaled bicubically. Otherwise, the
-    original files are stored, and resized when they are read.
+    A source is imported once, into ``<stores>/<importer>-<hash>``. The hash changes with the source's files and the options.
+    If the model reads images of fewer than 64 pixels a side and expects them cropped and scaled bicubically, they are made
+    square by the import and stored raw. Otherwise the original files are stored, and resized whenever they are read.
 
     Args:
         config: Section ``[data]``, with its size and resizing resolved.
-        progress: Callback that receives (records imported so far, their number or ``None``).
+        progress: Callback that receives (records imported so far, number of all records or ``None``).
         interpolation: Interpolation by which the model expects images to be scaled.
         say: Callback that receives notes about parts of the source that an import did not use.
 
@@ -92,7 +92,15 @@ def _from_path(
     size: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
-    """Opens ``data.path``, and imports it first if it is not a store; without a format, the importer is detected."""
+    """Opens the store at ``data.path``, or imports what is at ``data.path`` and opens the new store.
+
+    Args:
+        config: Section ``[data]``.
+        format: Name of the importer, or ``"store"``; ``None``: the importer is detected.
+        progress: Callback of `open_records`.
+        size: Side of the raw images to store, pixels; ``None``: the original files are stored.
+        say: Callback of `open_records`.
+    """
     path = local_path(given_path(config), "data.path")
     if format == "store" or is_store(path):
         return RecordStore.open(path)
@@ -127,13 +135,16 @@ def _from_path(
 
 
 def _stored_size(config: DataConfig) -> int | None:
-    """Returns the side of the images that an import stores raw; ``None``: the import keeps the original files."""
+    """Returns the side of the images that an import stores raw, pixels; ``None``: the import stores the original files."""
     small = config.size is not None and config.size < _ORIGINALS_FROM
     return config.size if small and config.resize in ("model", _SQUARED[0]) else None
 
 
 def _fingerprint(path: Path, config: DataConfig, size: int | None) -> str:
-    """Returns a short hash of all that the imported store depends on; files count by name, size and modification time."""
+    """Returns a short hash of all that an imported store depends on: options, and the source's files.
+
+    Of each file, the hash covers the path, the size and the time of modification, not the contents.
+    """
     digest = hashlib.blake2b(digest_size=6)
     options = (FORMAT_VERSION, str(path), size, config.validation, config.test, config.public)
     digest.update(repr(options).encode())

@@ -41,7 +41,7 @@ _OWN = When("data.source", lambda data: data.is_own, "set data.source = 'package
 
 
 class DataConfig(Section):
-    """The choice of the records, and whether they are public."""
+    """Section ``[data]``: which records a run uses, and whether they are public."""
 
     source: str = Field(
         "shapes",
@@ -74,22 +74,22 @@ class DataConfig(Section):
 
     @property
     def from_nothing(self) -> bool:
-        """True if the records are generated, and no file is read."""
+        """Whether the records are generated without reading any file."""
         return self.source in _FROM_NOTHING
 
     @property
     def imports(self) -> bool:
-        """True if `source` is an importer's name."""
+        """Whether `source` is the name of an importer."""
         return self.source not in ("store", "scenes", *_FROM_NOTHING) and not self.is_own
 
     @property
     def is_own(self) -> bool:
-        """True if `source` names a function of the user's own."""
+        """Whether `source` names a function of the user's own."""
         return is_name(self.source)
 
     @property
     def finds_store(self) -> bool:
-        """True if `path` is a record store although `source` is not 'store'."""
+        """Whether `path` is a record store although `source` is not ``"store"``."""
         if self.path is None or self.source == "store" or self.from_nothing or self.is_own:
             return False
         try:
@@ -112,7 +112,7 @@ _RANGES = {"crop_scale": (1e-4, 1.0), "crop_ratio": (0.01, 100.0), "blur_sigma":
 
 
 class ViewsConfig(Section):
-    """Random views of an image; every record and view draws its own parameters."""
+    """Options of the random views of an image. For every record and view, separate parameters are drawn."""
 
     transform: str | None = Field(
         None, description="'package.module:object': makes a view of an image, in place of all options that follow"
@@ -175,7 +175,7 @@ class ViewsConfig(Section):
 
 
 class TextViewsConfig(Section):
-    """Random views of a caption (DP-GCL, appendix B.3); every record and view draws its own changes."""
+    """Options of the random views of a caption (DP-GCL, appendix B.3). Separate changes are drawn for every record and view."""
 
     sentence_swap: float = Field(0.0, ge=0, le=1, description="probability that two sentences change places; the paper: 0.5")
     word_swap: float = Field(0.0, ge=0, le=1, description="probability of each word to swap with the next; the paper: 0.3")
@@ -186,7 +186,7 @@ _OF_STORE = only("public.source", "store")
 
 
 class PublicConfig(Section):
-    """Public records that join the group of every drawn record (bounding.method = 'public')."""
+    """Section ``[public]``: the public records that join the group of every drawn record (bounding.method = 'public')."""
 
     records: int = Field(3, ge=1, le=1024, description="M: public records in every group")
     centring: float = Field(
@@ -208,5 +208,5 @@ class PublicConfig(Section):
 
     @property
     def is_generated(self) -> bool:
-        """True if the public records are generated."""
+        """Whether the public records are generated."""
         return self.source in _FROM_NOTHING

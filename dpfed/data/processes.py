@@ -1,7 +1,7 @@
-"""Work in separate processes, which have no memory in common with this process, and which end when it ends, in whatever way.
+"""Does work in separate processes. They have no memory in common with this process, and end when it ends, in whatever way.
 
-The processes are started as programs of their own, so that this process's main module is not run again. They are kept for later
-work.
+The processes are started as programs of their own, so that this process's main module is not run again. After their work, they
+wait for further work.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def cores() -> int:
 
 
 def loader_processes(workers: int, work: object) -> int:
-    """Returns the number of processes that a torch loader can have: 0 if their work cannot be sent to new processes.
+    """Returns the number of processes that a torch loader can have: 0, with a warning, if their work cannot be sent to them.
 
-    On macOS and Windows, and with Python 3.14, a process starts anew and gets a pickled copy of its work. A lambda, or a
-    function inside another function, cannot be pickled.
+    On macOS and Windows, and with Python 3.14, a new process gets a pickled copy of its work. A lambda, or a function inside
+    another function, cannot be pickled.
 
     Args:
         workers: Number of processes that were requested.
@@ -58,7 +58,7 @@ def loader_processes(workers: int, work: object) -> int:
 
 
 class Processes:
-    """Processes that do work; a context manager that ends them.
+    """A pool of processes that do work. As a context manager, it ends the processes at the end of the ``with`` block.
 
     Args:
         workers: Largest number of processes.
@@ -75,17 +75,19 @@ class Processes:
         self._end()
 
     def each(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
-        """Applies a function to each item.
+        """Applies a function to each item, in the processes.
+
+        If `workers` is 1, or there is only one item, this process does the work itself.
 
         Args:
             work: Function at the top of a module.
-            items: Items that can be pickled. A single one is processed in this process.
+            items: Items that can be pickled.
 
         Yields:
             The result for each item, as soon as it is done, in any order.
 
         Raises:
-            UserError: If a process dies. Errors of `work` are raised, too. In both cases, all processes have ended.
+            UserError: If a process dies. An error of `work` is raised as it is. In both cases, all processes are ended first.
         """
         count = min(self._workers, len(items))
         if count <= 1:
@@ -115,7 +117,7 @@ class Processes:
                 self._end()
 
     def _started(self, count: int) -> list[Connection]:
-        """Returns `count` processes, and starts new ones if there are too few."""
+        """Returns the connections to `count` processes, and starts new processes if there are too few."""
         paths = os.pathsep.join(path for path in sys.path if path)
         while len(self._all) < count:
             here, there = Pipe()
@@ -144,7 +146,7 @@ def _died(process: subprocess.Popen[bytes]) -> UserError:
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Runs in a worker process: answers requests until the other end of the connection is closed.
+    """Answers requests in a worker process until the parent closes its end of the connection.
 
     Args:
         descriptor: File descriptor of the worker's end of the connection.

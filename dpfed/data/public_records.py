@@ -1,7 +1,7 @@
-"""The choice of the public records that join the groups of private records (`dpfed.bounding.methods.public`).
+"""Chooses the public records that join the groups of private records (`dpfed.bounding.methods.public`).
 
-The public records that join a group are a function of the step and of the key of the group's own record; other private records
-do not affect the choice. The public records to choose from are fixed before training: `dpfed.data.public_store`.
+Which public records join a group is a function of the step and of the key of the group's own record (or unit). Other private
+records do not affect the choice. The public records to choose from are fixed before training: `dpfed.data.public_store`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class PublicNegatives:
     """Draws public records for each group, and appends them to the group's own records.
 
     Args:
-        views: Maker of the public store's views.
-        indices: Indices of that store, ``(P,)`` int64.
+        views: Maker of the views of the public records.
+        indices: Indices in the public store of the P records to choose from, ``(P,)`` int64.
         count: M, number of public records in every group.
 
     Raises:
-        ValueError: If there are fewer than M indices.
+        ValueError: If P is less than M.
     """
 
     def __init__(self, views: ViewMaker, indices: np.ndarray, count: int) -> None:
@@ -43,7 +43,7 @@ class PublicNegatives:
             step: Training step.
 
         Returns:
-            Indices of the public store, ``(G, M)``; each row is a function of its key and the step alone.
+            Indices in the public store, ``(G, M)``. Each row is a function of its key, the step and `randomness` alone.
         """
         uniforms = randomness.per_record("public", step, keys, self.count)
         places = np.empty((len(keys), 0), np.int64)
@@ -57,11 +57,22 @@ class PublicNegatives:
 
     @staticmethod
     def _apart(randomness: Randomness) -> Randomness:
-        """Derives separate randomness: a public record may have a private one's name, and their views must share no draw."""
+        """Derives separate randomness for public records.
+
+        A public and a private record may have the same name, and so the same key. Even then, their views must be drawn
+        independently.
+        """
         return Randomness(randomness.key("public"))
 
     def prefetch(self, keys: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
-        """Announces the groups whose public records are needed next, in order; see `ViewMaker.prefetch`."""
+        """Announces for which groups public records are needed next, so that their images can be read meanwhile.
+
+        Args:
+            keys: Keys of the groups of each of the next calls of `joined`, in order; see `of`.
+            randomness: Randomness that the workers share.
+            step: Training step.
+            device: Device on which the views will be made.
+        """
         self._views.prefetch([self.of(part, randomness, step).ravel() for part in keys], self._apart(randomness), step, device)
 
     def joined(
@@ -73,18 +84,18 @@ class PublicNegatives:
         step: int,
         device: torch.device,
     ) -> tuple[dict[str, Tensor], list[int]]:
-        """Appends public records to the groups.
+        """Appends M public records to each of G groups.
 
         Args:
             views: Views of the groups' own records, one group after the other.
-            offsets: Offsets of the G groups, G + 1 numbers.
+            offsets: Number of records before each group, then the number of all records: G + 1 numbers.
             keys: Keys of the groups, see `of`.
             randomness: Randomness that the workers share.
             step: Training step.
             device: Device of the views.
 
         Returns:
-            Views and offsets, M records longer for every group.
+            Views and offsets of the groups with their public records, which follow each group's own records.
         """
         groups, count = len(keys), self.count
         public = self._views(self.of(keys, randomness, step).ravel(), self._apart(randomness), step, device)

@@ -1,6 +1,6 @@
 """The public records of a run, which join the groups of private records. They are fixed before training, without private data.
 
-Nothing here imports torch, so that errors in a public set are reported at once.
+This module does not import torch, which takes seconds, so that errors in the public records are reported at once.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _HASH = np.dtype(f"V{_HASH_BYTES}")
 
 
 def public_fingerprint(config: PublicConfig) -> str | None:
-    """Returns the fingerprint of a public store's records; ``None``: records are generated, and the configuration says how.
+    """Returns the fingerprint of a public store's records, for which only the store's header is read.
 
-    Only the store's header is read.
+    ``None``: the public records are generated, so the configuration determines them.
 
     Args:
         config: Section ``[public]`` with an absolute path.
 
     Raises:
-        UserError: If there is no store, the store is not marked public, or its records are not those of the configuration.
+        UserError: If there is no store, the store is not marked public, or its fingerprint is not the configuration's
+            ``digest``.
     """
     if config.source != "store":
         return None
@@ -63,18 +64,22 @@ def open_public(
     interpolation: str,
     progress: ImportProgress | None = None,
 ) -> RecordStore:
-    """Opens the public records of a run, generates them first if necessary, and compares them with the private records.
+    """Opens the public records of a run, and checks that they share no image with the private records.
+
+    If the configuration says so, the public records are generated first.
 
     Args:
         config: Section ``[public]`` with an absolute path.
-        data: Section ``[data]``, resolved: size and resizing of the images, and the folder of generated stores.
+        data: Section ``[data]`` with its size and resizing resolved, and with the folder of generated stores.
         private: Private records of the run, opened.
         captions: Whether the model reads text.
         interpolation: Interpolation by which the model expects images to be scaled.
         progress: Callback that is called while records are generated.
 
     Raises:
-        UserError: If the records are not public, of another kind, fewer than M, or share images with the private records.
+        UserError: If the records are not public, lack captions that the model reads, are fewer than join a group
+            (`config.records`), were made square in another way than the model expects, or share images with the private
+            records.
     """
     if config.source == "shapes":
         store = shapes_store(config.generated, data.stores, test=0, half=config.half, seed=_SEED)
@@ -98,7 +103,8 @@ def given_public(config: PublicConfig, captions: bool) -> RecordStore:
         captions: Whether the model reads text.
 
     Raises:
-        UserError: If `public_fingerprint` raises one, the records are of another kind, or there are fewer than M.
+        UserError: If `public_fingerprint` raises one, the records lack captions that the model reads, or there are fewer than
+            join a group (`config.records`).
     """
     public_fingerprint(config)
     store = RecordStore.open(_place(config))
@@ -107,7 +113,11 @@ def given_public(config: PublicConfig, captions: bool) -> RecordStore:
 
 
 def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> None:
-    """Rejects public records that lack needed captions, or are fewer than join a group."""
+    """Rejects public records that lack captions that the model reads, or are fewer than join a group.
+
+    Raises:
+        UserError: If it rejects the records.
+    """
     if captions and store.kind != "image-text":
         raise UserError(
             f"public.path: the model reads captions, which {store.path} lacks: give another store. [public-no-captions]"
@@ -130,15 +140,17 @@ def share_images(first: RecordStore, second: RecordStore) -> bool:
 
 
 def refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> None:
-    """Rejects two stores that share images. The result is kept on disk, because stores never change.
+    """Rejects public records that share images with the private records.
+
+    Stores never change, so the check is done only once: a file records that two stores share no image.
 
     Args:
         public: Public records.
         private: Private records of the run.
-        stores: Folder in which a file records that two stores share no image.
+        stores: Folder for this file.
 
     Raises:
-        UserError: If an image is in both, compared byte by byte as stored.
+        UserError: If an image is in both stores, compared byte by byte as stored.
     """
     known_by = hashlib.blake2b(repr((public.contents, private.contents)).encode(), digest_size=_HASH_BYTES).hexdigest()
     apart = Path(stores) / f"apart-{known_by}"
@@ -155,7 +167,10 @@ def refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> Non
 
 
 def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields, batch by batch, hashes of the stored images with one of these lengths: most files need not be read."""
+    """Yields, batch by batch, hashes of the stored images whose sizes in bytes are among `lengths`.
+
+    Images of other sizes are not read: the other store has no image of their size.
+    """
     for _, batch in store.batches:
         rows = np.flatnonzero(np.isin(store.pictures.lengths(batch), lengths)).tolist()
         images = (store.pictures.at(batch, row) for row in rows)
@@ -163,7 +178,11 @@ def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _place(config: PublicConfig) -> Path:
-    """Returns the path of the public store, after a check that there is one."""
+    """Returns the path of the public store.
+
+    Raises:
+        UserError: If there is no store at the path.
+    """
     path = None if config.path is None else Path(config.path).expanduser()
     if path is None or not is_store(path):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Short summaries of the reasons why records cannot be read, however many records there are."""
+"""Summarises why records cannot be read, in few words, however many records there are."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ _COUNT = re.compile(r" \((?:after )?[\d,]+ [^()]*\)$")  # "(12 bytes not process
 
 
 def by_reason(broken: Iterable[tuple[str, str]]) -> list[str]:
-    """Groups unreadable records by their reason: damaged archives first, as each stands for many records, then by number.
+    """Groups unreadable records by their reason.
+
+    Damaged archives come first, because each of them contains many records. The other reasons follow, the most frequent first.
 
     Args:
         broken: (id, reason) of each record; the reason of an archive begins with "archive".
 
     Returns:
-        A phrase for each reason, with the number of records and up to three of them: ``no image (5): a, b, c, ...``. Names
-        with line breaks or other control characters are shown with escapes.
+        A phrase for each reason, with the number of records and the ids of up to three of them: ``no image (5): a, b, c, ...``.
+        Line breaks and other control characters in ids become escapes.
     """
     groups: dict[str, list[str]] = {}
     for id, reason in broken:
@@ -34,7 +36,12 @@ def _some(ids: list[str]) -> str:
 
 
 def mending(broken: Iterable[tuple[str, str]], first: str = "repair them") -> str:
-    """Returns advice on unreadable records, as the end of a sentence; the best remedy comes first."""
+    """Returns advice on unreadable records, as the end of a sentence.
+
+    Args:
+        broken: (id, reason) of each record.
+        first: Best remedy, which the advice begins with.
+    """
     advice = f"{first}, or leave them out with --skip-broken"
     if any(reason == OUTSIDE for _, reason in broken):
         advice += ", or read what lies outside with `dpfed data import --allow-outside`"

@@ -1,4 +1,7 @@
-"""The interface to records for training, evaluation and budgets: a record store, or a data set of the user's own."""
+"""Defines the interface by which training, evaluation and budgets read records.
+
+The records are those of a record store, or of a data set of the user's own.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from dpfed.errors import UserError, nearest
 
 
 class RecordSet(ABC):
-    """Records by index.
+    """A sequence of N records, which are read by their indices 0 .. N - 1.
 
     Attributes:
         name: Name of the data set.
         kind: ``"image"`` or ``"image-text"``.
         public: Whether anyone may see the records.
         path: Folder of a store; for other records, a path made of their name.
-        keys: Unique key of each record, ``(N,)`` uint64, a function of the record; never its position.
+        keys: Unique key of each record, ``(N,)`` uint64: a function of the record itself, and never of its position.
         units: Key of each record's unit, ``(N,)`` uint64; ``None``: there are no units.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: there are no units.
         splits: Number of each record's split, ``(N,)`` int8.
-        labels: Class numbers by label name, each ``(N,)`` int64, -1 for a record without the label.
-        label_names: Names of the classes by label name, in the order of their numbers.
+        labels: For each label name, the class numbers of the records, ``(N,)`` int64; -1 for a record without the label.
+        label_names: For each label name, the names of its classes in the order of their numbers.
         contents: Fingerprint of all records.
         contents_key: Secret key of the fingerprint; ``None``: the fingerprint has no key.
     """
@@ -46,11 +49,11 @@ class RecordSet(ABC):
 
     @abstractmethod
     def captions(self, indices: np.ndarray) -> list[list[str]]:
-        """Returns the records' captions, a list for each index; at least one each when the kind is ``"image-text"``."""
+        """Returns the captions of the records, a list for each index. If the kind is ``"image-text"``, no list is empty."""
 
     @abstractmethod
     def encoded(self, indices: np.ndarray) -> list[bytes]:
-        """Returns the images as bytes, one for each index: equal for equal images."""
+        """Returns the records' images as bytes, one object for each index. Equal images have equal bytes."""
 
     @property
     @abstractmethod
@@ -61,7 +64,7 @@ class RecordSet(ABC):
     def budget_names(self) -> np.ndarray:
         """The names by which a lifetime budget recognises records, ``(N,)`` uint64.
 
-        A record keeps its name in any order of the records, and among other records.
+        A record keeps its name if the order of the records changes, or if other records are added or removed.
         """
         return self.keys
 
@@ -109,19 +112,31 @@ class RecordSet(ABC):
         return len(self.split(name))
 
     def within(self, name: str) -> Callable[[int, int], np.ndarray]:
-        """Returns a function of (first, end) that marks the rows of a split between them, ``(end - first,)`` bool."""
+        """Returns a function that marks the rows of a split.
+
+        Args:
+            name: ``"train"``, ``"validation"`` or ``"test"``.
+
+        Returns:
+            A function of (first, end). It says for each row from `first` to `end` - 1 whether the row belongs to the split,
+            ``(end - first,)`` bool.
+
+        Raises:
+            UserError: If there is no split of that name.
+        """
         number = split_number(name)
         return lambda first, end: self.splits[first:end] == number
 
     def smallest(self, rows: Callable[[int, int], np.ndarray], count: int) -> np.ndarray:
-        """Returns the rows with the smallest keys among some rows: always the same records, in whatever order they are stored.
+        """Chooses the records with the smallest keys. They are the same records in whatever order the records are stored.
 
         Args:
-            rows: Function of (first, end) that marks the rows to choose from, ``(end - first,)`` bool; called block by block.
-            count: Number of rows to return.
+            rows: Function that marks the rows to choose from, as `within` returns it. It is called block by block.
+            count: Number of records to choose.
 
         Returns:
-            The rows, ``(n,)`` int64, in the order of their keys; fewer if there are fewer.
+            The rows of the chosen records in the order of their keys, ``(n,)`` int64; n is less than `count` if fewer rows are
+            marked.
         """
         chosen, keys = np.zeros(0, np.int64), np.zeros(0, np.uint64)
         for first, end in blocks(len(self)):
@@ -133,7 +148,7 @@ class RecordSet(ABC):
         return chosen[np.argsort(keys, kind="stable")]
 
     def share_units(self, first: str, second: str) -> bool:
-        """Returns whether a unit has records in both of two splits."""
+        """Returns whether any unit has records in both of two splits, whose names are given."""
         units, within = self.units, self.within(first)
         if units is None:
             return False

@@ -1,4 +1,4 @@
-"""Conversion of decoded images to square RGB pixels, as in stock open_clip."""
+"""Converts decoded images to square RGB pixels, as stock open_clip does."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def square(image: Image.Image, size: int, resize: str = "crop", interpolation: s
     Args:
         image: Image from `dpfed.data.decoding.decode`.
         size: Side of the result, pixels.
-        resize: ``"crop"`` (the shorter side becomes `size`, then the centre), ``"squash"`` (both sides become `size`) or
-            ``"pad"`` (the longer side becomes `size`, then borders of zeros: black, except in modes such as CMYK and palettes,
-            where zero is another colour).
+        resize: ``"crop"`` (the shorter side becomes `size`, then the centre is cut out), ``"squash"`` (both sides become
+            `size`) or ``"pad"`` (the longer side becomes `size`, then borders of zeros are added: black, except in modes such
+            as CMYK and palettes, where zero is another colour).
         interpolation: ``"bicubic"`` or ``"bilinear"``.
 
     Returns:

@@ -1,11 +1,13 @@
-"""The draw of a step: which records take part, and in which group. Poisson sampling with independent group draws.
+"""Draws which records take part in a step, and in which group: Poisson sampling with independent draws of groups.
 
-Both draws are functions of the record's own key (`Randomness.per_record`), so adding or removing a record changes no other
-record's part. Where units are protected, they are functions of the unit's key: equal for all of its records, which therefore
-take part together and in one group. Shuffling a sampled batch and cutting it into chunks would not do: one record more pushes
-another record into the next chunk, two groups change, and the sum can move by 4C instead of 2C.
+Both draws are functions of the record's own key (`Randomness.per_record`), so adding or removing a record does not change what
+is drawn for any other record. Where units are protected, both draws are functions of the unit's key. They are then equal for
+all records of the unit, which therefore take part together and in one group. Shuffling a sampled batch and cutting it into
+chunks would not do: one more record pushes another record into the next chunk, so two groups change, and the sum can move by 4C
+instead of 2C, where C is the clipping norm of a group.
 
-This module also gives the rows of a store that belong to one rank, derived on demand from the store's memory-mapped numbers.
+This module also finds the rows of a store that belong to one rank. It reads them, when they are needed, from the store's
+memory-mapped numbers.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ from dpfed.privacy.randomness import Randomness
 
 @dataclass(frozen=True)
 class StepDraw:
-    """The records of one step, ordered by group.
+    """The n records that take part in one step, ordered by their G groups.
 
     Attributes:
-        indices: Indices of the store, ``(n,)`` int64; the members of a group are adjacent.
+        indices: Indices of the records in the store, ``(n,)`` int64; the members of a group are adjacent.
         offsets: Offsets of the groups, ``(G + 1,)`` int64; group g is ``indices[offsets[g]:offsets[g + 1]]``. Empty groups are
             left out.
-        keys: Key of the record (or unit) that makes each group, ``(G,)`` uint64; ``None``: groups are drawn.
+        keys: Key of the record (or unit) that makes each group, ``(G,)`` uint64, if each makes a group of its own; ``None``:
+            the groups of records are drawn.
     """
 
     indices: np.ndarray
@@ -52,10 +55,13 @@ class StepDraw:
         return self.indices[self.offsets[first] : self.offsets[end]]
 
     def microbatches(self, records: int) -> list[tuple[int, int]]:
-        """Cuts the groups into runs of about `records` records; a group is never divided.
+        """Divides the groups into ranges of at most `records` records. A group is never divided, so one group may have more.
+
+        Args:
+            records: Largest number of records in a range of several groups.
 
         Returns:
-            The ranges of groups, ``[(first, end), ...]``, in order.
+            The ranges, ``[(first, end), ...]``, in order: a range has the groups from `first` to `end` - 1.
         """
         cuts, first = [], 0
         for group in range(1, len(self) + 1):
@@ -76,7 +82,7 @@ def unit_keys(store: RecordSet, unit: Unit) -> np.ndarray | None:
         The units' keys, ``(N,)`` uint64, by index in the store; equal for records that share a unit.
 
     Raises:
-        UserError: If units are to be protected and the records name none.
+        UserError: If units are to be protected and the records name no units.
     """
     if unit == "record":
         return None
@@ -89,22 +95,23 @@ def protected_count(store: RecordSet, unit: Unit) -> int:
     """Returns N of a store's training split: the number of its records, or of its units where units are protected.
 
     Raises:
-        UserError: See `unit_keys`.
+        UserError: If `unit_keys` raises one.
     """
     units = None if unit_keys(store, unit) is None else store.training_units
     return store.training_records if units is None else units
 
 
 def partition_keys(store: RecordSet, unit: Unit) -> np.ndarray:
-    """Returns the keys that decide the rank of every record, see `dpfed.training.worker.indices_of_rank`.
+    """Returns the keys that decide to which rank every record belongs, see `dpfed.training.worker.indices_of_rank`.
 
-    The key is a function of the record's own key, or of its unit's, so that a protected unit has one rank.
+    Where units are protected, they are the keys of the units, so that all records of a unit belong to one rank. Otherwise they
+    are the keys of the records.
 
     Returns:
         The keys, ``(N,)`` uint64, by index in the store.
 
     Raises:
-        UserError: See `unit_keys`.
+        UserError: If `unit_keys` raises one.
     """
     units = unit_keys(store, unit)
     return store.keys if units is None else units
@@ -113,14 +120,17 @@ def partition_keys(store: RecordSet, unit: Unit) -> np.ndarray:
 def participants_of(
     plan: PrivacyPlan, randomness: Randomness, keys: np.ndarray, units: np.ndarray | None = None, mask: RowMask | None = None
 ) -> Callable[[int], np.ndarray]:
-    """Returns the participants of a step as a function of the step: positions among some records, ascending.
+    """Returns a function that draws the participants of a step.
 
     Args:
         plan: Plan with the sampler.
         randomness: Source of all draws.
-        keys: Keys of the records that the worker holds or has open, ``(n,)`` uint64.
+        keys: Keys of n records from which the function draws, ``(n,)`` uint64.
         units: Keys of the records' units, see `draw_step`.
-        mask: Mask of the records that the worker holds; ``None``: all.
+        mask: Mask of the records among them that the worker holds; ``None``: the worker holds all of them.
+
+    Returns:
+        A function from a step to the positions in `keys` of the records that take part in the step, ascending.
     """
     return plan.mechanism.sampler.participants(randomness, keys if units is None else units, mask)
 
@@ -145,19 +155,20 @@ def draw_step(
         randomness: Source of all draws.
         step: Training step.
         indices: Indices of the records that the worker holds, ``(n,)`` int64; ``None``: 0 .. n - 1.
-        keys: Keys of those records, ``(n,)`` uint64.
-        groups: Number of groups to choose from: K_w, or all K where several workers on the same records divide the groups.
+        keys: Keys of these records, ``(n,)`` uint64.
+        groups: Number of groups to choose from: K_w, the number of this worker's own groups; or K, the number of all groups of
+            the plan, where several workers on the same records divide the groups.
         units: Keys of the records' units, ``(n,)`` uint64; ``None`` if records are protected individually.
         participants: Result of `participants_of` for these records, which caches draws for later steps; default: a new one.
         rank: Rank of the worker, 0 .. world_size - 1.
         world_size: Number of workers that divide the groups.
-        by_size: Whether groups are divided by their sizes (`dealt`), so that workers have about equally many records. Then a
-            further record may move other groups to other workers, so their sums must be exact. Otherwise group g belongs to
-            rank g modulo `world_size`.
+        by_size: Whether groups are divided among workers by their sizes (`dealt`), so that workers have about equally many
+            records. One more record may then move other groups to other workers, so the workers' sums must be exact. Otherwise
+            group g belongs to rank g modulo `world_size`.
 
     Returns:
-        The drawn records by group; possibly none at all. All records of one unit are in one group. Where the method puts
-        every record in a group of its own, no two records (or units) share a group.
+        The drawn records by group; possibly none at all. All records of one unit are in one group. If the method puts every
+        record (or unit) in a group of its own, no two records (or units) share a group.
     """
     if groups == 0:
         return StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64))
@@ -209,12 +220,14 @@ def dealt(sizes: np.ndarray, world_size: int) -> np.ndarray:
 
 
 def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:
-    """Keeps the `most` members of lowest random priority in each group (or unit): a function of that group's members only.
+    """Keeps at most `most` members of each group (or unit): those with the lowest priorities.
+
+    Which members of a group are kept is a function of the members of this group only.
 
     Args:
         number: Number of each member's group (or unit), ``(n,)``, from 0.
-        priority: Priority of each member, ``(n,)``.
-        most: Number of members to keep.
+        priority: Random priority of each member, ``(n,)``.
+        most: Largest number of members to keep in a group.
 
     Returns:
         Positions of the kept members, ascending.
@@ -227,7 +240,7 @@ def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:
 
 
 class PartitionRows:
-    """The training records of one of several ranks, as rows of the store. Nothing is copied, and nothing is read beforehand.
+    """The training records of one of several ranks, as rows of the store. They are found when they are asked for.
 
     Args:
         store: Record store that the worker opened.
@@ -243,7 +256,7 @@ class PartitionRows:
         self._world_size = world_size
 
     def __call__(self, first: int, end: int) -> np.ndarray:
-        """Returns which rows from `first` to `end` - 1 belong to this rank, ``(end - first,)`` bool."""
+        """Returns for each row from `first` to `end` - 1 whether it belongs to this rank, ``(end - first,)`` bool."""
         training = self._store.splits[first:end] == 0
         if self._world_size == 1:
             return training

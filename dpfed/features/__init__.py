@@ -1,1 +1,1 @@
-"""Features of frozen towers: computed once for each record, kept beside the records, and trained on in place of images."""
+"""Features of frozen towers. They are computed once for each record, kept beside the records, and read in training."""

@@ -1,6 +1,7 @@
-"""Features of many records, on disk in shards. They are as private as the records, and never leave the records' owner.
+"""Keeps features of many records on disk. They are as private as the records, and never leave the owner of the records.
 
-The file of a shard contains a hash of its tensors, because a run may read it months after it was written.
+Each file has the features of up to 4,096 records, a shard. The file also contains a hash of its tensors, because a run may read
+it months after it was written.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ class Shard:
     """The features of b consecutive records.
 
     Attributes:
-        image: Features of V views of each record's image, ``(b, V, F)`` float32.
-        text: Features of all k captions of these records, ``(k, F_t)`` float32; ``None``: captions are not embedded.
-        offsets: Row of `text` with each record's first caption, and at last k, ``(b + 1,)`` int64; ``None`` without `text`.
+        image: Features of V views of each record's image, ``(b, V, F)`` float32; F: the number of features of an image.
+        text: Features of all k captions of these records, ``(k, F_t)`` float32; F_t: the number of features of a caption.
+            ``None``: captions are not embedded.
+        offsets: Row of each record's first caption in `text`, followed by the number k, ``(b + 1,)`` int64. ``None``: `text` is
+            ``None``, too.
     """
 
     image: Tensor
@@ -50,15 +53,16 @@ class Shard:
 
 
 class Features:
-    """Features of some records of a store. The files are mapped into memory, so only the features that are used are read.
+    """The features of chosen records of a store, in files. Mapping the files into memory reads only the features that are used.
 
-    As a context manager, it deletes the files at the end of the ``with`` block, unless `stay` is set or the block raises an
-    error. After an error the files remain, and the next attempt reads them.
+    As a context manager, this object deletes the files at the end of the ``with`` block, unless `stay` is set or the block
+    raises an error. After an error the files remain, and the next attempt reads them.
 
     Args:
         folder: Folder of the shards, which only the owner can read.
         rows: Rows of the store, ``(n,)`` int64, in the order of the features.
-        keeper: `tempfile.TemporaryDirectory` that contains `folder`. It is deleted when this object is no longer in use.
+        keeper: `tempfile.TemporaryDirectory` that contains `folder`. This temporary directory is deleted when the `Features`
+            object is no longer in use. ``None``: `folder` is not temporary.
         stay: Whether the files stay on disk for later runs.
 
     Attributes:
@@ -86,9 +90,9 @@ class Features:
         Afterwards all shards are open: they can be read even if another process deletes the files.
 
         Args:
-            compute: Function from rows ``(b,)`` of the store to the features of these records. It calls its second argument
-                with the number of these records that are done.
-            progress: Function that is called with the number of records that are done.
+            compute: Function ``compute(rows, advance)``. It returns the features of the records at `rows` of the store,
+                ``(b,)``, and calls ``advance(done)`` with the number of these records that are done.
+            progress: Function that is called with the number of all records that are done.
 
         Raises:
             OSError: If the folder or a shard cannot be written.
@@ -110,12 +114,16 @@ class Features:
             progress(first + len(rows))
 
     def shards(self) -> Iterator[Shard]:
-        """Yields the shards, whose records follow each other in the order of `rows`."""
+        """Yields the shards one after another. Their records follow each other in the order of `rows`."""
         for number in range(-(-len(self) // SHARD)):
             yield self._shard(number)
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the positions of rows of the store in `self.rows`, ``(n,)`` int64. `self.rows` must contain these rows."""
+        """Returns the positions in `self.rows` of the given rows of the store, ``(n,)`` int64.
+
+        Args:
+            rows: Rows of the store, ``(n,)`` int64. `self.rows` must contain each of them.
+        """
         return self._order[np.searchsorted(self.rows, rows, sorter=self._order)]
 
     def images(self, positions: np.ndarray, views: np.ndarray) -> Tensor:
@@ -137,7 +145,8 @@ class Features:
 
         Args:
             positions: Positions of the records, ``(n,)`` (see `positions`).
-            choice: Number in [0, 1) for each record, ``(n,)`` float64, which selects one of the record's captions.
+            choice: Number u in [0, 1) for each record, ``(n,)`` float64. It selects caption number floor(u k) of the record's k
+                captions, counted from 0.
         """
 
         def of(shard: Shard, places: Tensor, chosen: np.ndarray) -> Tensor:
@@ -148,7 +157,11 @@ class Features:
         return self._gather(positions, of)
 
     def text_means(self, positions: np.ndarray) -> Tensor:
-        """Returns the mean features of each record's captions, ``(n, F_t)`` float32; see `positions` for the argument."""
+        """Returns the mean features of the captions of each given record, ``(n, F_t)`` float32.
+
+        Args:
+            positions: Positions of the records, ``(n,)`` (see `positions`).
+        """
 
         def of(shard: Shard, places: Tensor, _: np.ndarray) -> Tensor:
             assert shard.text_means is not None
@@ -157,7 +170,7 @@ class Features:
         return self._gather(positions, of)
 
     def delete(self) -> None:
-        """Deletes the files."""
+        """Deletes the files of the features, and their folder."""
         self._shards.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -165,9 +178,10 @@ class Features:
         """Applies a function to the given records shard by shard, and returns the results, in the order of `positions`.
 
         Args:
-            positions: Positions of the records, ``(n,)``.
-            of: Function of a shard, of the places of k records within the shard, ``(k,)``, and of the places of these records
-                within `positions`, ``(k,)``. It returns a tensor with one row for each of these records.
+            positions: Positions of the records in `rows`, ``(n,)``.
+            of: Function ``of(shard, places, chosen)`` for k records of one shard. `places`, ``(k,)``, says where these records
+                stand within the shard; `chosen`, ``(k,)``, says where they stand within `positions`. The function returns a
+                tensor with one row for each of these records.
 
         Raises:
             ValueError: If there are no positions.
@@ -192,11 +206,11 @@ class Features:
         return self._shards[number]
 
     def _read(self, number: int, whole: bool = False) -> Shard | None:
-        """Returns a shard; ``None``: its file is missing, damaged or of another number of records, so it must be computed.
+        """Reads a shard from its file. ``None``: the file is missing or damaged, or has a wrong number of records.
 
         Args:
             number: Number of the shard, from 0.
-            whole: Whether to read all of the shard and compare it with its hash; otherwise the file is only mapped.
+            whole: Whether to read all of the shard and compare it with the hash in its file; otherwise the file is only mapped.
         """
         records = min(SHARD, len(self) - number * SHARD)
         try:

@@ -1,4 +1,4 @@
-"""Computes features of records with frozen towers. The features of a record depend on that record alone."""
+"""Computes features of records by frozen towers, which are not trained. The features of a record depend on it alone."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """Computes features of records, and keeps them in files. Features whose files exist are not computed again.
+    """Computes features of records, and keeps them in files. If the files exist already, it reads them instead.
 
     Attributes:
-        folder: Folder for the features, which lie in a subfolder named by a hash of all that they depend on; ``None``: a
+        folder: Folder for the features. They get a subfolder, whose name is a hash of all that they depend on. ``None``: a
             temporary folder, which is deleted with the features.
         progress: Display of the stages.
-        stay: Whether the features of a record store are kept beside the store for later runs (`dpfed.features.kept`). If they
-            cannot be, and for other records, `folder` is used.
+        stay: Whether the features of a record store are kept beside the store for later runs (`dpfed.features.kept`). Features
+            that cannot be kept there, and features of records that are not in a store, go into `folder`.
     """
 
     folder: Path | None = None
@@ -59,15 +59,15 @@ class FeatureCache:
     def features(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> Features:
         """Returns the features of the given records, and computes them first if they are not in files.
 
-        Features of a record that are not finite become zeros.
+        If the features of an image view or of a caption are not all finite, they all become zeros.
 
         Args:
             model: Model with frozen towers.
             views: Views that turn records into the model's input.
             store: Records.
             rows: Rows of the store, ``(n,)`` int64.
-            count: V, number of random views of each image. They depend on the record's key only, so they are the same in every
-                run; 0: only the plain image.
+            count: V, number of random views of each image; 0: only the plain image. What is drawn for a view depends on the
+                record's key alone, so the views are the same in every run.
 
         Raises:
             UserError: If the image tower is trained, the model is of a kind whose features cannot be computed once, a tower's
@@ -86,7 +86,10 @@ class FeatureCache:
             model.train(was_training)
 
     def has(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> bool:
-        """Returns whether an earlier run kept all these features beside the store; see `features` for arguments and errors."""
+        """Returns whether an earlier run kept all features of the given records beside the store.
+
+        See `features` for the arguments and errors.
+        """
         if not self.stay or not isinstance(store, RecordStore) or not place_of(store.path).is_dir() or not len(rows):
             return False
         with frozen(model):
@@ -94,7 +97,10 @@ class FeatureCache:
         return len(list(folder.glob("*.safetensors"))) == -(-len(rows) // SHARD)
 
     def _staying(self, extraction: _Extraction, key: str, rows: np.ndarray, store: RecordStore) -> Features | None:
-        """Returns features that are kept beside the store; ``None``: they cannot be kept there, and a note says why."""
+        """Returns features that are kept beside the store, and computes those that are missing.
+
+        ``None``: the features cannot be kept beside the store. A note then says why.
+        """
         with contextlib.ExitStack() as held:
             try:
                 folder = held.enter_context(claimed_features(place_of(store.path), key, self.progress.note))
@@ -116,7 +122,7 @@ class FeatureCache:
         self.progress.note(f"only this run uses its features of frozen towers; they cannot be kept beside the store: {error}")
 
     def _passing(self, extraction: _Extraction, key: str, rows: np.ndarray) -> Features:
-        """Returns features in `folder`, or in a temporary folder."""
+        """Returns features that are kept for this run only, in `folder` or in a temporary folder; missing ones are computed."""
         temporary = None if self.folder is not None else tempfile.TemporaryDirectory(prefix="dpfed-features-")
         features = Features(Path(self.folder or temporary.name) / key, rows, temporary)  # type: ignore[union-attr]
         features.complete(extraction, self._advance(rows))
@@ -146,7 +152,7 @@ def _hash_towers(towers: Towers, digest: hashlib.blake2b) -> None:
 
 
 class _Extraction:
-    """Computes a shard of features from rows of a store; see `FeatureCache.features` for the arguments and errors."""
+    """A function that computes the features of the records of a shard; see `FeatureCache.features` for arguments and errors."""
 
     def __init__(self, model: nn.Module, views: RecordViews, store: RecordSet, count: int) -> None:
         self._model, self._views, self._store, self._count = model, views, store, count
@@ -158,7 +164,8 @@ class _Extraction:
     def key(self, rows: np.ndarray) -> str:
         """Returns a hash of all that the features of the given records depend on, in hexadecimal.
 
-        It covers the records, the views, the weights, the version of Pillow, which reads images, and how the towers compute.
+        The hash covers the records, the views, the towers' weights, and how the towers compute (`_signs`). It also covers the
+        kind of device, and the versions of dpfed and of Pillow, which reads the images.
         """
         views, store, digest = self._views, self._store, hashlib.blake2b(digest_size=16)
         first = views.read(store, rows[:1])[:1]
@@ -171,13 +178,15 @@ class _Extraction:
         return digest.hexdigest()
 
     def _signs(self, like: Tensor) -> list[object]:
-        """Returns the tokens of two texts, and sums of the towers' features of these texts and of two images of noise.
+        """Returns values that show how the towers compute: tokens of two texts, and sums of features of texts and of noise.
 
-        The weights alone do not tell how many attention heads there are, which activation follows a layer, or how texts become
-        tokens. Each sum is rounded to three digits.
+        The towers' weights alone do not tell how many attention heads there are, which activation follows a layer, or how texts
+        become tokens. The sums are of the absolute features of the two texts and of two images of noise. Each sum is rounded to
+        three digits.
 
         Args:
-            like: Image whose shape and type the noise gets, ``(1, C, H, W)``; with no image, ``(0, ...)``, images are left out.
+            like: Image whose shape and type the noise gets, ``(1, C, H, W)``. If it contains no image, ``(0, ...)``, the image
+                tower is left out.
         """
         noise = torch.randint(0, 256, (2, *like.shape[1:]), generator=torch.Generator().manual_seed(0)).to(like)
         outputs = [method_of(self._model, "features")(self._views.images.plain(noise.to(self._device)))] if len(like) else []
@@ -220,7 +229,11 @@ class _Extraction:
         return Shard(image, text, torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]))
 
     def _of_images(self, rows: np.ndarray) -> Tensor:
-        """Returns the features of the records' image views, ``(b, max(V, 1), F)`` float32 on the CPU."""
+        """Returns the features of the records' image views, ``(b, max(V, 1), F)`` float32 on the CPU.
+
+        Args:
+            rows: Rows of the store, ``(b,)``.
+        """
         of_images, device = self._views.images, self._device
         images, embed = self._read(rows).to(device), method_of(self._model, "features")
         if self._count:

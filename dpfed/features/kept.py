@@ -1,4 +1,4 @@
-"""Features that are kept in a folder beside the record store, for later runs of the same user.
+"""Keeps features in a folder beside the record store, for later runs of the same user.
 
 stores/mine/                     the store, which never changes
 stores/mine.features/            mode 0700
@@ -30,12 +30,12 @@ def place_of(store: str | Path) -> Path:
 
 @contextlib.contextmanager
 def claimed_features(place: Path, key: str, say: Callable[[str], None]) -> Iterator[Path]:
-    """Locks the features of one key for this process, and waits while another process computes them.
+    """Locks the features of one key for this process. If another process holds the lock, this process waits for it.
 
     Args:
         place: Folder of all features of the store, see `place_of`. It is created if it is missing.
         key: Hash of all that the features depend on.
-        say: Function that receives a sentence before this process waits.
+        say: Function that receives a sentence for the user before this process waits.
 
     Yields:
         The folder for the shards of these features, which may not exist yet.
@@ -69,8 +69,8 @@ def forget(store: str | Path) -> int:
         The size of the deleted features, bytes.
 
     Raises:
-        UserError: If a process is computing features of the store, the place of the features is not a folder, or the files
-            cannot be deleted.
+        UserError: If a process is computing features of the store, the path of the features does not lead to a folder, or the
+            files cannot be deleted.
     """
     place = place_of(store)
     if not os.path.lexists(place):
@@ -101,7 +101,7 @@ def _refuse_open(place: Path) -> None:
     """Refuses a folder that another user owns or can read: features reveal as much as the records.
 
     Raises:
-        UserError: If the owner or the mode is wrong, or the path is not a folder.
+        UserError: If `place` is not a folder, belongs to another user, or gives any permission to other users.
     """
     status = place.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:

@@ -72,12 +72,13 @@ def write_features(out: Path, pictures: NamedPictures, batches: Batches) -> int:
 
     Args:
         out: Path of the file, which must not exist. If it ends in ``.npy``, the file is an array ``(n, F)`` float32. Otherwise
-            it is a Parquet file with the columns ``name``, ``features`` (F float32) and, if the records have units, ``unit``.
+            it is a Parquet file with the columns ``name``, ``features`` (F float32 in each row) and, if the records have units,
+            ``unit``. F: the number of features of a picture.
         pictures: Pictures, at least one; their names go into a Parquet file.
         batches: Batches of all pictures or captions, as `embedded` and `captions_embedded` yield them.
 
     Returns:
-        F, the width of the features.
+        F, the number of features of a picture.
 
     Raises:
         UserError: If `out` exists or cannot be written.

@@ -1,4 +1,7 @@
-"""Runs frozen towers in passes of one shape, so that no bit of a record's features depends on other records of the pass."""
+"""Runs frozen towers so that no bit of a record's features depends on other records.
+
+A pass is one call of a tower with a batch of inputs. All passes have the same number of inputs; a smaller batch is filled up.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ Embed = Callable[[Tensor], Tensor]
 
 
 class Passes:
-    """Runs a model's frozen towers in passes of one shape.
+    """Runs a model's frozen towers in passes that all have the same number of inputs.
 
     Args:
         device: Device of the model.
         tokenizer: Tokenizer of a model that reads text; ``None`` for image models.
 
     Attributes:
-        together: Number of images, or texts, in a pass. It becomes 1 if a trial on noise shows that inputs of one pass change
-            each other's features.
+        together: Number of images, or texts, in a pass. It becomes 1 if a trial on noise shows that a tower's features of an
+            input depend on the other inputs of the pass.
     """
 
     def __init__(self, device: torch.device, tokenizer: Tokenizer | None = None) -> None:
@@ -35,10 +38,12 @@ class Passes:
         self._is_checked: set[tuple[int, ...]] = set()
 
     def __call__(self, embed: Embed, inputs: Tensor) -> Tensor:
-        """Returns features ``(n, F)`` float32 on the CPU. A row of features that are not all finite becomes zeros.
+        """Returns a tower's features of n inputs, ``(n, F)`` float32 on the CPU.
+
+        If the features of an input are not all finite, its row becomes zeros.
 
         Args:
-            embed: Tower from inputs to features.
+            embed: Tower, a function from inputs to features.
             inputs: Images or tokens, ``(n, ...)``, on the device.
 
         Raises:
@@ -62,7 +67,8 @@ class Passes:
 
         Args:
             embed: Function from tokens ``(n, L)`` to features ``(n, F_t)``.
-            tower: Text tower. For a `FrozenTextTower` padding is cut off, to a length that depends on the text alone.
+            tower: Text tower that `embed` runs. If it is a `FrozenTextTower`, padding is cut off from each text, to a length
+                that depends on this text alone.
             width: F_t, number of features of a text.
             texts: Texts.
 
@@ -83,12 +89,12 @@ class Passes:
         return result
 
     def _check(self, embed: Embed, like: Tensor) -> None:
-        """Tries the tower on noise, to see whether each input of a pass is treated alone.
+        """Tries a tower on noise, to see whether the features of an input depend on the other inputs of its pass.
 
-        If the place or the neighbours of an input change a bit of its features, `together` becomes 1.
+        If its place in the pass or the other inputs change a bit of an input's features, `together` becomes 1.
 
         Args:
-            embed: Tower from inputs to features.
+            embed: Tower, a function from inputs to features.
             like: Input ``(1, ...)`` whose shape, type and device the noise gets.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A trained encoder as a scikit-learn transformer, from pictures to an array of features."""
+"""Makes a scikit-learn transformer of a trained encoder. It turns pictures into an array of features."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from torch import Tensor
 
 
 class Embeds(Protocol):
-    """An encoder as `dpfed.load` returns it."""
+    """The interface of an encoder, as `dpfed.load` returns it."""
 
     def features(self, images: Any) -> Tensor:
-        """Returns features of n images, ``(n, F)``."""
+        """Returns the features of n images, ``(n, F)``."""
 
     def embed_images(self, images: Any) -> Tensor:
-        """Returns embeddings of n images, ``(n, D)``, of unit length."""
+        """Returns the embeddings of n images, ``(n, D)``: vectors of unit length, which the contrastive loss compares."""
 
 
 class PictureFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Turns pictures into features in a `sklearn.pipeline.Pipeline`. Fitting changes nothing: the encoder is already trained.
+    """Turns pictures into features as a step of a `sklearn.pipeline.Pipeline`.
+
+    Fitting changes nothing, because the encoder is already trained.
 
     Args:
         encoder: Encoder that `dpfed.load` returns.
-        contrast: Whether the result is `embed_images`, embeddings of unit length in the space of the contrastive loss, in the
-            place of `features`.
+        contrast: Whether the result consists of embeddings instead of features: vectors of unit length, which the contrastive
+            loss compares (`Embeds.embed_images`).
         batch: Number of pictures in one forward pass.
     """
 

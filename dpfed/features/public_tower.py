@@ -1,4 +1,4 @@
-"""A public tower without a run: features of pictures, or of captions."""
+"""Features of pictures or captions from the towers of a public model, without a run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from dpfed.objectives import ObjectiveConfig
 
 
 class PublicTower:
-    """The frozen towers of a public model. No bit of the features of a picture or text depends on the others of the same call.
+    """The frozen towers of a public model, which compute features of pictures and of captions.
+
+    No bit of the features of a picture or text depends on other pictures or texts of the same call.
 
     Args:
-        model: Model with `features`, if it has an image tower, and `text_features`, if it has a text tower.
+        model: Model with a method `features` if it has an image tower, and `text_features` if it has a text tower.
         text: Text tower of the model; ``None``: the model has no text tower.
         text_width: F_t, number of features of a text.
         tokenizer: Tokenizer of the text tower; ``None``: the model has no text tower.
         size: Side of the square images that the image tower reads, pixels; 0: the model has no image tower.
-        preprocessing: Resizing and normalisation of the images; default: those of `Preprocessing`.
+        preprocessing: Resizing and normalisation of the images; ``None``: the defaults of `Preprocessing`.
 
     Attributes:
         size: Side of the square images, as given.
@@ -131,7 +133,11 @@ def public_text_tower(name: str) -> PublicTower:
 
 
 class _TextOnly(nn.Module):
-    """A model that consists of a text tower only."""
+    """A model that consists of a text tower only, as its method ``text_features``.
+
+    Args:
+        tower: Text tower.
+    """
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Finds the frozen towers of a model, and makes the rest of the model, which continues from the towers' features."""
+"""Divides a model into its frozen towers and the rest, which takes the towers' features as input."""
 
 from __future__ import annotations
 
@@ -67,11 +67,12 @@ def from_features(model: nn.Module) -> nn.Module:
         model: Model with frozen towers; see `frozen_towers`.
 
     Returns:
-        A model that uses the same parameters and reads views ``{"image": (S, V, F), "text": ...}``. Its text views are
-        features ``(S, W, F_t)`` if the text tower is frozen, and tokens ``(S, W, L)`` if the text tower is trained.
+        A model that uses the same parameters and reads views ``{"image": (S, V, F), "text": ...}`` of S records, each with V
+        image views and W text views. The text views are features ``(S, W, F_t)`` if the text tower is frozen, and L tokens
+        each, ``(S, W, L)``, if the text tower is trained.
 
     Raises:
-        UserError: See `frozen_towers`.
+        UserError: If `frozen_towers` raises one.
     """
     towers = frozen_towers(model)
     rest = copy.copy(model)

@@ -1,4 +1,4 @@
-"""Embedders of models with the same frozen towers. A run evaluates several such models, and computes the features once."""
+"""Embedders of models with the same frozen towers. A run evaluates several such models, but runs their towers only once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from dpfed.models.contract import method_of
 
 @dataclass
 class _Known:
-    """Features of the same towers that were computed or read before.
+    """The features that are known so far of one set of frozen towers.
 
     Attributes:
-        of_rows: Features of records, by the bytes of the array of their rows.
-        of_texts: Features ``(F_t,)`` float32 of a text on the CPU, by the text.
+        of_rows: Features of records. A key is the bytes of the array of these records' rows.
+        of_texts: Features of each text, ``(F_t,)`` float32 on the CPU. A key is the text.
     """
 
     of_rows: dict[bytes, Features] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class _Known:
 
 
 class TowersOnce:
-    """Makes embedders of models. Models with the same frozen towers use the same features.
+    """Makes embedders of models. Models with the same frozen towers share the towers' features.
 
     Features are looked up by a hash of the towers' weights, so no model gets the features of other towers.
 
@@ -50,7 +50,7 @@ class TowersOnce:
         self._known: dict[bytes, _Known] = {}
 
     def embedder(self, model: nn.Module) -> Embedder:
-        """Makes the embedder of a model. If the model's image tower is not frozen, the embedder reads images."""
+        """Makes the embedder of a model: it reads features of frozen towers, or images if the image tower is not frozen."""
         read, device = functools.partial(self._views.read, self._store), next(model.parameters()).device
         whole = Embedder(model, read, self._views.images.plain, self._views.tokenizer, device)
         try:
@@ -59,18 +59,21 @@ class TowersOnce:
             return whole
 
     def known(self, model: nn.Module) -> _Known:
-        """Returns the known features of a model's frozen towers, empty at first."""
+        """Returns the features that are known of a model's frozen towers: none at first. Callers may add further ones."""
         return self._known.setdefault(towers_digest(frozen_towers(model)), _Known())
 
     def features(self, model: nn.Module, known: _Known, rows: np.ndarray) -> Features:
-        """Returns the features of records; `known` keeps them for the next call with the same rows."""
+        """Returns the features of records. They are added to `known`, where the next call with the same rows finds them."""
         name = rows.tobytes()
         if name not in known.of_rows:
             known.of_rows[name] = self._cache.features(model, self._views, self._store, rows)
         return known.of_rows[name]
 
     def texts(self, model: nn.Module, known: _Known, texts: list[str]) -> Tensor:
-        """Returns a frozen text tower's features of texts, float32 ``(n, F_t)`` on the CPU."""
+        """Returns a frozen text tower's features of n texts, ``(n, F_t)`` float32 on the CPU.
+
+        Texts that are not yet known are looked up among the captions of records in `known`. Only the rest are computed.
+        """
         for features in known.of_rows.values():
             if missing := set(texts) - known.of_texts.keys():
                 self._find(features, missing, known)
@@ -84,7 +87,13 @@ class TowersOnce:
         return torch.stack([known.of_texts[text] for text in texts])
 
     def _find(self, features: Features, texts: set[str], known: _Known) -> None:
-        """Adds the features of those texts that are captions of the given records to `known`."""
+        """Looks for texts among records' captions, and adds the features of the texts that it finds to `known`.
+
+        Args:
+            features: Features of the records.
+            texts: Texts to look for.
+            known: Known features, to which this method adds.
+        """
         for number, shard in enumerate(features.shards()):
             if shard.text is None:
                 return
@@ -94,12 +103,12 @@ class TowersOnce:
 
 
 class _OfFrozen(Embedder):
-    """Embeds records by the part of a model that follows its frozen towers.
+    """Embeds records by the part of a model that follows its frozen towers, from the features of these towers.
 
     Args:
         whole: Embedder of the whole model.
         rest: Model that continues from the features of the towers (`from_features`).
-        once: Source of the features.
+        once: Object that looks up or computes the features.
     """
 
     def __init__(self, whole: Embedder, rest: nn.Module, once: TowersOnce) -> None:

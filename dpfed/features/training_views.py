@@ -1,4 +1,4 @@
-"""The input of a worker's model in training: random views of images and texts, or features of frozen towers."""
+"""Makes the input of a worker's model in training: random views of images and texts, or features of frozen towers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class TrainingViews:
 
     Attributes:
         whole: Views that turn records into the input of a whole model.
-        cached: V, number of views of each image whose features a frozen tower computes once; 0: no view is cached, and unless
+        cached: V, number of views of each image whose features a frozen tower computes once. 0: no view is cached, and unless
             `fixed` is set, the model reads images.
-        fixed: Whether each step reads the same features of a record: those of all cached views, or with `cached` = 0 those of
-            the plain image. The model then keeps its towers. Runs whose method has a closed form set this.
+        fixed: Whether each step reads the same features of a record: the features of all cached views or, if `cached` is 0, of
+            the plain image. The whole model, including its towers, is then the module that a worker trains. Set for methods
+            whose result has a closed form.
         cache: Cache that computes and keeps the features.
         label: Name of the label that the loss reads; ``None``: the loss reads no label.
     """
@@ -42,11 +43,14 @@ class TrainingViews:
         return bool(self.cached) and not self.fixed
 
     def trained(self, model: nn.Module) -> nn.Module:
-        """Returns the module that a worker trains: the model, or the same parameters in its part behind the frozen towers."""
+        """Returns the module that a worker trains: the model, or the part of the model that follows its frozen towers.
+
+        This part uses the same parameters as the model.
+        """
         return from_features(model) if self.from_features else model
 
     def maker(self, model: nn.Module, store: RecordSet, rows: np.ndarray | PartitionRows) -> ViewMaker:
-        """Returns the maker of the training views. Features that are not in the cache are computed first.
+        """Returns the object that makes the training views. Features that are needed and not in the cache are computed first.
 
         Args:
             model: Whole model, whose frozen towers compute the features.

@@ -1,4 +1,4 @@
-"""Views that are features instead of images, and of captions if the text tower is frozen, too. They were computed before."""
+"""Views that consist of features, computed beforehand by frozen towers, in place of images or captions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dpfed.privacy.randomness import Randomness
 
 
 class CachedViews(ViewMaker):
-    """Makes the views of records from features; each record's views depend on that record and its own draws only.
+    """Makes the views of records from features. Each record's views depend only on that record and on what is drawn for it.
 
     Args:
-        views: Maker of views from images; its settings are taken over.
+        views: Maker of views from images, whose settings this maker takes over.
         features: Features of the records.
         cached: V, number of views of each image in `features`.
         texts: Whether the text views are features, too; otherwise they are tokens.
@@ -32,14 +32,18 @@ class CachedViews(ViewMaker):
         """Does nothing: the files of features are mapped into memory, so nothing is read ahead."""
 
     def _images(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> Tensor:
-        """Returns features ``(n, count, F)``: each record draws `count` of its V views without replacement."""
+        """Returns features of image views, ``(n, count, F)``: `count` of each record's V views, drawn without replacement."""
         order = randomness.per_record("views", step, self._store.keys[indices], self._cached).argsort(1, kind="stable")
         return to_device(self._features.images(self._features.positions(indices), order[:, : self._count]), device)
 
     def _texts(
         self, tokenizer: Callable[[list[str]], Tensor], indices: np.ndarray, randomness: Randomness, step: int
     ) -> Tensor:
-        """Returns features ``(n, 1, F_t)`` of a caption of each record; tokens ``(n, W, L)`` if text views are no features."""
+        """Returns text views of the records.
+
+        Returns:
+            Features of one drawn caption of each record, ``(n, 1, F_t)``; if text views are no features, tokens ``(n, W, L)``.
+        """
         if not self._texts_are_features:
             return super()._texts(tokenizer, indices, randomness, step)
         choice = randomness.per_record("caption", step, self._store.keys[indices], 1)[:, 0]
@@ -47,7 +51,7 @@ class CachedViews(ViewMaker):
 
 
 class FeatureViews(ViewMaker):
-    """Gives all features of records as their views, the same in each step.
+    """Makes views that are all features of each record. They are the same in each step.
 
     Args:
         features: Features of the records.
@@ -62,7 +66,7 @@ class FeatureViews(ViewMaker):
         """Does nothing: the files of features are mapped into memory, so nothing is read ahead."""
 
     def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
-        """Returns all features of some records, the same in each step.
+        """Returns all features of the given records.
 
         Args:
             indices: Rows of the store, ``(n,)``.
@@ -71,7 +75,7 @@ class FeatureViews(ViewMaker):
             device: Device of the result.
 
         Returns:
-            Features ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``; text is the mean over a record's captions.
+            Features ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``. The text features are the mean over a record's captions.
         """
         places = self._features.positions(indices)
         views = {"image": self._features.images(places, np.tile(self._each, (len(places), 1)))}

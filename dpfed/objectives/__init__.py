@@ -1,7 +1,7 @@
-"""Losses of one group: one file for each loss, found by its name. Their keys are in the section ``[objective]``.
+"""Losses of one group of records. Each loss has a file of its own, and its keys are in the section ``[objective]``.
 
-An entry point of the group ``dpfed.losses`` announces a loss, and leads to an `Objective`. ``dpfed/entry_points.txt`` has the
-entry points of dpfed's losses; other packages can have further ones.
+An entry point of the group ``dpfed.losses`` announces a loss, and refers to an `Objective`. ``dpfed/entry_points.txt`` has the
+entry points of dpfed's losses. Other packages can announce further losses.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ _OWN = When("objective.name", lambda objective: objective.is_own, "set objective
 
 
 def keys_of_losses() -> dict[str, tuple[str, ...]]:
-    """Returns every key of a loss in ``[objective]`` with the names of the losses that have it; the most common keys first.
+    """Returns the keys of all losses in ``[objective]``, each with the names of the losses that have this key.
+
+    The keys that most losses have come first.
 
     Raises:
         ValueError: If two losses declare a key differently.
@@ -74,7 +76,7 @@ def _keys_of_losses() -> Any:
 
 
 class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are those of all losses
-    """The loss of one group."""
+    """Section ``[objective]``: the loss of one group of records, and its options."""
 
     @field_validator("name")
     @classmethod
@@ -93,7 +95,7 @@ class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are 
 
     @property
     def loss(self) -> Objective:
-        """The `Objective` with this name, or that of the user's own loss."""
+        """The `Objective` with this name, or the `Objective` that declares the user's own loss."""
         return own_objective(self.name) if self.is_own else OBJECTIVES[self.name]
 
     @property
@@ -108,5 +110,5 @@ class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are 
         return kind(**{key: getattr(self, key) for key in kind.model_fields})
 
     def group_loss(self, public: int = 0, centring: float = 0.0) -> GroupLoss:
-        """Returns the loss of one group, with these options; see `loss_of`."""
+        """Returns a function that computes the loss of one group with these options; see `loss_of` for the arguments."""
         return loss_of(self.loss, self.loss_options, public, centring)

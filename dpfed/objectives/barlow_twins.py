@@ -2,8 +2,8 @@
 
 The cross-correlation between the two views' embeddings, over the records of one group, should be the identity: each dimension
 is the same for both views, and different dimensions are uncorrelated. The loss couples all records of a group, and no others,
-so the group remains the unit of clipping. A correlation over few records is mostly noise (over two it is always 1 or -1):
-groups of 16 or more work better than the smallest.
+so the group remains the unit of clipping. A correlation over few records is mostly noise (over two records, it is always 1 or
+-1). So groups of 16 or more records work better than smaller groups.
 Shapes: S records in the group (padding included), V image views, W text views, D embedding dimensions.
 """
 
@@ -23,7 +23,7 @@ _EPSILON = 1e-5  # added to variances, as in the paper's batch normalisation: a 
 
 
 class Options(Section):
-    """Weight of the loss's second term."""
+    """Options of the loss: the weight of its second term, the squared correlations between different dimensions."""
 
     redundancy: float = Field(5e-3, ge=0, le=1000, description="lambda, weight of the correlations between dimensions")
 
@@ -36,7 +36,9 @@ def group_loss(
     *,
     options: Options,
 ) -> Tensor:
-    """Computes the loss of one group: equation 1 times the number of records, for consistency with sums over records.
+    """Computes the loss of one group: equation 1 of the paper, times the number of records.
+
+    The factor makes the loss comparable with other losses, which are sums over records.
 
     Args:
         embeddings: Embeddings ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``; not
@@ -44,10 +46,10 @@ def group_loss(
         present: Mask ``(S,)`` bool, False for padding, which is ignored.
         temperature: Ignored, because nothing is contrasted.
         bias: Ignored, because nothing is contrasted.
-        options: Weight of the terms off the diagonal.
+        options: Weight of the squared correlations between different dimensions.
 
     Returns:
-        A scalar; exactly 0 for a group of one, for which no correlation exists.
+        A scalar; exactly 0 for a group of one record, for which no correlation exists.
     """
     import torch
 
@@ -60,7 +62,12 @@ def group_loss(
 
 
 def _standardised(view: Tensor, present: Tensor) -> Tensor:
-    """Scales each dimension to mean 0 and variance 1 over the records that are present; other rows become zero."""
+    """Scales each dimension to mean 0 and variance 1 over the records that are present. Rows of padding become zeros.
+
+    Args:
+        view: Embeddings of one view of each record, ``(S, D)``.
+        present: Mask ``(S,)`` bool, False for padding.
+    """
     import torch
 
     records = present.sum().clamp(min=1)
@@ -71,7 +78,7 @@ def _standardised(view: Tensor, present: Tensor) -> Tensor:
 
 
 def off_diagonal_squares(matrix: Tensor) -> Tensor:
-    """Returns the sum of the squares off the diagonal of a square matrix."""
+    """Returns the sum of the squares of a square matrix's entries outside of the diagonal."""
     import torch
 
     off = ~torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)

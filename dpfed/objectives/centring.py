@@ -1,4 +1,6 @@
-"""Embeddings centred by kind, private or public, and the loss that moves the centres (reason: `dpfed.models.centres`).
+"""Centring: private and public records' embeddings lose their own centres, and a loss term moves these centres.
+
+`dpfed.models.centres` gives the reason.
 
 Shapes: S records in the group, padding included; V views of a modality; D dimensions.
 """
@@ -14,20 +16,21 @@ if TYPE_CHECKING:
 def centred(
     embeddings: dict[str, Tensor], centres: Tensor, private: Tensor, present: Tensor, unit_length: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Subtracts a centre from every embedding: that of the private records, or that of the public records.
+    """Subtracts a centre from every embedding. In each modality, private records have one centre, and public records another.
 
     Args:
         embeddings: Embeddings ``{"image": (S, V, D)[, "text": (S, W, D)]}``.
-        centres: Centres ``(S, 2 * modalities * D)``: those of private records for each modality, in the order of `embeddings`,
-            then those of public records.
+        centres: Centres ``(S, 2 * modalities * D)``, the same in each row: first the private records' centre in each modality,
+            in the order of `embeddings`, then the public records' centre in each modality.
         private: Mask ``(S,)`` bool of the private records.
         present: Mask ``(S,)`` bool, False for padding.
         unit_length: Whether to normalise the results to length 1.
 
     Returns:
-        The centred embeddings, whose gradients reach the model but not the centres; and a scalar whose gradient reaches the
-        centres alone: half the squared distance of the private records' embeddings from their centre, summed over the records,
-        plus the same for the public records, with the same total weight.
+        The centred embeddings, and a scalar that draws the centres to the embeddings. The gradients of the centred embeddings
+        reach the model, but not the centres; the gradient of the scalar reaches the centres alone. The scalar is half the
+        squared distance of a private record's embeddings from their centre (the mean over its views), summed over modalities
+        and private records, plus the same sum over public records, scaled to the same total weight.
     """
     import torch
     from torch.nn.functional import normalize

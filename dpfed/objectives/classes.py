@@ -1,4 +1,4 @@
-"""Classes of a group's records for losses: which records share a class, and nothing else about their labels.
+"""Tells a loss which records of a group share a class, and nothing else about their labels.
 
 The number of a class may depend on other records: if the only record of a class is removed, the classes after it may be
 renumbered. A loss that read these numbers could then change in every group. So a loss gets numbers that depend on its group
@@ -22,7 +22,7 @@ def first_of_class(label: Tensor, present: Tensor) -> Tensor:
     """Returns, for each record, the position of the group's first record of its class; without a class, its own position.
 
     Args:
-        label: Numbers of classes, ``(S, 1, 1)`` int64; -1: none.
+        label: Number of each record's class, ``(S, 1, 1)`` int64; -1: the record has no class.
         present: Mask ``(S,)`` bool, False for padding.
 
     Returns:

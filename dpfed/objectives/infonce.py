@@ -20,9 +20,10 @@ _ABSENT = -1e9
 def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tensor, counted: Tensor | None = None) -> Tensor:
     """Computes one direction of the contrast: each anchor against its own first view and the views of the other records.
 
-    The denominator of record i has its positive and, for every *other* record j of the group, j's first view and its N_a
-    augmented views: (N_a + 1)(S - 1) negatives, the number that the paper states. The paper's equation 12 as printed would also
-    include i's own augmented views, and so push a record away from itself; we leave those terms out.
+    The denominator of record i has its positive (i's own first view) and, for every *other* record j of the group, j's first
+    view and its N_a augmented views. These are (N_a + 1)(S - 1) negatives, the number that the paper states. The paper's
+    equation 12 as printed would also include i's own augmented views, and so push a record away from itself. dpfed leaves those
+    terms out.
 
     Args:
         anchors: L2-normalised embeddings ``(S, D)``.
@@ -32,7 +33,7 @@ def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tenso
         counted: Mask ``(S,)`` bool of the anchors whose terms are added up; ``None``: all that are present.
 
     Returns:
-        The sum over the records that are present, or counted; exactly 0 for a group of one.
+        The sum of the anchors' losses; exactly 0 for a group of one record.
     """
     import torch
 
@@ -86,7 +87,14 @@ def group_loss(
 
 
 def _range(options: ContrastOptions, records: int) -> float:
-    """Returns twice the chance-level loss, in both directions, for a guess among the positive and all negatives."""
+    """Returns twice the loss of a record at chance level: a uniform guess among the positive and all negatives.
+
+    The loss of a record has two directions.
+
+    Args:
+        options: Options of the loss.
+        records: Number of records that are contrasted with each other.
+    """
     return 4 * math.log(1 + (options.augmentations + 1) * (records - 1))
 
 

@@ -2,7 +2,7 @@
 
 ``objective.name = NAME`` selects ``dpfed/objectives/NAME.py``, whose docstring cites the paper and whose `OBJECTIVE` is an
 `Objective`. The keys of the configuration, their meaning and checks, the model, and the loss follow from that object.
-Reading a configuration imports all of these files, and must not wait for torch: they import it inside their functions.
+Reading a configuration imports the files of all losses. As this must not wait for torch, they import torch inside functions.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 
 
 class GroupLoss(Protocol):
-    """The loss of one group."""
+    """The interface of a function that computes the loss of one group."""
 
     def __call__(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None, /) -> Tensor:
         """Computes the sum of the loss over the records of a group that are present.
 
         Args:
-            embeddings: Embeddings ``{"image": (S, V, D), "text": (S, W, D)}`` of the S records' views, padding included; for
-                losses that read labels also ``"label": (S,)`` (`dpfed.objectives.classes.first_of_class`).
+            embeddings: Embeddings ``{"image": (S, V, D)[, "text": (S, W, D)]}`` of S records (padding included), each with V
+                image views and W text views, in D dimensions. For losses that read labels, there is also ``"label": (S,)``
+                (`dpfed.objectives.classes.first_of_class`).
             present: Mask ``(S,)`` bool, False for padding.
             temperature: Temperature of the model, a scalar.
-            bias: Bias of the model, a scalar; ``None`` if it has none.
+            bias: Bias of the model, a scalar; ``None`` if the model has no bias.
         """
 
 
@@ -40,20 +41,22 @@ class Objective:
 
     Attributes:
         title: Description in a few words, for `dpfed config keys`.
-        loss: Function ``loss(embeddings, present, temperature, bias, options=...)``, see `GroupLoss`; `options` are the loss's
-            own.
+        loss: Function ``loss(embeddings, present, temperature, bias, options=...)``, see `GroupLoss`. It gets an instance of
+            `options`.
         options: Section of the loss's keys in ``[objective]``. Losses may share a key if all declare it in the same way.
         unit_length: Whether the model normalises the embeddings to unit length.
-        bias: Initial value of the model's bias, as a function of the number of contrasted records; it requires a key ``bias``.
-            ``None``: the loss adds no bias to its logits.
-        own_terms: Whether the loss is a sum of terms that each belong to one record, or to a pair. `loss` then takes
-            ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present). Beside public
-            records, a record's contribution is then these terms; otherwise it is a difference of two losses.
+        bias: Initial value of the model's bias, as a function of the number of contrasted records. `options` must then have a
+            key ``bias``. ``None``: the loss adds no bias to its logits.
+        own_terms: Whether the loss is a sum of terms that each belong to one record, or to a pair of records. `loss` then takes
+            ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present). In a group with
+            public records, these terms are then the contribution of the private records; otherwise their contribution is the
+            difference of two losses (`dpfed.objectives.of_groups`).
         range: Loss per record that training rarely exceeds, as a function of the options and the number of contrasted
-            records; usually twice the chance-level loss. Released metrics do not distinguish larger losses. ``None``: unknown.
+            records; usually twice the loss of a model that guesses. Released metrics do not distinguish larger losses.
+            ``None``: unknown.
         images_only: Whether the loss compares views of an image, and cannot use captions.
         reads_labels: Whether the loss reads which records of the group share a class; its options then have a key ``label``.
-        least: Smallest number of records in a group from which anything can be learnt. Engines leave out groups of one.
+        least: Smallest number of records in a group from which anything can be learnt. Engines leave out groups of one record.
     """
 
     title: str
@@ -75,7 +78,7 @@ class Objective:
 
 
 class ContrastOptions(Section):
-    """Keys of losses that contrast cosine similarities."""
+    """The options that losses have in common if they contrast cosine similarities."""
 
     # Below this range, the softmax is a maximum; above it, the softmax is uniform: the gradient is lost in the noise.
     temperature: float = Field(0.1, ge=1e-3, le=100, description="divides the cosine similarities")

@@ -1,4 +1,4 @@
-"""The loss of a group with its options, and the contribution of private records to it beside public ones."""
+"""The loss of a group with its options. If public records are in the group, it is what the private records add to the loss."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 def loss_of(objective: Objective, options: Section, public: int = 0, centring: float = 0.0) -> GroupLoss:
-    """Returns the loss of one group, with its options.
+    """Returns a function that computes the loss of one group with the given options.
 
     Args:
         objective: Declaration of the loss.
         options: Options of the loss, an instance of `objective.options`.
-        public: Number of public records at the end of each group; the loss is then the contribution of the other records.
-        centring: Weight of the term that draws a model's centres, if it has any, to the embeddings; see `centred`.
+        public: Number of public records at the end of each group. Unless it is 0, the function computes the contribution of the
+            other, private records to the loss.
+        centring: Weight of the term that draws a model's centres, if the model has any, to the embeddings; see `centred`. It is
+            not used if `public` is 0.
     """
     loss = functools.partial(objective.loss, options=options)
     return functools.partial(_added, loss, objective, public, centring) if public else loss
@@ -37,11 +39,11 @@ def _added(
     temperature: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    """Computes the contribution of a group's private records, which come before the public ones; padding comes last.
+    """Computes the contribution of a group's private records to its loss.
 
-    The contribution is the sum of the private records' terms, if `Objective.own_terms` is set; otherwise the loss of the group
-    minus the loss of its public records alone. For a model with centres, the embeddings are centred first, and the term that
-    moves the centres is added.
+    In the group, private records come first, then public records, then padding. If `Objective.own_terms` is set, the
+    contribution is the sum of the private records' terms. Otherwise it is the loss of the group minus the loss of its public
+    records alone. For a model with centres, the embeddings are centred first, and the term that moves the centres is added.
     """
     import torch
 

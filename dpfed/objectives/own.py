@@ -1,4 +1,4 @@
-"""A user's own loss: any function of the embeddings of one group, which gets the rows of that group and no others."""
+"""Calls a user's own loss: any function of the embeddings of one group. The function gets the rows of this group alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_shipped(name: str) -> bool:
 
 
 def own_objective(name: str) -> Objective:
-    """Returns the declaration of a user's own loss that is not loaded yet.
+    """Returns a declaration that stands for a user's own loss before it is loaded. Its function always raises an error.
 
     Args:
         name: Name of the loss in the configuration.
@@ -40,12 +40,13 @@ def _not_loaded(*given: Any, **options: Any) -> Tensor:
 
 
 class OwnLoss:
-    """The loss of one group by a function of its embeddings.
+    """Makes a `GroupLoss` of a user's function of one group's embeddings.
 
     Args:
-        function: Function ``loss(image (S, V, D))``, or for models that read text ``loss(image (S, V, D), text (S, W, D))``;
-            it returns a scalar, the mean over the S records, as losses of torch do. If it has a parameter ``label``, it also
-            gets ``(S,)`` int64, equal where records share a class (`dpfed.objectives.classes.first_of_class`).
+        function: Function ``loss(image (S, V, D))``, or for models that read text ``loss(image (S, V, D), text (S, W, D))``.
+            S: number of records; V and W: views of an image and of a text; D: length of an embedding. The function returns a
+            scalar, the mean over the S records, as losses of torch do. If it has a parameter ``label``, it also gets ``(S,)``
+            int64, equal where records share a class (`dpfed.objectives.classes.first_of_class`).
 
     Attributes:
         reads_labels: Whether the function has a parameter ``label``.
@@ -59,7 +60,10 @@ class OwnLoss:
     def __call__(
         self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None = None, **ignored: Any
     ) -> Tensor:
-        """Computes the sum over the records that are present, see `GroupLoss`."""
+        """Computes the sum of the loss over the records that are present: the function's mean times their number.
+
+        See `GroupLoss` for the arguments. The function gets no rows of padding.
+        """
         whole = bool(present.all())
         given = {name: z if whole else z[present] for name, z in embeddings.items()}
         rows = [given[name] for name in _ORDER if name in given]
@@ -71,15 +75,15 @@ _ORDER = ("image", "text")
 
 
 def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
-    """Tries a loss on embeddings of noise.
+    """Tries a user's loss on embeddings of noise, and refuses a loss that cannot be used.
 
     Args:
         function: Function of the embeddings of one group, see `OwnLoss`.
         rows: Embeddings of one group, ``(S, V, D)`` each.
 
     Raises:
-        UserError: If the loss is not callable, fails, is not a scalar, is not finite, has no finite gradient, has trainable
-            parameters of its own, or depends on earlier calls.
+        UserError: If the loss is not callable, fails, is not a scalar, is not finite, has no gradient or a gradient that is
+            not finite, has trainable parameters of its own, or gives another value for the same embeddings after other calls.
     """
     import torch
 
@@ -111,7 +115,7 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
 
 
 def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], gradient: bool = False) -> Tensor:
-    """Returns the value of a loss on embeddings of one group, a scalar without a gradient.
+    """Computes and checks the value of a loss on embeddings of one group; returns it as a scalar without a gradient.
 
     Args:
         function: Loss.

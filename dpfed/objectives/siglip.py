@@ -1,6 +1,7 @@
 """Pairwise sigmoid loss inside one group (Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training").
 
-Every pair is one binary decision, whether its two parts belong together, and nothing is normalised over the group.
+For every pair of an image and a text (or of two views), the loss is that of one binary decision: whether the two belong
+together. Nothing is normalised over the group.
 Shapes: S records in the group (padding included), V image views, W text views, D embedding dimensions.
 """
 
@@ -27,7 +28,9 @@ class Options(ContrastOptions):
 
 
 def _start(records: int) -> float:
-    """Returns the initial bias: minus the logarithm of the number of a record's negatives, which balances the first steps.
+    """Returns the initial bias: minus the logarithm of the number of a record's negatives.
+
+    So the many negative pairs do not outweigh the positive pairs in the first steps.
 
     Args:
         records: Number of records that are contrasted with each other.
@@ -46,7 +49,7 @@ def repulsion(
         present: Mask ``(S,)`` bool, False for padding.
         temperature: Divisor of the similarities, a scalar.
         bias: Term added to every logit, a scalar.
-        counted: Mask ``(S,)`` bool; pairs of two records that are not counted are left out. ``None``: no pair is left out.
+        counted: Mask ``(S,)`` bool; a pair is left out if neither of its records is counted. ``None``: no pair is left out.
 
     Returns:
         The sum over the ordered pairs of records that are present; a record is never pushed away from its own views.
@@ -74,8 +77,10 @@ def group_loss(
     """Computes the loss of one group.
 
     Image-text records: image i and text j are a positive pair for i = j and a negative one otherwise, each pair counted once.
-    The augmented views of either modality are further negatives of the other modality's first views. Image records contrast
-    view 0 with view 1 in the same way; views 2 onwards are the augmentations, for both.
+    The augmented views of either modality are further negatives of the other modality's first views.
+
+    Image records: view 0 is contrasted with view 1 in the same way. Views 2 onwards are the augmentations, and serve as further
+    negatives of both.
 
     Args:
         embeddings: Embeddings ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``.
@@ -86,7 +91,8 @@ def group_loss(
         counted: Mask ``(S,)`` bool of the records whose pairs, with any record, are added up; ``None``: all that are present.
 
     Returns:
-        A scalar, the sum over all pairs of records that are present; exactly 0 for a group of one, which has no negatives.
+        A scalar, the sum over all pairs of records that are present; exactly 0 for a group of one record, which has no
+        negatives.
 
     Raises:
         UserError: If the model has no bias.
@@ -118,7 +124,12 @@ def group_loss(
 
 
 def _range(options: Options, records: int) -> float:
-    """Returns twice the chance-level loss at the bias of `_start`: of the positive pair, and of all negatives together."""
+    """Returns twice the loss of a record at chance level: the loss of its positive pair plus that of all its negatives.
+
+    Args:
+        options: Options of the loss.
+        records: Number of records that are contrasted with each other. The bias is as `_start` gives it for this number.
+    """
     return 2 * (math.log(records) + 2 * options.augmentations + 1)
 
 

@@ -45,7 +45,8 @@ def group_loss(
         options: Options of the loss; ignored here, because they act on the model and the views.
 
     Returns:
-        A scalar: the mean over a record's views, summed over the records present; 0 for a group of one if V = 2.
+        A scalar: the mean of the loss over a record's views, summed over the records that are present. It is 0 for a group of
+        one record if V = 2.
     """
     import torch
 
@@ -64,7 +65,12 @@ def group_loss(
 
 
 def _range(options: Options, records: int) -> float:
-    """Returns twice the chance-level loss of a guess among all other views."""
+    """Returns twice the loss at chance level: of a uniform guess among all other views in the group.
+
+    Args:
+        options: Options of the loss.
+        records: Number of records that are contrasted with each other.
+    """
     return 2 * math.log(max(2, (options.augmentations + 2) * records - 1))
 
 

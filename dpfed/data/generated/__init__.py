@@ -1,1 +1,1 @@
-"""Records that are generated: captioned shapes, and scenes of given images."""
+"""Generated records: captioned shapes, procedural pictures, pictures with unrelated words, and scenes of labelled images."""

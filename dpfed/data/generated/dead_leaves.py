@@ -1,11 +1,12 @@
-"""Dead leaves: pictures of nothing, whose statistics are near those of photographs, each with a caption.
+"""Draws dead leaves: captioned pictures that show nothing real, but have statistics like those of photographs.
 
-Shapes of all sizes cover each other, as leaves on the ground do (Lee, Mumford and Huang 2001; Baradad et al. 2021 train on such
-pictures). Here the shapes have textures, too: stripes, checks, dots, gradients, and noise with a 1/f spectrum. Every picture
-has a style of its own (colours, shapes, textures, sizes), so that two crops of a picture have something in common.
+Shapes of all sizes, called leaves, cover each other as leaves on the ground do (Lee, Mumford and Huang 2001; Baradad et al.
+2021 train on such pictures). dpfed also gives the shapes textures: stripes, checks, dots, gradients, and noise whose amplitude
+falls with the frequency. Every picture has a style of its own (colours, shapes, textures, sizes), so that two crops of a
+picture have something in common.
 
-A picture is a function of the seed, its split and its number, at every size. No data is read, and anyone can draw it again.
-(Another processor or version of numpy may round a sine differently, which moves a pixel now and then.)
+What a picture shows is a function of the seed, its split and its number. No data is read, and anyone can draw it again.
+(Another processor or version of numpy may round a sine differently, which changes a pixel now and then.)
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ _SIDES = {"triangle": 3, "rectangle": 4}
 
 
 class Picture(NamedTuple):
-    """A picture, its caption, and what its leaf in front is.
+    """A picture, its caption, and the shape, texture and colour of its leaf in front.
 
     Attributes:
         pixels: Pixels, ``(size, size, 3)`` uint8.
-        caption: Caption with size, texture, colour and shape of the two leaves in front, and with what lies behind them.
+        caption: Caption with the size, texture, colour and shape of the two leaves in front, and with what lies behind them.
         shape: Index in `SHAPES` of the leaf in front.
         texture: Index in `TEXTURES` of the leaf in front.
         color: Index in `COLORS` of the leaf in front.
@@ -62,7 +63,10 @@ class Picture(NamedTuple):
 
 
 class _Leaves(NamedTuple):
-    """Arrays over the leaves of a picture; the last leaf is in front. The picture is the unit square: lengths are in sides."""
+    """The n leaves of a picture, from back to front: the first is the ground, the last is in front.
+
+    Each array has one entry for each leaf. Lengths are fractions of the picture's side.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -81,7 +85,7 @@ class _Leaves(NamedTuple):
 
 
 class _Style(NamedTuple):
-    """Choices that all leaves of a picture have in common: numbers and sizes of leaves, colours, noise and light."""
+    """Choices that hold for a whole picture: the number and the sizes of its leaves, its colours, noise and light."""
 
     behind: int  # number of leaves behind the two in front
     least: float  # smallest radius
@@ -94,7 +98,7 @@ class _Style(NamedTuple):
 
 
 def draw(seed: int, split: int, number: int, size: int) -> Picture:
-    """Draws one picture.
+    """Draws one picture, and writes its caption.
 
     Args:
         seed: Public seed; another seed gives other pictures.
@@ -113,7 +117,7 @@ def draw(seed: int, split: int, number: int, size: int) -> Picture:
 
 
 def draw_apart(seed: int, split: int, number: int, size: int) -> np.ndarray:
-    """Draws one leaf, or up to six, on a white ground: ``(size, size, 3)`` uint8; see `draw`."""
+    """Draws a picture of one to six leaves on a white ground, ``(size, size, 3)`` uint8; see `draw` for the arguments."""
     style, leaves, generator = _drawn(seed, split, number)
     count = len(leaves.x)
     kept = np.r_[0, np.arange(count - 1 - number % 6, count)]  # what is behind everything becomes the ground
@@ -130,7 +134,7 @@ def draw_apart(seed: int, split: int, number: int, size: int) -> np.ndarray:
 
 
 def uniforms_of(seed: int, split: int, number: int, count: int) -> np.ndarray:
-    """Returns the uniform numbers of a picture, ``(count,)`` in [0, 1); all releases of numpy give the same.
+    """Returns uniform random numbers for a picture, ``(count,)`` in [0, 1). All releases of numpy give the same numbers.
 
     Args:
         seed: Public seed; another seed gives other numbers.
@@ -146,7 +150,7 @@ def _generator(seed: int, split: int, number: int) -> np.random.Philox:
 
 
 def _drawn(seed: int, split: int, number: int) -> tuple[_Style, _Leaves, np.random.Philox]:
-    """Returns a style, leaves in this style, and the generator for all further draws."""
+    """Draws the style and the leaves of a picture; returns them with the generator for the picture's further draws."""
     generator = _generator(seed, split, number)
     # Raw words, because numpy keeps those the same from release to release, unlike its distributions.
     uniforms = _uniforms(generator, _STYLE + (_LEAVES + _FRONT) * _PER_LEAF)
@@ -154,7 +158,10 @@ def _drawn(seed: int, split: int, number: int) -> tuple[_Style, _Leaves, np.rand
 
 
 def _pixels(style: _Style, leaves: _Leaves, generator: np.random.Philox, size: int, finer: int) -> np.ndarray:
-    """Returns the pixels, ``(size, size, 3)`` uint8. They are drawn `finer` times as large and averaged: edges are smooth."""
+    """Returns the pixels of a picture, ``(size, size, 3)`` uint8.
+
+    So that edges are smooth, the picture is drawn `finer` times as large, and each pixel is the mean of a block of these.
+    """
     fine = size * finer
     pixels = _paint(style, leaves, fine, _noise(generator, fine, style.spectrum))
     pixels = pixels.reshape(size, finer, size, finer, 3).mean((1, 3))
@@ -167,7 +174,12 @@ def _uniforms(generator: np.random.Philox, count: int) -> np.ndarray:
 
 
 def _compose(u: np.ndarray, each: np.ndarray) -> tuple[_Style, _Leaves]:
-    """Chooses a style and leaves in it."""
+    """Makes a style, and leaves in this style, of uniform random numbers.
+
+    Args:
+        u: Numbers for the style, in [0, 1).
+        each: Numbers for each leaf, one row a leaf, in [0, 1).
+    """
     count = int(6 + (_LEAVES - 5) * u[0] ** 1.5)
     light = 2 * np.pi * u[1]
     style = _Style(
@@ -224,18 +236,18 @@ def _compose(u: np.ndarray, each: np.ndarray) -> tuple[_Style, _Leaves]:
 
 
 def _pick(uniform: np.ndarray | np.float64, options: int | np.int64) -> Any:
-    """Maps uniform numbers to options, each as likely as the others."""
+    """Maps uniform numbers in [0, 1) to option numbers 0 .. `options` - 1, which are all equally likely."""
     return np.int64(uniform * options)
 
 
 def _power_law(uniform: np.ndarray, least: float, most: float, power: float) -> np.ndarray:
-    """Maps uniform numbers to numbers r between two limits, with a density like 1/r to the power of `power` + 1."""
+    """Maps uniform numbers to numbers r from `least` to `most`, whose density is proportional to r ** -(`power` + 1)."""
     low, high = least**-power, most**-power
     return (low + uniform * (high - low)) ** (-1 / power)
 
 
 def _rgb(color: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Returns RGB, ``(n, 3)`` in [0, 1]: for each index in `COLORS`, one of the many colours of that name."""
+    """Chooses, for each of n indices in `COLORS`, one of the many colours of that name; returns RGB, ``(n, 3)`` in [0, 1]."""
     low, high = _COLORS[color, :, 0], _COLORS[color, :, 1]
     hue, saturation, value = (low + uniform ** [1, 2, 1] * (high - low)).T  # pale colours are more frequent
     # Foley and van Dam: each channel is the value, less what the saturation takes from it.
@@ -252,7 +264,10 @@ def _frequencies(side: int) -> np.ndarray:
 
 
 def _noise(generator: np.random.Philox, side: int, power: float) -> np.ndarray:
-    """Draws periodic noise, ``(side, side)`` float32 of mean 0 and variance 1, whose amplitude falls with the frequency."""
+    """Draws periodic noise, ``(side, side)`` float32 of mean 0 and variance 1.
+
+    The amplitude at frequency f is proportional to f ** -`power`.
+    """
     frequencies = _frequencies(side)
     phases = 2 * np.pi * _uniforms(generator, frequencies.size).reshape(frequencies.shape)
     field = np.fft.irfft2(frequencies**-power * np.exp(1j * phases), s=(side, side))
@@ -260,7 +275,11 @@ def _noise(generator: np.random.Philox, side: int, power: float) -> np.ndarray:
 
 
 def _paint(style: _Style, leaves: _Leaves, side: int, noise: np.ndarray) -> np.ndarray:
-    """Paints a picture, ``(side, side, 3)`` in about [0, 1]: first finds which leaf is seen where, then paints all textures."""
+    """Paints a picture: first finds which leaf is seen at each pixel, then computes the colours of all pixels together.
+
+    Returns:
+        Colours, ``(side, side, 3)`` in about [0, 1].
+    """
     seen = _cover(leaves, side)
     n = len(leaves.x)
     per_leaf = np.empty((n, 20), np.float32)
@@ -287,7 +306,11 @@ def _paint(style: _Style, leaves: _Leaves, side: int, noise: np.ndarray) -> np.n
 
 
 def _weights(leaves: _Leaves) -> np.ndarray:
-    """Returns ``(n, 6)``: how much a constant, gradient, stripes, checks, dots and noise add to the second colour's part."""
+    """Returns how each leaf's texture mixes its two colours, ``(n, 6)``.
+
+    The share of the second colour at a pixel is a weighted sum of six terms: a constant, a gradient, stripes, checks, dots and
+    noise. These are the weights.
+    """
     sharp = leaves.sharpness
     none, half = np.zeros_like(sharp), np.full_like(sharp, 0.5)
     table = np.array(
@@ -304,7 +327,7 @@ def _weights(leaves: _Leaves) -> np.ndarray:
 
 
 def _cover(leaves: _Leaves, side: int) -> np.ndarray:
-    """Returns, ``(side, side)``, the number of the leaf that is seen at each place; leaf 0 is behind everything."""
+    """Returns the number of the leaf that is seen at each pixel, ``(side, side)`` int64; leaf 0 is the ground."""
     seen = np.zeros((side, side), np.int64)
     at = (np.arange(side) + 0.5) / side
     start = np.floor(np.stack([leaves.x, leaves.y]) * side - leaves.radius * side).clip(0, side).astype(int)
@@ -320,7 +343,7 @@ def _cover(leaves: _Leaves, side: int) -> np.ndarray:
 
 
 def _inside(shape: str, sides: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns whether points lie in a shape of radius 1 around the origin."""
+    """Returns for each point (x, y) whether it lies in a shape of radius 1 around the origin."""
     if shape in ("disc", "ellipse"):
         return x * x + y * y < 1
     if shape == "star":

@@ -1,6 +1,6 @@
-"""A store of procedural images with captions: records that cost no privacy, because they show no person.
+"""Generates a store of captioned procedural images. Training on them costs no privacy, because they depend on no data.
 
-The pictures are those of `dpfed.data.generated.dead_leaves`. Starting weights may be trained on them
+`dpfed.data.generated.dead_leaves` draws the images. Starting weights may be trained on them
 (`model.start = "procedural"`), and public records may come from them (`public.source = "procedural"`).
 """
 
@@ -26,9 +26,9 @@ def write_procedural(
 ) -> None:
     """Generates a store of procedural images.
 
-    A record is a function of the seed, its split and its number; how many others are generated does not matter. Within the test
-    split no two records have the same caption, so every caption has one right picture: a picture whose caption was there before
-    is left out, and its number is skipped.
+    A record is a function of the seed, the image's side, its split and its number. It does not depend on how many others are
+    generated. Within the test split no two records have the same caption, so every caption has one right picture: a picture
+    whose caption occurred before is left out, and its number is skipped.
 
     Args:
         path: Path of the store to create.
@@ -39,7 +39,7 @@ def write_procedural(
         progress: Function that is called now and then with (records so far, number of all records).
 
     Raises:
-        UserError: When the store exists or cannot be written.
+        UserError: If the store exists or cannot be written.
     """
     names = {"shape": SHAPES, "texture": TEXTURES, "color": tuple(COLORS)}
     with StoreWriter(path, name=NAME, kind="image-text", size=size, public=True, label_names=names) as writer:
@@ -60,13 +60,13 @@ def procedural_store(
     Args:
         records: Number of training records.
         folder: Folder that keeps the store.
-        size: Side of the images, pixels; for larger ones than `LARGEST`, the store has images of the side `LARGEST`.
-        test: Number of test records; ``None``: 1,000, but no more than training records.
+        size: Side of the images, pixels. If it is above `LARGEST`, the images in the store have the side `LARGEST`.
+        test: Number of test records; ``None``: 1,000, or `records` if that is less.
         seed: Public seed; another seed gives other records.
         progress: Function that is called while the images are generated; see `write_procedural`.
 
     Raises:
-        UserError: When the store cannot be written or is damaged.
+        UserError: If the store cannot be written or is damaged.
     """
     side = min(size, LARGEST)
     test = min(_HELD_OUT, records) if test is None else test

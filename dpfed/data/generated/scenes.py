@@ -1,7 +1,8 @@
-"""Captioned scenes: four labelled images in a square, and a caption that names their classes.
+"""Makes captioned scenes: four labelled images in a square, and a caption that names their classes.
 
-A labelled data set, such as CIFAR-10, becomes one of images with texts: "a cat and a truck above a ship and a dog". No image is
-in two scenes, so a scene is a record like any other. How images are put together depends on the labelled records alone.
+So a labelled data set, such as CIFAR-10, becomes a data set of images with texts: "a cat and a truck above a ship and a dog".
+No image is in two scenes, so a scene is a record like any other. Which images form a scene depends on the labelled records
+alone.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hor
 
 
 def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -> RecordStore:
-    """Opens the scenes of a labelled data set, which are put together on first use.
+    """Opens the store of scenes of a labelled data set. On first use, the scenes are made.
 
-    Training scenes are made of training images, held-out scenes of held-out ones. The classes are those of the store's first
-    label. Within a held-out split no two scenes have the same caption, so every caption has one right picture.
+    Scenes of a split are made of images of this split. The classes are those of the first label. Within a held-out split no two
+    scenes have the same caption, so every caption has one right picture, and there are at most 1,000 scenes.
 
     Args:
-        config: Configuration of the data: ``half`` says which classes are used (``"first"`` or ``"second"`` half, or
-            ``"all"``), and ``stores`` is the folder that keeps the scenes.
+        config: Section ``[data]``: ``half`` says which classes are used (the ``"first"`` or the ``"second"`` half, or
+            ``"all"``), and ``stores`` is the folder that keeps the store of scenes.
         open_labelled: Function that opens the labelled records.
 
     Returns:
-        A store of images with texts, public if the labelled store is. A scene is twice as wide and high as its images.
+        A store of images with texts, which is public if the labelled store is. A scene is twice as wide and high as each of its
+        four images.
 
     Raises:
-        UserError: When the records have no labels, are too few, or the store cannot be written or is damaged.
+        UserError: If the records have no labels or are too few, or the store cannot be written or is damaged.
     """
     labelled = open_labelled()
     if not labelled.label_names:
@@ -92,7 +94,11 @@ def _write(path: Path, labelled: RecordStore, half: str) -> None:
 
 
 def _compose(indices: np.ndarray, split: str, half: str) -> np.ndarray:
-    """Distributes indices over scenes, ``(n // 4, 4)``: upper left, upper right, lower left, lower right."""
+    """Distributes the indices of n images at random over scenes of four images; up to three images are left over.
+
+    Returns:
+        Indices of each scene's images, ``(n // 4, 4)``: upper left, upper right, lower left, lower right.
+    """
     # Raw words of Philox, because numpy keeps these the same from release to release, unlike its permutations.
     generator = np.random.Philox(key=np.array([_SEED, len(SPLITS) * _HALVES.index(half) + SPLITS.index(split)], np.uint64))
     order = np.argsort(generator.random_raw(len(indices)), kind="stable")
@@ -110,7 +116,10 @@ def _records(labelled: RecordStore, scenes: np.ndarray, captions: list[str], spl
 
 
 def _side(labelled: RecordStore) -> int:
-    """Returns the side of a scene's images, pixels: that of the stored images, or of the first original, but at most 112."""
+    """Returns the side of the four images of a scene, pixels, at most 112.
+
+    It is the side of the stored square images; if original files are stored, it is the shorter side of the first image.
+    """
     if labelled.size is not None:
         return min(labelled.size, _LARGEST_CELL)
     [original] = labelled.encoded(np.array([0]))

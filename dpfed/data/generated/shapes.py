@@ -1,7 +1,8 @@
-"""Captioned shapes: a data set that is generated, so that everything can be tried without a download.
+"""Generates captioned shapes: a data set with which everything can be tried without a download.
 
-Two objects (size, colour, shape) in a spatial relation on a background, 32 x 32 pixels, and a caption that says so. A record is
-a function of the seed, its split and its position; how many others are generated does not matter.
+An image of 32 x 32 pixels shows two objects, each with a size, a colour and a shape, in a spatial relation on a background. The
+caption says so. A record is a function of the seed, the half of the colours, its split and its position in the split. It does
+not depend on how many others are generated.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _MOST_HELD_OUT = 0.55  # part of all different scenes (72,960 with all colors): 
 
 @dataclass(frozen=True)
 class _Scenes:
-    """The scenes of n = `_BLOCK` pictures. A scene has two objects; the columns of a ``(n, 2)`` array are the objects."""
+    """What n = `_BLOCK` pictures show: two objects each, for which ``(n, 2)`` arrays have a column each."""
 
     size: np.ndarray  # (n, 2) 0 small, 1 large
     color: np.ndarray  # (n, 2)
@@ -60,7 +61,10 @@ class _Scenes:
         return f"{first} {RELATIONS[self.relation[row]]} {second} on a {tuple(BACKGROUNDS)[self.background[row]]} background"
 
     def meaning(self) -> np.ndarray:
-        """Returns ``(n,)`` numbers, equal if captions are true of the same pictures ("A left of B" and "B right of A")."""
+        """Returns a number for each picture's caption, ``(n,)``.
+
+        The numbers are equal if the captions are true of the same pictures, as "A left of B" and "B right of A" are.
+        """
         objects = (self.size * len(COLORS) + self.color) * len(SHAPES) + self.shape
         mirrored = self.relation >= 2
         first, second = np.where(mirrored, objects[:, 1], objects[:, 0]), np.where(mirrored, objects[:, 0], objects[:, 1])
@@ -70,7 +74,8 @@ class _Scenes:
 def write_shapes(path: str | Path, train: int, validation: int, test: int, seed: int = 0, half: str = "all") -> None:
     """Generates a store of captioned shapes.
 
-    Within the validation and the test split no two records show the same scene, so every caption has one right picture.
+    Within the validation split, and within the test split, no two captions are true of the same pictures, so every caption has
+    one right picture.
 
     Args:
         path: Path of the store to create.
@@ -78,11 +83,12 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
         validation: Number of validation records.
         test: Number of test records.
         seed: Public seed; another seed gives other records.
-        half: Colors of both objects: the ``"first"`` four, the ``"second"`` four or ``"all"``. The halves have no scene in
-            common, and are drawn independently of each other.
+        half: Colors of both objects: the ``"first"`` four, the ``"second"`` four or ``"all"``. No scene belongs to both
+            halves, and the records of the halves are drawn independently of each other.
 
     Raises:
-        UserError: When the store exists, or more distinct held-out scenes are asked for than can be drawn.
+        UserError: If the store exists or cannot be written, or a held-out split shall have more different captions than can be
+            drawn.
     """
     names = {"shape": SHAPES, "color": tuple(COLORS)}
     counts = dict(zip(SPLITS, (train, validation, test), strict=True))
@@ -114,7 +120,7 @@ def shapes_store(
         seed: Public seed; another seed gives other records.
 
     Raises:
-        UserError: When the store cannot be written or is damaged.
+        UserError: If `write_shapes` raises one, or the store is damaged.
     """
     path = Path(folder) / f"{_name(half)}-v{_VERSION}-{records}-{validation}-{test}{f'-seed-{seed}' * bool(seed)}"
     return open_or_write(path, lambda target: write_shapes(target, records, validation, test, seed, half))
@@ -125,7 +131,7 @@ def _name(half: str) -> str:
 
 
 def _records(split: str, count: int, seed: int, half: str) -> Iterator[RecordInput]:
-    """Yields the first `count` records of a split. A held-out split contains no scene twice: repeated scenes are skipped."""
+    """Yields the first `count` records of a split. In a held-out split, records whose caption says nothing new are skipped."""
     position, seen, block = 0, set(), 0
     while position < count:
         scenes = _draw(seed, split, block, half)
@@ -173,7 +179,7 @@ def _draw(seed: int, split: str, block: int, half: str) -> _Scenes:
 
 
 def _paint(scenes: _Scenes) -> np.ndarray:
-    """Paints the pictures, ``(n, SIDE, SIDE, 3)`` uint8."""
+    """Paints what the given scenes describe; returns the pictures, ``(n, SIDE, SIDE, 3)`` uint8."""
     spread = (2 * scenes.jitter - 1).astype(np.float32)  # (n, 12), in [-1, 1)
     ground = np.array(list(BACKGROUNDS.values()), np.float32)[scenes.background] * (1 + 0.06 * spread[:, :1])
     canvas = np.broadcast_to(ground[:, None, None], (len(ground), SIDE, SIDE, 3)).copy()
@@ -193,7 +199,10 @@ def _paint(scenes: _Scenes) -> np.ndarray:
 
 
 def _coverage(shape: np.ndarray, center: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """Returns the share of each pixel inside an object, ``(n, SIDE, SIDE)``: one minus the distance to its edge, clamped."""
+    """Returns which share of each pixel an object covers, ``(n, SIDE, SIDE)`` float32.
+
+    The share is 1/2 minus the signed distance from the pixel's centre to the object's outline, limited to 0 .. 1.
+    """
     pixel = np.arange(SIDE, dtype=np.float32) + np.float32(0.5)
     cover = np.empty((len(shape), SIDE, SIDE), np.float32)
     for number, name in enumerate(SHAPES):
@@ -206,7 +215,16 @@ def _coverage(shape: np.ndarray, center: np.ndarray, radius: np.ndarray) -> np.n
 
 
 def _distance(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> np.ndarray:
-    """Returns the signed distance to the outline, pixels, negative inside: exact, or a bound, exact near straight edges."""
+    """Returns the signed distance from each point to an object's outline, pixels; negative inside the object.
+
+    For some shapes it is exact only near straight edges, and a bound elsewhere.
+
+    Args:
+        name: Name of the shape.
+        x: Place of the point to the right of the object's centre, pixels.
+        y: Place of the point below the object's centre, pixels.
+        r: Half extent of the object, pixels.
+    """
     ax, ay = np.abs(x), np.abs(y)
     if name == "circle":
         return np.sqrt(x * x + y * y) - r

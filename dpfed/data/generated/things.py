@@ -1,8 +1,8 @@
-"""Unrelated public pictures and words, from which dpfed makes the default basis of private moments.
+"""Generates public pictures with unrelated words, from which dpfed makes the default basis of private moments.
 
 One third of the pictures are dead leaves (`dpfed.data.generated.dead_leaves`), which fill the picture like a scene. One third
-have a few of these leaves on white ground, like objects. One third have signs of a font that matplotlib ships, like icons. The
-words are names of things (`dpfed.data.generated.words`).
+show a few of these leaves on a white ground, like objects. One third show characters of a font that matplotlib ships, like
+icons. The words are names of things (`dpfed.data.generated.words`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def things_store(records: int, folder: str | Path, size: int, progress: ImportPr
     Args:
         records: Number of pictures.
         folder: Folder that keeps the store.
-        size: Side of the images, pixels; for larger ones than `LARGEST`, the store has images of the side `LARGEST`.
+        size: Side of the images, pixels. If it is above `LARGEST`, the images in the store have the side `LARGEST`.
         progress: Function that is called with (pictures so far, number of all pictures) while the pictures are generated.
 
     Raises:
-        UserError: When the store cannot be written or is damaged.
+        UserError: If the store cannot be written or is damaged.
     """
     side, words = min(size, LARGEST), public_words(records)
 
@@ -52,7 +52,7 @@ def things_store(records: int, folder: str | Path, size: int, progress: ImportPr
 
 
 def things_path(records: int, folder: str | Path, size: int) -> Path:
-    """Returns the path of the store that `things_store` opens or generates."""
+    """Returns the path of the store that `things_store` opens or generates; see there for the arguments."""
     words = public_words(records)
     digest = hashlib.blake2b("\n".join(words).encode(), digest_size=4).hexdigest()  # another version of timm has other words
     return Path(folder) / f"{NAME}-v{VERSION}-{min(size, LARGEST)}px-{records}-{digest}"
@@ -72,7 +72,7 @@ def picture(number: int, size: int) -> np.ndarray:
 
 
 def _signs(number: int, size: int) -> np.ndarray:
-    """Draws one sign or two, each in one colour, mostly on white."""
+    """Draws one or two characters of a font, each in one colour, mostly on a white ground; ``(size, size, 3)`` uint8."""
     uniforms, signs = uniforms_of(_SEED, 2, number, _GROUND + 2 * _SIGN), _signs_of_the_font()
     ground, each = uniforms[:_GROUND], uniforms[_GROUND:].reshape(2, _SIGN)
     image = Image.new("RGB", (size, size), (255, 255, 255) if ground[0] < 0.6 else _colour(ground[2:], 256))

@@ -1,4 +1,4 @@
-"""Public words: names of things, as timm ships them with ImageNet's classes. They depend on no record."""
+"""Selects public words: names of things, which timm ships as the names of ImageNet's classes. They depend on no record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importers: from data sets as people have them on disk to a record store."""
+"""Importers: they read data sets as people have them on disk, and write them to record stores."""
 
 from __future__ import annotations
 

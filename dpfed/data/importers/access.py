@@ -1,4 +1,4 @@
-"""What an import may read: regular files below the source's folder, and files outside only if the user allows it."""
+"""Decides what an import may read: regular files below the source's folder, and other files only if the user allows it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ _MOST_BYTES = 1 << 30  # of one image file; a larger one would not be decoded an
 
 
 class NotRead(Exception):
-    """A file is not read; the message is the reason, in a few words."""
+    """The error for a file that is not read; the message is the reason, in a few words."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Files that an import may read, and folders that it has listed.
+    """Knows which files an import may read, and keeps the listings of folders.
 
     Attributes:
         root: Real path of the source's folder; files below it may be read.
         outside: Whether files elsewhere may be read, too.
-        watch: Function that is called now and then with the number of files so far, while a folder is listed.
-        surveyed: Function that is called with the number of archives that were looked through, and of how many.
-        listings: Folder -> its listing. Every importer is asked about a source, but a folder is walked only once.
+        watch: Function that is called now and then with the number of files found so far, while a folder is listed.
+        surveyed: Function that is called with (archives looked through so far, number of all archives).
+        listings: Listing of each folder that was listed. Every importer is asked about a source, but a folder is listed only
+            once.
     """
 
     root: str
@@ -43,7 +44,7 @@ class Access:
 
     @classmethod
     def to(cls, source: Path, outside: bool = False, **options: Any) -> Access:
-        """Returns access to a folder, or to the folder in which a file lies.
+        """Returns the access to a folder, or to the folder in which a file lies.
 
         Args:
             source: A file or folder.
@@ -53,7 +54,7 @@ class Access:
         return cls(os.path.realpath(source if source.is_dir() else source.parent), outside, **options)
 
     def permits(self, path: str | Path) -> bool:
-        """Returns whether a path may be read: it lies below the root once its links are followed, or `outside` is true."""
+        """Returns whether a path may be read: `outside` is set, or the path that its links lead to lies below the root."""
         if self.outside:
             return True
         folder, name = os.path.split(os.fspath(path))
@@ -64,7 +65,7 @@ class Access:
         """Reads the bytes of an image file.
 
         Raises:
-            NotRead: When the file is missing, is no regular file, is larger than 1 GiB, lies where nothing may be read, or
+            NotRead: If the file is missing, is not a regular file, is larger than 1 GiB, lies where nothing may be read, or
                 cannot be read.
         """
         try:
@@ -82,12 +83,12 @@ class Access:
             raise NotRead(getattr(error, "strerror", None) or str(error)) from error
 
     def file(self, path: Path) -> Path:
-        """Returns the path of a table, an archive or another file of the data set itself, if the file may be read.
+        """Returns the path of a table, an archive or another file of records, if the file may be read.
 
-        A missing file is not refused here, but by the code that opens it.
+        A missing file passes: the code that opens it will raise the error.
 
         Raises:
-            UserError: When the path lies where nothing may be read, or is no regular file.
+            UserError: If the path lies where nothing may be read, or is not a regular file.
         """
         if not self.permits(path):
             raise UserError(f"{path} leads out of {self.root}; `dpfed data import --allow-outside` reads it. [import-outside]")
@@ -97,7 +98,7 @@ class Access:
 
 
 def _why_missing(path: Path) -> str:
-    """Returns the reason why a file is missing; a file with another spelling of the name may exist."""
+    """Returns the reason why a file is missing, for example that there is a file whose name is spelt differently."""
     if "\\" in str(path) and Path(str(path).replace("\\", "/")).exists():
         return "file missing: write / instead of \\ in paths"
     if match := _ELSEWHERE.search(str(path)):
@@ -113,7 +114,7 @@ def _why_missing(path: Path) -> str:
 
 @lru_cache(maxsize=16)
 def _spellings(folder: Path) -> frozenset[str]:
-    """Returns the names in a folder; none if the folder cannot be read."""
+    """Returns the names of the entries of a folder; no names if the folder cannot be read."""
     try:
         return frozenset(os.listdir(folder))
     except OSError:

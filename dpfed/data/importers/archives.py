@@ -26,11 +26,11 @@ _UNPACKED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz
 
 
 class DamagedArchive(Exception):
-    """An archive is not whole.
+    """The error for an archive that is damaged or incomplete.
 
     Args:
         reason: Reason, in a few words.
-        at: Byte of the archive's unpacked content up to which the archive is whole.
+        at: Number of bytes of the archive's unpacked content that are known to be undamaged, from the start.
     """
 
     def __init__(self, reason: str, at: int) -> None:
@@ -39,7 +39,10 @@ class DamagedArchive(Exception):
 
 
 class _Header(tarfile.TarInfo):
-    """The header of a member. Of plain files, only the needed fields are read: a survey spends most of its time here."""
+    """The header of a member of an archive.
+
+    For plain files, only the fields that dpfed needs are read, because reading headers takes most of the time of a survey.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -69,14 +72,14 @@ class _Content(io.RawIOBase):
         self.last = b""
 
     def read(self, size: int = -1) -> bytes:
-        """Reads at most `size` bytes (-1: all), first the bytes that were put back."""
+        """Reads at most `size` bytes (-1: all that are left). Bytes that were put back are read first."""
         ahead, self._ahead = self._ahead, b""
         self.last = ahead if ahead and size == len(ahead) else ahead + self._file.read(size - len(ahead))
         self._at += len(self.last)
         return self.last
 
     def put_back(self) -> None:
-        """Puts the bytes that were read last back, so that they are read again."""
+        """Puts back the bytes that were read last, so that they are read again."""
         self._ahead, self._at = self.last, self._at - len(self.last)
 
     def tell(self) -> int:
@@ -84,12 +87,12 @@ class _Content(io.RawIOBase):
         return self._at
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to a place, in bytes from the start, and returns the place reached.
+        """Moves to a place, in bytes from the start, and returns the place that was reached.
 
-        In compressed content that ends before the place, this is the end.
+        If compressed content ends before the place, its end is reached.
 
         Raises:
-            tarfile.ReadError: If the content is compressed and the place lies before the present one.
+            tarfile.ReadError: If the content is compressed, and the place lies before the present place.
         """
         if place == self._at:
             return place
@@ -104,25 +107,25 @@ class _Content(io.RawIOBase):
 
 
 def name_of(file: Path) -> str:
-    """Returns an archive's name without its ending."""
+    """Returns the name of an archive without its ending, such as ``.tar.gz``."""
     return file.name[: len(file.name) - len(archive_ending(file))]
 
 
 def members(file: Path, wanted: Callable[[tarfile.TarInfo], bool]) -> Iterator[tuple[tarfile.TarInfo, bytes | str | None]]:
     """Yields the members of an archive, with their content.
 
-    Reading goes on behind an end-of-archive mark: what follows the mark is the next archive, and part of the data set.
+    Reading goes on behind the mark that ends an archive: another archive may follow it, which is part of the data set, too.
 
     Args:
-        file: The archive.
+        file: Path of the archive.
         wanted: Function that says whether a member's content is read.
 
     Yields:
-        A member, and its content as bytes, or as text the reason why its content is not read; ``None``: the member is no
-        regular file, or its content is not wanted.
+        A member, and its content as bytes. In place of the content there is a text, the reason why it is not read, or ``None``
+        if the member is not a regular file or its content is not wanted.
 
     Raises:
-        DamagedArchive: When the archive is cut off, is damaged or cannot be read.
+        DamagedArchive: If the archive is cut off, is damaged or cannot be read.
     """
     at = 0
     try:
@@ -165,7 +168,11 @@ def members(file: Path, wanted: Callable[[tarfile.TarInfo], bool]) -> Iterator[t
 
 
 def _content(source: _Content, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    """Reads the bytes of a member."""
+    """Reads the bytes of a member of an archive.
+
+    Raises:
+        tarfile.ReadError: If the archive ends before the member does.
+    """
     if member.type != tarfile.REGTYPE:  # a sparse file, say
         opened = archive.extractfile(member)
         return b"" if opened is None else opened.read()

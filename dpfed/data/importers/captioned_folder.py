@@ -1,4 +1,4 @@
-"""Folders of images with a text file of captions beside each image."""
+"""Imports folders of images with a text file of captions beside each image."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _LARGEST = 2**20  # bytes of a text of captions
 
 
 class CaptionedFolderImporter(Importer):
-    """``root/x.jpg`` with ``root/x.txt``, a caption per line; the same in class folders or split folders.
+    """Imports images such as ``root/x.jpg`` whose captions stand in ``root/x.txt``, one in a line.
 
-    The import refuses images without such a text, and says how many there are. Files such as ``x.json`` are passed over if
-    ``x.txt`` exists, as img2dataset writes both. The id of a record is the path of its image below the root.
+    The images may also lie in class folders or split folders. The import refuses images without such a text, and says how many
+    there are. Files such as ``x.json`` are passed over if ``x.txt`` exists, because img2dataset writes both. The id of a record
+    is the path of its image below the root.
     """
 
     name = "captioned-folder"
@@ -29,20 +30,21 @@ class CaptionedFolderImporter(Importer):
     layout = "a folder of images with a .txt of the same name beside each, a caption per line (x.jpg, x.txt)"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether at least half of the images have a text file of the same name, and the first texts hold words."""
+        """Returns whether at least half of a folder's images have a text of the same name, and the first texts hold words."""
         access = access or Access.to(path)
         return path.is_dir() and mostly_captioned(list_files(path, access), access)
 
     def open(self, path: Path, access: Access | None = None, splits: int | None = None) -> Source:
-        """Lists the images and texts, and streams the records.
+        """Lists the images and texts. Records are read when the source's iterator is used.
 
         Args:
-            path: The folder.
+            path: Folder of the images.
             access: Paths that the import may read.
             splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
-            UserError: If `path` is no folder, no image has a text with words, or the splits of the images are not clear.
+            UserError: If `path` is not a folder, the first texts hold no words or there are no texts, or the splits of the
+                images are not clear.
         """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder: expected {self.layout}. [captioned-folder-not-one]")
@@ -83,7 +85,11 @@ class CaptionedFolderImporter(Importer):
 def mostly_captioned(listing: Listing, access: Access) -> bool:
     """Returns whether at least half of the images have a text file of the same name, and the first texts hold words.
 
-    Numbers alone are no captions: YOLO writes the boxes of an image into such a file.
+    Texts of numbers alone are not captions: YOLO writes the boxes of an image into such a text.
+
+    Args:
+        listing: Contents of the folder.
+        access: Paths that the import may read.
     """
     images = listing.images()
     texts = _texts(listing, images)
@@ -91,7 +97,7 @@ def mostly_captioned(listing: Listing, access: Access) -> bool:
 
 
 def _numbers_alone(texts: Iterable[Path], access: Access) -> bool:
-    """Returns whether the first texts hold no letter."""
+    """Returns whether there is no letter in the first 16 texts."""
     for text in itertools.islice(texts, _TRIED):
         with contextlib.suppress(NotRead):
             if any(letter.isalpha() for letter in _content(text, access).decode("utf-8", "replace")):
@@ -100,13 +106,13 @@ def _numbers_alone(texts: Iterable[Path], access: Access) -> bool:
 
 
 def _texts(listing: Listing, images: list[Path]) -> dict[Path, Path]:
-    """Returns the text file of each image that has one."""
+    """Returns the text file of each image that has a text file of the same name."""
     there = {file for file in listing.files if suffix(file) == ".txt"}
     return {image: text for image in images if (text := image.with_suffix(".txt")) in there}
 
 
 def _beside(listing: Listing, texts: dict[Path, Path]) -> list[Path]:
-    """Returns the JSON files of the images that have a text."""
+    """Returns the JSON files that have the same names as the images with texts."""
     there = {file for file in listing.files if suffix(file) == ".json"}
     return [file for image in texts if (file := image.with_suffix(".json")) in there]
 
@@ -126,10 +132,10 @@ def _captions(text: Path | None, access: Access) -> tuple[str, ...] | str:
 
 
 def _content(text: Path, access: Access) -> bytes:
-    """Reads the bytes of a text.
+    """Reads the bytes of a text file.
 
     Raises:
-        NotRead: See `Access.read`; also if the text is larger than 1 MiB.
+        NotRead: If `Access.read` raises it, or the file is larger than 1 MiB.
     """
     with contextlib.suppress(OSError):
         if text.stat().st_size > _LARGEST:

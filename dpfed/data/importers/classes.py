@@ -1,4 +1,4 @@
-"""Classes as sources write them: which cells name the same class, and which number a class has."""
+"""Reads classes as sources write them: decides which cells name the same class, and gives each class a number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")  # some countries write 1,5
 
 
 def class_of(value: object) -> str | None:
-    """Writes the class that a cell names in one spelling: 1, 1.0 and ``"1.0"`` all become ``"1"``.
+    """Returns the class that a cell names, in one spelling: 1, 1.0 and ``"1.0"`` all become ``"1"``.
 
     Returns:
         The class; ``None`` for a cell without a class: an empty cell, NaN, infinity, -1, or a word that pandas reads as an
@@ -36,15 +36,15 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
     """Gives each class a number that depends on the set of classes only.
 
     Args:
-        values: Cells, as `class_of` takes them.
+        values: Cells of the label, as `class_of` takes them.
 
     Returns:
-        Class -> number, and the names in the order of the numbers. If all classes are integers from 0 to 9,999, each keeps its
-        number.
+        The number of each class, and the names of the classes in the order of the numbers. If all classes are integers from 0
+        to 9,999, each class keeps its number.
 
     Raises:
-        UserError: When two classes are one number in two spellings, or some classes are truth values and others are numbers,
-            and there is a class beside true, false, 0 and 1.
+        UserError: If two classes are the same number in two spellings; or if some classes are truth values, others are numbers,
+            and there are further classes than true, false, 0 and 1.
     """
     present = {written for value in values if (written := class_of(value)) is not None}
     same = _truth_as_numbers(present)
@@ -63,7 +63,7 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
 
 
 def alike(names: Iterable[str]) -> list[str]:
-    """Returns the names of classes that differ only in capitals, spaces or the writing of an accent."""
+    """Returns those names of classes that differ from another name only in capitals, spaces or the Unicode form of a letter."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
@@ -71,11 +71,14 @@ def alike(names: Iterable[str]) -> list[str]:
 
 
 def without_class(label: str, values: Mapping[Any, int]) -> str:
-    """Returns a sentence about words that count as no class, though the user may mean a class; empty without such words.
+    """Returns a sentence about words, such as ``None``, that count as no class although the user may mean a class.
 
     Args:
         label: Label to which the classes belong.
-        values: Cell -> number of its rows.
+        values: Number of rows that have each cell.
+
+    Returns:
+        The sentence; empty if there are no such words.
     """
     words: Counter[str] = Counter()
     for value, count in values.items():
@@ -95,7 +98,11 @@ def _text(value: object) -> str:
 
 
 def _truth_as_numbers(present: set[str]) -> dict[str, str]:
-    """Returns truth value -> number, if some cells hold truth values and others 0 or 1; otherwise nothing."""
+    """Returns the number of each truth value, if some classes are truth values and others are 0 or 1; otherwise nothing.
+
+    Raises:
+        UserError: If some classes are truth values, others are numbers, and there are further classes than these and 0 and 1.
+    """
     truths, numbers = present & _TRUTH.keys(), set(filter(_NUMBER.fullmatch, present))
     if not truths or not numbers:
         return {}

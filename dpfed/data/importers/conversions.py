@@ -1,6 +1,6 @@
-"""Commands that convert data that dpfed does not read into data that dpfed reads.
+"""Writes commands for the user that convert data that dpfed does not read into data that dpfed reads.
 
-Where possible, the commands need nothing but the Python that runs dpfed, and pyarrow.
+If possible, the commands need nothing but the Python that runs dpfed, and pyarrow.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ def packing(folder: Path, archive: Path, only_folders: bool = False) -> str:
     """Returns the command that packs the contents of a folder in the order of their names, with files in place of links.
 
     Args:
-        folder: Folder that is packed.
-        archive: The archive to write.
-        only_folders: Whether files that lie in the folder itself are left out.
+        folder: Folder to pack.
+        archive: Path of the archive to write.
+        only_folders: Whether files that lie in the folder itself are left out, so that only its subfolders are packed.
     """
     pack = _PACK.format(pattern="*/" if only_folders else "*")
     return f"(cd {shlex.quote(str(folder))} && {_python(pack)} {shlex.quote(str(archive))})"
 
 
 def without_links(archive: Path) -> str:
-    """Returns the commands that write an archive anew, with files in place of links between its members."""
+    """Returns the commands that make a copy of an archive in which files stand in place of links between its members."""
     unpacked, new = (archive.with_name(f"{archive.name}-{what}") for what in ("unpacked", "without-links.tar"))
     unpack = (
         f"{shlex.quote(sys.executable)} -m tarfile --filter data -e {shlex.quote(str(archive))} {shlex.quote(str(unpacked))}"
@@ -66,11 +66,14 @@ def without_links(archive: Path) -> str:
 
 
 def conversion(source: Path, access: Access) -> str:
-    """Returns a text that names the format of a source and the commands that convert and import it; empty if unknown.
+    """Returns a text that names the format of a source, and the commands that convert and import the source.
 
     Args:
-        source: A file or folder that no importer recognises.
+        source: File or folder that no importer recognises.
         access: Paths that the import may read.
+
+    Returns:
+        The text; empty if dpfed does not know the format.
     """
     files = list_files(source, access).files if source.is_dir() else [source]
     if arrow := [file for file in files if suffix(file) == ".arrow"]:
@@ -94,7 +97,7 @@ def conversion(source: Path, access: Access) -> str:
 
 
 def table_of_parquet(file: Path) -> str:
-    """Returns the commands that turn Parquet with texts and numbers into a table, and import it."""
+    """Returns a sentence with commands that convert a Parquet file of texts and numbers to a CSV table, and import it."""
     table = file.with_suffix(".csv")
     return _then(f"{_python(_TABLE)} {_quoted(file, table)}", table)
 
@@ -118,7 +121,7 @@ def _of_json(source: Path) -> str:
 
 
 def _is_stream(file: Path) -> bool:
-    """Returns whether an Arrow file is of the kind without an index at its end."""
+    """Returns whether an Arrow file is in the streaming format, which has no index at its end."""
     with file.open("rb") as content:
         return content.read(6) != b"ARROW1"
 
@@ -139,8 +142,8 @@ def packed_splits(root: Path, places: dict[str, bool]) -> str:
     """Returns the commands that pack a folder, or its splits, and import the archives.
 
     Args:
-        root: The folder.
-        places: Split folder, or ``""`` for `root` itself -> whether only the folders in it are packed.
+        root: Folder to pack.
+        places: For the name of each split folder, or ``""`` for `root` itself: whether only its subfolders are packed.
     """
     packed = root.with_name(f"{root.name}-packed")
     archives: Sequence[str] = [

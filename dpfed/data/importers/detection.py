@@ -22,7 +22,7 @@ _NOT_IMPORTED = ("shapes", "scenes", "procedural", "store")  # values of data.so
 
 
 def importers() -> dict[str, Importer]:
-    """Returns all importers by name: from dpfed, from the papers' data sets if installed, and from other packages.
+    """Returns all importers that are installed, by their names: those of dpfed, and those that other packages announce.
 
     Raises:
         UserError: If another package announces an importer that cannot be used.
@@ -44,10 +44,10 @@ def importers() -> dict[str, Importer]:
 
 
 def refuse_unknown(source: str) -> None:
-    """Refuses a ``data.source`` that nothing reads.
+    """Refuses a ``data.source`` that is neither an importer, nor another known source, nor a function of the user's own.
 
     Raises:
-        UserError: If nothing has this name; the message names a similar source.
+        UserError: If the source is unknown; the message names a similar source.
     """
     if is_name(source) or source in _NOT_IMPORTED:  # other packages need not be looked through
         return
@@ -62,11 +62,11 @@ def detect(source: str | Path, access: Access | None = None) -> str:
     """Returns the name of the importer that recognises a source.
 
     Args:
-        source: A file or folder.
-        access: Paths that the import may read; ``None``: the path itself, or its folder.
+        source: File or folder.
+        access: Paths that the import may read; ``None``: what lies below the source, or below its folder if it is a file.
 
     Raises:
-        UserError: When the source is missing, is a record store already, or is recognised by no importer.
+        UserError: If the source is missing or is a record store already, or no importer recognises it.
     """
     source = existing(source)
     access = access or Access.to(source)
@@ -99,7 +99,7 @@ def existing(source: str | Path) -> Path:
     """Returns the absolute path of a source.
 
     Raises:
-        UserError: When there is nothing at the path, or neither a folder nor a regular file.
+        UserError: If there is nothing at the path, or something that is neither a folder nor a regular file.
     """
     path = local_path(source, "the source")
     if not os.path.exists(path):

@@ -1,4 +1,7 @@
-"""Folders of DICOM files: pixels through a window, patients as units. This does not de-identify them."""
+"""Imports folders of DICOM files: converts their pixels to eight bits, and makes patients the units.
+
+This does not de-identify the files.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,11 @@ _CONTENTS = "DICOMDIR"  # a table of contents
 
 
 class DicomImporter(Importer):
-    """``root/class/x.dcm``, also below split folders, as images of other kinds. A record is one file of one frame.
+    """Imports files such as ``root/class/x.dcm``, which may also lie below split folders. A record is one file of one frame.
 
-    Grey values become eight bits through the modality's rescaling and one window: the window of the import, otherwise the first
-    window of the file, otherwise the whole range of the file's values. Colours of eight bits stay as they are. The unit is the
-    PatientID.
+    The modality's rescaling is applied to grey values, then a window maps them to eight bits. It is the window that the user
+    gives, otherwise the first window of the file, otherwise the whole range of the file's values. Colours of eight bits stay as
+    they are. The unit is the PatientID.
     """
 
     name = "dicom"
@@ -46,22 +49,24 @@ class DicomImporter(Importer):
     layout = "a folder of .dcm files of one frame each, or of class folders with such files"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether the folder holds files with a suffix of DICOM, and no images of other kinds."""
+        """Returns whether `path` is a folder of files with a suffix of DICOM, and without images of other kinds."""
         return path.is_dir() and holds(path, _ENDINGS, access) and not holds(path, EXTENSIONS, access)
 
     def open(
         self, path: Path, access: Access | None = None, window: tuple[float, float] | None = None, splits: int | None = None
     ) -> Source:
-        """Reads every file's PatientID, and streams the records.
+        """Reads every file's PatientID. Pixels are read when the source's iterator is used.
 
         Args:
-            path: The folder.
+            path: Folder of the files.
             access: Paths that the import may read.
-            window: Centre and width for all files, in the modality's units (of a CT: Hounsfield); ``None``: each file's own.
+            window: Centre and width of the window for all files, in the modality's units (in a CT: Hounsfield units); ``None``:
+                each file's own window.
             splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
-            UserError: If pydicom is not installed, `path` is no folder, or no DICOM files lie below it.
+            UserError: If pydicom is not installed, `path` is not a folder, no DICOM files lie below it, or the splits of the
+                files are not clear.
         """
         try:
             import pydicom  # noqa: F401
@@ -104,7 +109,11 @@ class DicomImporter(Importer):
 
 @dataclass(frozen=True)
 class DicomFile(FileRecord):
-    """The record of one DICOM file; its image has eight bits, of grey or of each colour."""
+    """The record of one DICOM file. Its image is grey or has three colours, with eight bits for each.
+
+    Attributes:
+        window: Centre and width of the window, see `DicomImporter.open`.
+    """
 
     window: tuple[float, float] | None = None  # see `DicomImporter.open`
 
@@ -126,7 +135,10 @@ def _begins_so(file: Path) -> bool:
 
 
 def _patient(file: Path) -> str | None:
-    """Returns a file's PatientID; empty: the file names none; ``None``: the file cannot be read, which is reported later."""
+    """Returns the PatientID in a file. Empty: the file has no PatientID. ``None``: the file cannot be read.
+
+    A file that cannot be read is reported later, when its pixels are read.
+    """
     from pydicom import dcmread
 
     with contextlib.suppress(Exception), quiet():  # see `picture`
@@ -140,10 +152,11 @@ def picture(content: Any, window: tuple[float, float] | None = None) -> np.ndarr
 
     Args:
         content: Bytes of the file.
-        window: Centre and width, in the modality's units; ``None``: those of the file.
+        window: Centre and width of the window, in the modality's units; ``None``: the window of the file.
 
     Raises:
-        NotRead: If the bytes are not one frame of grey, or of colours of eight bits, that this machine can read.
+        NotRead: If the bytes are not a DICOM file of one frame, in grey or in colours of eight bits, or this machine cannot
+            decode its pixels.
     """
     from pydicom import dcmread
 
@@ -210,7 +223,7 @@ def _picture(data: Any, window: tuple[float, float] | None) -> np.ndarray:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences pydicom inside the block: its warnings quote values of a file, which are private."""
+    """Silences pydicom inside a ``with`` block, because its warnings quote values of a file, which are private."""
     logger = logging.getLogger("pydicom")
     before, logger.disabled = logger.disabled, True
     try:
@@ -221,10 +234,10 @@ def quiet() -> Iterator[None]:
 
 
 def parsed_window(text: str) -> tuple[float, float]:
-    """Returns the centre and the width that a text such as ``40,400`` gives.
+    """Returns the centre and the width of a window that a text such as ``40,400`` gives.
 
     Raises:
-        UserError: If the text is not two finite numbers, the second of them at least 1.
+        UserError: If the text is not two finite numbers, or the second number is below 1.
     """
     with contextlib.suppress(ValueError):
         centre, width = map(float, text.split(","))

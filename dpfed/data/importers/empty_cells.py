@@ -1,4 +1,7 @@
-"""Words that stand for an empty cell, as pandas' ``astype(str)`` writes one: one list for captions, classes and units."""
+"""Recognises words that stand for an empty cell, such as ``nan``, which pandas' ``astype(str)`` writes for an empty cell.
+
+The same words count in captions, classes and units.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,25 @@ EMPTY = frozenset({"#N/A", "#NA", "<NA>", "-NaN", "-nan", "N/A", "NA", "NULL", "
 
 
 def stands_for_empty(text: str) -> bool:
-    """Returns whether a text is a word for an empty cell and nothing else."""
+    """Returns whether a text consists only of a word that stands for an empty cell, such as ``nan``."""
     return unicodedata.normalize("NFC", text).strip() in EMPTY
 
 
 def counted(words: Mapping[str, int]) -> str:
-    """Returns words with how often each occurs, the most frequent first: ``'nan' (12), 'None' (3)``."""
+    """Returns a text of words and how often each occurs, the most frequent word first: ``'nan' (12), 'None' (3)``.
+
+    Args:
+        words: Number of occurrences of each word.
+    """
     ordered = sorted(words.items(), key=lambda word: (-word[1], word[0]))
     return ", ".join(f"{word!r} ({count:,})" for word, count in ordered)
 
 
 class EmptyCells:
-    """Treats captions that stand for an empty cell as empty cells, and counts such words among captions and units.
+    """Removes captions that stand for an empty cell, and counts such words among captions and units.
 
-    A unit with such a name is kept. If the word is a person's name after all, the person's records stay together, and the
-    guarantee is no weaker.
+    A unit whose name is such a word is kept. If the word is a person's name after all, the person's records stay together, and
+    the guarantee is no weaker.
     """
 
     def __init__(self) -> None:
@@ -37,7 +44,10 @@ class EmptyCells:
         self._units: Counter[str] = Counter()
 
     def read(self, record: RecordInput) -> RecordInput | Unreadable:
-        """Returns the record without captions that stand for an empty cell; unreadable if the record has no other caption."""
+        """Returns the record without captions that stand for an empty cell.
+
+        If the record has such captions and no others, it is returned as unreadable.
+        """
         if record.unit and stands_for_empty(record.unit):
             self._units[record.unit.strip()] += 1
         words = [text.strip() for text in record.captions if stands_for_empty(text)]
@@ -50,7 +60,13 @@ class EmptyCells:
         return Unreadable(record.called, f"no caption but {words[0]!r}, which stands for an empty cell")
 
     def notices(self, unit_name: str | None) -> list[str]:
-        """Returns a sentence about the captions that were left out, and one about units; neither if no such word was met."""
+        """Returns a sentence about captions that were removed, and a sentence about units whose names stand for an empty cell.
+
+        A sentence is left out if there is nothing to say.
+
+        Args:
+            unit_name: Name of the kind of unit, such as ``"person"``; ``None``: there are no units.
+        """
         said = []
         if self._captions:
             said.append(f"captions: {counted(self._captions)} count as empty; if such a word is a real caption, reword it.")

@@ -1,4 +1,4 @@
-"""Folders of image files, with or without class folders."""
+"""Imports folders of image files, with or without class folders."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TABLES_SHOWN, _TEXTS_TRIED = 4, 16
 
 
 class FolderImporter(Importer):
-    """``root/class/x.jpg``, or the same under ``root/train``, ``root/val`` and ``root/test`` (ImageNet's layout too).
+    """Imports images such as ``root/class/x.jpg``, or ``root/train/class/x.jpg`` with other splits beside (as in ImageNet).
 
     `dpfed.data.importers.folder_splits` says which folders are splits.
 
-    The id of a record is its path below the root; images that lie outside a class folder have no label. Every other file is
-    accounted for: files that are harmless by their names are passed over; all others would be lost, so the import refuses them.
+    The id of a record is its path below the root. Images that lie outside a class folder have no label. Files whose names show
+    that they hold no records are passed over. All other files would be lost, so the import refuses them.
     """
 
     name = "folder"
@@ -41,15 +41,16 @@ class FolderImporter(Importer):
         return path.is_dir() and holds(path, EXTENSIONS, access)
 
     def open(self, path: Path, access: Access | None = None, splits: int | None = None) -> Source:
-        """Lists the images (names only) and streams them.
+        """Lists the names of the images. The images are read when the source's iterator is used.
 
         Args:
-            path: The folder.
+            path: Folder of the images.
             access: Paths that the import may read.
             splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
-            UserError: If `path` is no folder, holds no images, or the splits of the images are not clear.
+            UserError: If `path` is not a folder, no images or also masks lie below it, or the splits of the images are not
+                clear.
         """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'folder' importer expects {self.layout}. [folder-not-one]")
@@ -86,7 +87,7 @@ class FolderImporter(Importer):
 
 
 def _without_images(path: Path, images: list[Path]) -> list[str]:
-    """Returns the class folders (or split folders, or their class folders) in which there is no image."""
+    """Returns the folders directly below `path`, and directly below split folders, in which there is no image."""
     filled = {"/".join(file.relative_to(path).parts[:depth]) for file in images for depth in (1, 2)}
     empty = []
     for folder in _folders(path):
@@ -103,9 +104,13 @@ def _folders(path: Path) -> list[Path]:
 
 
 def captions_advice(listing: Listing) -> str:
-    """Returns the two commands that a user may mean whose folder holds images, and files that may describe them.
+    """Returns advice on files that lie beside images and may describe them: commands that import the images with and without.
 
-    The text is empty if there are no such files.
+    Args:
+        listing: Contents of the folder of images.
+
+    Returns:
+        The advice; empty if there are no such files.
     """
     candidates = [file for file in listing.files if suffix(file) in _CAPTIONS | _SETS]
     if not candidates:
@@ -133,9 +138,9 @@ def captions_advice(listing: Listing) -> str:
 
 
 def _packing(listing: Listing) -> str:
-    """Returns the commands that pack images and the JSON files of the same names, an archive for each split, and import them.
+    """Returns commands that pack images and the JSON files of the same names into an archive for each split, and import these.
 
-    The text is empty if fewer than half of the images have such a file.
+    The text is empty if fewer than half of the images have a JSON file of the same name.
     """
     root, there = listing.root, set(listing.files)
     twins = [file for file in listing.images() if file.with_suffix(".json") in there]
@@ -150,7 +155,11 @@ def _packing(listing: Listing) -> str:
 
 
 def table_command(root: Path, tables: Sequence[Path]) -> str:
-    """Returns the command that imports some tables: by their folder if their names contain splits, otherwise one by one."""
+    """Returns the command that imports the given tables.
+
+    The command names their folder `root`, if all lie directly in it and their names contain splits. Otherwise it names up to
+    four of the tables.
+    """
     by_folder = all(file.parent == root and split_of(Path(file.name)) for file in tables)
     named = [root] if by_folder else [*tables[:_TABLES_SHOWN]]
     more = " ..." * (len(tables) > _TABLES_SHOWN and not by_folder)

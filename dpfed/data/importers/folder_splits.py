@@ -1,4 +1,4 @@
-"""Which folders above images are splits, which are classes, and which are neither."""
+"""Decides which folders above images are splits, which are classes, and which are neither."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _DEEPEST = 32  # folders below a source
 
 @dataclass(frozen=True)
 class Placed:
-    """An image file, with the split and the class that the names of the folders above it give.
+    """An image file, with the split and the class that follow from the names of the folders above it.
 
     Attributes:
         file: Path of the image.
         split: Split of the image.
-        label: Class of the image, the name of a folder; ``None``: it has none.
-        said: Name of the folder that gives the split; ``None``: no folder does.
+        label: Class of the image, which is the name of a folder; ``None``: the image has no class.
+        said: Name of the folder that gives the split; ``None``: no folder gives it, and the image is for training.
     """
 
     file: Path
@@ -41,19 +41,22 @@ class Placed:
 def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level: int | None = None) -> list[Placed]:
     """Finds the split and the class of each image from the folders above it.
 
-    A folder above all images is neither split nor class. If the names of all folders of the next level contain a split, these
-    folders are splits, and the folders below them are classes. The class may also lie above the split, as in
+    A folder that lies above all images is neither a split nor a class. If the name of each folder of the next level contains a
+    split, these folders are splits, and the folders below them are classes. The class may also lie above the split, as in
     ``cats/train/x.jpg``. If no folder's name contains a split, all images are for training.
 
     Args:
-        root: The source.
-        files: Images of the folder.
-        others: All files below the root: a folder may be a split though its files are no images.
-        level: Level below the root whose folders are splits, from 1; 0: no folder is; ``None``: the names decide.
+        root: Folder that is imported.
+        files: Images below the root.
+        others: All files below the root. They tell whether there is a training split without images.
+        level: Level below the root whose folders are splits, from 1; 0: no folder is a split; ``None``: the names decide.
+
+    Returns:
+        An entry for each image, in the order of `files`.
 
     Raises:
-        UserError: When folders may be splits or classes, an image lies beside the splits, no split is for training, or `level`
-            is not a level of splits.
+        UserError: If it is not clear whether folders are splits or classes, an image lies beside the splits, no split is for
+            training, or the folders of `level` are not splits.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
     if level is not None and whole_number(level, "--splits", 0, _DEEPEST):
@@ -92,12 +95,19 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
 
 
 def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Callable[[Placed], dict[str, int]]]:
-    """Returns the names of the classes by label, and a function that gives the labels of an image.
+    """Numbers the classes of images.
 
-    Two systems may write a folder's name in two Unicode forms: these are one class.
+    Folder names that differ only in their Unicode form (NFC, NFD) are one class: systems write them in different forms.
+
+    Args:
+        placed: Images with their classes.
+
+    Returns:
+        The names of the classes for each label name, and a function that returns the labels of an image: the class number for
+        each label name. The only label name is ``label``; there is none if no image has a class.
 
     Raises:
-        UserError: When two splits write a class in different capitals: one class would become two, and nobody would notice.
+        UserError: If two splits write a class in different capitals: one class would become two, and nobody would notice.
     """
     classes = {image.label: unicodedata.normalize("NFC", image.label) for image in placed if image.label is not None}
     names = sorted(set(classes.values()))
@@ -119,22 +129,22 @@ def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Calla
 
 
 def merged_splits(placed: Sequence[Placed]) -> str:
-    """Returns a sentence about folders that count as one split though they may be several; see `splits.merged`."""
+    """Returns a sentence about folders that count as one split although they may be several splits; see `splits.merged`."""
     return merged({(image.split, image.said) for image in placed if image.said is not None}, "folders")
 
 
 def without_shards(placed: list[Placed], passed_over: Collection[str]) -> tuple[list[Placed], str]:
-    """Removes labels that are only numbers of shards, as in img2dataset's ``files`` format.
+    """Removes the labels of images if they are only numbers of shards, as in img2dataset's ``files`` format.
 
-    Folders of shards hold images whose numbers begin with the folder's number, as in ``00000/000000001.jpg``, or lie beside
-    files such as ``00000_stats.json``.
+    A shard is a numbered part of a data set. The folders are shards if the names of the images begin with the folder's number,
+    as in ``00000/000000001.jpg``, or there are files such as ``00000_stats.json``.
 
     Args:
-        placed: The images.
-        passed_over: Names of files that hold no records.
+        placed: Images with their classes.
+        passed_over: Names of files below the source that hold no records.
 
     Returns:
-        The images, and a sentence that names the shards; empty: the labels are kept.
+        The images, and a sentence that names the shards; the sentence is empty if the labels are kept.
     """
     numbers = {image.label for image in placed}
     if not all(label is not None and label.isdecimal() and len(label) > 1 for label in numbers):
@@ -150,11 +160,12 @@ def refuse_masks(root: Path, files: Sequence[Path]) -> None:
     """Refuses images beside their masks, because the masks would become records.
 
     Args:
-        root: The source.
-        files: Images of the folder.
+        root: Folder that is imported.
+        files: Images below the root.
 
     Raises:
-        UserError: If some folders, but not all, are named like masks; the message says what to do in either case.
+        UserError: If some of the folders with images, but not all, are named like folders of masks. The message says how to
+            import the images alone, and how to import both.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
     names = {part.lower() for parts in folders for part in parts}
@@ -187,7 +198,15 @@ def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ..
 
 
 def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], splits: Sequence[str]) -> list[Placed]:
-    """Places images in split folders. Below ``train/``, another ``train/`` or ``images/`` may come before the classes."""
+    """Finds the classes of images in split folders.
+
+    Between a split folder such as ``train/`` and the class folders, there may be another ``train/`` or ``images/``.
+
+    Args:
+        files: Images.
+        inner: Folders above each image, from its split folder on.
+        splits: Split of each image.
+    """
     below: dict[str, set[str | None]] = {}
     for parts in inner:
         below.setdefault(parts[0], set()).add(_first(parts[1:]))
@@ -202,7 +221,12 @@ def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], split
 
 
 def _shared(folders: Sequence[tuple[str, ...]], stop_at_splits: bool = False) -> int:
-    """Returns how many levels of folders lie above all classes: one folder of each level holds all images, and is no class."""
+    """Returns the number of levels of folders above the classes. On each of these levels, one folder holds all images.
+
+    Args:
+        folders: Names of the folders above each image.
+        stop_at_splits: Whether a folder whose name contains a split ends the count.
+    """
     depth = 0
     while True:
         names = {_kind(parts[depth]) if len(parts) > depth else None for parts in folders}
@@ -215,7 +239,10 @@ def _shared(folders: Sequence[tuple[str, ...]], stop_at_splits: bool = False) ->
 
 
 def _kind(folder: str) -> str:
-    """Returns a folder's name, or one name for all numbered parts such as ``fold1``. Numbers alone may be classes."""
+    """Returns a folder's name, or the same name for all numbered parts such as ``fold1``, except for numbers alone.
+
+    Folders whose names are only numbers may be classes.
+    """
     return _PART if is_part(folder) and not folder.isdecimal() else folder
 
 
@@ -233,7 +260,11 @@ def _trains(parts: tuple[str, ...]) -> bool:
 
 
 def _refuse_names(root: Path, files: Sequence[Path]) -> None:
-    """Refuses images whose file names all contain splits, if some contain training and others another split."""
+    """Refuses images whose file names all contain splits, if some are named after training and others after another split.
+
+    Raises:
+        UserError: If it refuses the images.
+    """
     splits = set()
     for file in files:
         if (split := split_of(Path(file.stem))) is None:
@@ -247,7 +278,14 @@ def _refuse_names(root: Path, files: Sequence[Path]) -> None:
 
 
 def _beside(root: Path, file: Path, classes_below: bool) -> UserError:
-    """Returns the error for an image beside splits. If the splits hold classes, they cannot be classes themselves."""
+    """Returns the error for an image that lies beside the split folders.
+
+    Args:
+        root: Folder that is imported.
+        file: Path of the image.
+        classes_below: Whether the split folders hold class folders. If not, they may be classes themselves, and the message
+            says how to import them as classes.
+    """
     top = root / file.relative_to(root).parts[0]
     what, use = ("lies", "move it into a folder") if top == file else ("holds images but is not a split", "name it")
     either = "" if classes_below else f" {_commands(root, 0)}"
@@ -258,7 +296,7 @@ def _beside(root: Path, file: Path, classes_below: bool) -> UserError:
 
 
 def _commands(root: Path, *levels: int) -> str:
-    """Returns the commands that say which folders are splits."""
+    """Returns the commands that import a folder with the option ``--splits``, one for each of the given levels."""
     told = {0: "takes every folder for a class, and all images for training"}
     each = (
         f"`dpfed data import {shlex.quote(str(root))} DEST --splits {level}` "

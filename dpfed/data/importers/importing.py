@@ -39,24 +39,24 @@ _TOLD = 256  # records between two reports
 
 @dataclass(frozen=True)
 class ImportReport:
-    """Report of an import.
+    """The result of an import.
 
     Attributes:
-        path: Path of the store.
+        path: Path of the new store.
         format: Name of the importer that was used.
         kind: ``"image"`` or ``"image-text"``.
-        counts: Number of records by split.
+        counts: Number of records of each split.
         skipped: (id, reason) of the unreadable records, and of the files, that were left out.
         seconds: Duration of the import.
-        unit_name: Name of a unit that records share, such as ``"person"``; ``None``: the source names none.
-        unused: Columns of the source, or files of its samples, that were not used.
+        unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the source names no units.
+        unused: Columns of the source, or kinds of files of its samples, that were not used.
         passed_over: Names of files and folders below the source that hold no records, with their counts.
-        empty_classes: Label -> its classes that no record has.
-        converted: Number of images by conversion, for images that stock open_clip would destroy.
+        empty_classes: For each label name, its classes that no record has.
+        converted: Number of images that were converted because stock open_clip would destroy them, for each conversion.
         several: Number of files with several pictures, of which the first was stored.
         repeated: Number of training records that show the picture of another training record.
         shared: Number of held-out records that show the picture of a training record.
-        alike: Label -> its classes whose names differ in capitals, spaces or the writing of an accent only.
+        alike: For each label name, its classes whose names differ only in capitals, spaces or the Unicode form of a letter.
     """
 
     path: Path
@@ -76,7 +76,7 @@ class ImportReport:
     alike: dict[str, list[str]]
 
     def ignored(self) -> list[str]:
-        """Returns a sentence that names the columns, or files of samples, that were not used; no sentence if there are none."""
+        """Returns a list of one sentence that names the columns, or files of samples, that were not used; empty if all were."""
         what = "Files of samples" if self.format == WebDatasetImporter.name else "Columns"
         return [f"{what} that were not used: {', '.join(self.unused)}."] if self.unused else []
 
@@ -103,34 +103,36 @@ def import_records(
     """Imports a data set into a new record store.
 
     Args:
-        source: A local file or folder, or several tables of one folder.
-        dest: Path of the store to create; nothing may exist there.
+        source: Path of a local file or folder, or paths of several tables of one data set.
+        dest: Path of the store to create; nothing may exist at this path.
         format: Name of an importer; ``None``: the first importer that recognises the source.
-        size: Side of the raw square images to store, pixels; ``None``: the original files are kept.
+        size: Side of the raw square images to store, pixels; ``None``: the original files are stored.
         validation: Number of training records that become the validation split: whole units at a time, chosen by a hash of
-            their ids. The choice is made here, before any private mechanism runs (see `StoreWriter.hold_out`).
+            their names. The import chooses them, before any private mechanism runs (see `StoreWriter.hold_out`).
         test: Number of training records that become the test split, chosen in the same way.
         skip_broken: Whether unreadable records, and files that no importer knows, are left out. Otherwise they are refused.
         public: Whether anyone may see the records.
         progress: Function that is called now and then with (records so far, number of all records or ``None``).
-        id: Source of the records' names: a Parquet column, or ``"content"``, a hash of each record; ``None``: names at the
-            source where records have them, otherwise hashes.
-        allow_outside: Whether files outside of the source's folder, which tables or links name, are read, too.
+        id: Source of the records' names: a column of Parquet files, or ``"content"`` for a hash of each record. ``None``: the
+            names that records have at the source; if they have none, hashes.
+        allow_outside: Whether files outside of the source's folder are read, too, if tables or links lead to them.
         watch: Function that is called now and then with the number of files so far, while the source is looked through.
         say: Function that is called with each sentence that the user should know.
         surveyed: Function that is called with (archives looked through so far, number of all archives), before records are
             stored.
-        window: Centre and width through which DICOM files become pictures, in the modality's units; ``None``: each file's own.
-        splits: Level below the source whose folders are splits, from 1; 0: no folder is, so a class may be called train;
-            ``None``: as the folders' names say.
-        wait: Seconds to wait for another import to `dest`, instead of refusing; infinity: for as long as it takes.
+        window: Centre and width of the window that maps the values of DICOM files to eight bits, in the modality's units;
+            ``None``: each file's own window.
+        splits: Level below the source whose folders are splits, from 1; 0: no folder is a split, so a class may be called
+            train; ``None``: the folders' names decide.
+        wait: Seconds to wait for another import to `dest`; infinity: for as long as it takes. Afterwards, this import is
+            refused.
 
     Returns:
         The report of the import.
 
     Raises:
-        UserError: When the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
-            when something is at `dest`, or another import there is under way.
+        UserError: If the source cannot be read, holds unreadable records or files that are not to be left out, or already has a
+            split that is asked for; or if something is at `dest`, or another import to `dest` is under way.
     """
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
@@ -162,7 +164,22 @@ def import_records(
 def _open(
     paths: list[Path], access: Access, format: str | None, options: dict[str, Any], say: Callable[[str], None] | None
 ) -> tuple[str, Source]:
-    """Returns the name of the importer, and the opened source; calls `say` with what the user should know."""
+    """Chooses the importer and opens the source.
+
+    Args:
+        paths: Paths of the source: one file or folder, or several tables.
+        access: Paths that the import may read.
+        format: Name of the importer; ``None``: it is detected.
+        options: Value of each option of an importer; ``None``: the user does not give it.
+        say: Function that is called with the notice of the source, if there is one.
+
+    Returns:
+        The name of the importer, and the opened source.
+
+    Raises:
+        UserError: If the importer is unknown or does not take an option, several sources are not tables, or the source cannot
+            be opened.
+    """
     known = importers()
     if format is not None and format not in known:
         raise UserError(f"unknown format {format!r}; {nearest(format, known)} [import-format-unknown]")
@@ -187,7 +204,18 @@ def _open(
 
 
 def _write(writer: StoreWriter, opened: Source, access: Access, by_content: bool, progress: ImportProgress | None) -> list[str]:
-    """Gives the records of a source to a writer; returns sentences that the importing user must know."""
+    """Gives the records of a source to the writer of a store.
+
+    Args:
+        writer: Writer of the store.
+        opened: Opened source.
+        access: Paths that the import may read.
+        by_content: Whether records are named by a hash of what they hold.
+        progress: Function that is called with (records so far, number of all records or ``None``).
+
+    Returns:
+        Sentences that the user who imports must know.
+    """
     cells = EmptyCells()
     for entry in opened.unread:
         writer.reject(entry.id, entry.reason)
@@ -231,7 +259,18 @@ def _report(store: RecordStore, format: str, opened: Source, writer: StoreWriter
 
 
 def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, format_given: bool) -> None:
-    """Refuses a source below which lie files that would be lost, unless the user allows it."""
+    """Refuses a source with files that would be lost, unless the user allows to leave them out.
+
+    Args:
+        opened: Opened source.
+        path: Path of the source.
+        format: Name of the importer.
+        skip_broken: Whether the user allows to leave files out.
+        format_given: Whether the user named the importer.
+
+    Raises:
+        UserError: If it refuses the source.
+    """
     if not opened.unread or (skip_broken and (format_given or not opened.doubtful)):
         return
     lost = [(entry.id, entry.reason) for entry in opened.unread]
@@ -260,7 +299,7 @@ def _refuse_splits(opened: Source, path: Path, counts: dict[str, int]) -> None:
 
 
 def _empty_classes(store: RecordStore) -> dict[str, list[str]]:
-    """Returns label -> its classes that no record has; labels without such classes are left out."""
+    """Returns, for each label name, the classes that no record has. Labels without such classes are left out."""
     empty = {}
     for label, names in store.label_names.items():
         used = np.zeros(len(names) + 1, bool)

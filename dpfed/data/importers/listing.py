@@ -1,4 +1,4 @@
-"""The files below a folder, each of them accounted for: read, passed over by name, or refused."""
+"""Lists the files below a folder. No file is lost unnoticed: each is listed, passed over because of its name, or refused."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _WATCHED = 1000  # files between two calls of a progress
 
 @dataclass
 class Listing:
-    """Contents of a folder and of the folders below it.
+    """The contents of a folder and of all folders below it.
 
     Attributes:
-        root: The folder.
+        root: Path of the folder.
         files: All files except those that are passed over or refused, folder by folder, in the order of their names.
         passed_over: Names of files and folders that hold no records, with their counts.
-        refused: Folders that cannot be read or were read already, and links that are not followed.
+        refused: Folders that cannot be read or were read already, and links that are not followed, with the reasons.
     """
 
     root: Path
@@ -39,12 +39,16 @@ class Listing:
         return [file for file in self.files if suffix(file) in EXTENSIONS]
 
     def others(self, read: Collection[Path]) -> list[Unreadable]:
-        """Returns what an importer would lose that reads only the files `read`: all other files, and what was refused."""
+        """Returns what an import would lose: all files that it does not read, and what was refused.
+
+        Args:
+            read: Files that the import reads.
+        """
         read = set(read)
         return [*self.refused, *(self.unread(file) for file in self.files if file not in read)]
 
     def unread(self, file: Path) -> Unreadable:
-        """Returns the entry, with its reason, of a file that an importer does not read."""
+        """Returns the path of a file that an import does not read, with the reason."""
         kind = suffix(file)
         reason = f"{kind} files are not read" if kind else "files without a suffix are not read"
         if kind in EXTENSIONS:
@@ -53,7 +57,10 @@ class Listing:
 
 
 def suffix(file: Path) -> str:
-    """Returns the last suffix in small letters, with its dot; empty without one. For every tar archive, it is ``.tar``."""
+    """Returns the last suffix of a file's name, in small letters and with its dot; empty if there is no suffix.
+
+    For every tar archive, also for a compressed one, it is ``.tar``.
+    """
     return ".tar" if archive_ending(file) else os.path.splitext(file.name)[1].lower()
 
 
@@ -64,10 +71,17 @@ def archive_ending(file: Path) -> str:
 
 
 def list_files(root: Path, access: Access) -> Listing:
-    """Lists all files below a folder; the caller may change the listing.
+    """Lists all files below a folder.
+
+    Args:
+        root: Path of the folder.
+        access: Paths that the import may read. It keeps the listing for later calls.
+
+    Returns:
+        A copy of the listing, which the caller may change.
 
     Raises:
-        UserError: When the folder itself cannot be read.
+        UserError: If the folder itself cannot be read.
     """
     if root not in access.listings:
         listing = Listing(root)
@@ -88,8 +102,8 @@ def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator
     A folder's own files come before those in its subfolders. No folder is entered twice.
 
     Args:
-        root: The folder.
-        access: Paths that the import may read; links that lead elsewhere are not followed.
+        root: Path of the folder.
+        access: Paths that the import may read. Links that lead to other paths are not followed.
         listing: Listing to which names that are passed over or refused are added; ``None``: these names are not kept.
     """
     notes = listing or Listing(root)

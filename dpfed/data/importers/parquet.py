@@ -1,4 +1,4 @@
-"""Parquet files in the convention of Hugging Face `datasets`."""
+"""Imports Parquet files whose columns are as in Hugging Face's `datasets`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,20 @@ _ROWS_AT_ONCE = 256
 
 
 class ParquetImporter(Importer):
-    """A Parquet file (training records), or a folder of them whose names start with, or lie in, train, validation or test.
+    """Imports a Parquet file of training records, or a folder of Parquet files whose names, or folders' names, contain splits.
 
-    ``image`` is ``struct<bytes, path>`` or binary; ``label`` a number (named by its file's ClassLabel metadata) or text;
-    ``text``, ``caption``, ``sentences``, ``alt_text`` and the like, numbered or not, hold texts, structs with a text in
-    ``raw``, ``text`` or ``caption``, or lists of these: all of a row are captions of one record. ``unit``, ``person_id``,
-    ``patient_id`` or ``pid`` is the unit. The id of a record is its split and what a column ``id``, ``file_name`` or the like
-    says; without such a column, its split, the image's ``path`` if the schema has one, and a hash of what the record holds.
-    A folder ``label=cat``, as Spark and Hive write one, is a column of the files below it.
+    These columns are read:
+
+    * ``image`` or the like: a ``struct<bytes, path>`` or binary.
+    * ``text``, ``caption``, ``sentences``, ``alt_text`` and the like, also with a number behind: texts, structs with a text in
+      ``raw``, ``text`` or ``caption``, or lists of these. All texts of a row are captions of one record.
+    * ``label`` and the like: a text, or a number, whose meaning the file's ClassLabel metadata may say.
+    * ``unit``, ``person_id``, ``patient_id`` or ``pid``: the unit.
+    * ``id``, ``file_name`` and the like: the name of the record.
+
+    The id of a record consists of its split and its name. Without a column of names, it consists of the split, the image's
+    ``path`` if there is one, and a hash of what the record holds. A folder such as ``label=cat``, as Spark and Hive write it,
+    stands for a column of the files below it.
     """
 
     name = "parquet"
@@ -50,21 +56,27 @@ class ParquetImporter(Importer):
     layout = "a .parquet file, or a folder with train*.parquet and optionally validation*.parquet, test*.parquet"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether the path is a Parquet file, or a folder with such files and no archives that they may describe."""
+        """Returns whether `path` is a Parquet file, or a folder with Parquet files and without archives.
+
+        Parquet files beside archives may only describe the archives.
+        """
         if path.is_dir():
             return holds(path, {".parquet"}, access) and not holds(path, {".tar"}, access)
         return path.is_file() and suffix(path) == ".parquet"
 
     def open(self, path: Path, access: Access | None = None, id: str | None = None) -> Source:
-        """Reads the schemas (and the columns of labels and splits where the schemas do not suffice) and streams the records.
+        """Reads the schemas and, if these do not suffice, the columns of labels and splits.
+
+        Images are read when the source's iterator is used.
 
         Args:
-            path: A file or folder.
+            path: File or folder.
             access: Paths that the import may read.
-            id: Column of the records' names, or ``"content"``, a hash of each record; ``None``: as the schemas say.
+            id: Column of the records' names, or ``"content"`` for a hash of each record; ``None``: the first known column of
+                names, if there is one.
 
         Raises:
-            UserError: When the files cannot be read, disagree or hold no images.
+            UserError: If the files cannot be read, hold no images, or disagree about their columns.
         """
         dataset = split_files(path, ".parquet", self.layout, access or Access.to(path))
         try:
@@ -97,7 +109,7 @@ class ParquetImporter(Importer):
 
 
 def _splits(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> frozenset[str]:
-    """Returns the splits of the files, or those that the rows name."""
+    """Returns the splits that records have: the splits of the files, or the splits that a column of splits names."""
     cells: set[tuple[str | None, str]] = set()
     for (split, file), roles in zip(files, columns, strict=True):
         if roles.split is None or roles.split in roles.given:
@@ -109,7 +121,15 @@ def _splits(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> frozen
 
 
 def _split_named(cell: str | None, of_file: str) -> str:
-    """Returns the split that a cell names; for an empty cell, that of its file. Karpathy's ``restval`` is for training."""
+    """Returns the split that a cell of a column of splits names.
+
+    Args:
+        cell: Cell. ``restval``, which Karpathy's splits of COCO have, is for training.
+        of_file: Split of the file, which an empty cell stands for.
+
+    Raises:
+        UserError: If there is no split of this name.
+    """
     given = (cell or "").strip().lower()
     if given and given not in SPLIT_NAMES and given != "restval":
         raise UserError(f"a column split holds {cell!r}; {nearest(given, SPLIT_NAMES)} [parquet-split-unknown]")
@@ -117,9 +137,13 @@ def _split_named(cell: str | None, of_file: str) -> str:
 
 
 def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:
-    """Returns whether some images are given by their path alone.
+    """Returns whether a file gives some images only by their paths.
 
-    A file's footer counts such rows, too. But if the footer is damaged, asking pyarrow for a column's entry ends the process.
+    A file's footer says this, too. But if the footer is damaged, asking pyarrow for a column's entry ends the process.
+
+    Args:
+        file: Parquet file.
+        image: Column of the images.
     """
     if not pa.types.is_struct(file.schema_arrow.field(image).type):
         return False
@@ -128,7 +152,15 @@ def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:
 
 
 def _records(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> Iterator[Item]:
-    """Yields the records in the rows of all files; the rows of a split are numbered for messages."""
+    """Yields the records of all files. For messages, the rows of each split are numbered.
+
+    Args:
+        files: Split and path of each file.
+        columns: Roles of the columns of each file.
+
+    Raises:
+        UserError: If a file is damaged, a cell of a column of splits names no split, or a class number has no name.
+    """
     rows = dict.fromkeys((split for split, _ in files), 0)
     for (split, path), roles in zip(files, columns, strict=True):
         try:

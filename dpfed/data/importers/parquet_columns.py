@@ -1,4 +1,4 @@
-"""Finds what the columns of some Parquet files hold: for all files at once, so that the order of the files means nothing."""
+"""Finds out what the columns of Parquet files hold. All files are looked at together, so their order does not matter."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _LABELS = ("label", "labels", "fine_label", "coarse_label", "cls", "image_class_
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of a label as one file writes them.
+    """The classes of a label, as one file writes them.
 
     Attributes:
-        names: Names of the file's class numbers, as its metadata give them; ``None``: the cells are the classes.
+        names: Names of the file's class numbers, as its metadata give them; ``None``: the cells themselves are the classes.
         numeric: Whether the cells are numbers.
-        numbers: Class -> its number over all files.
+        numbers: Number of each class in the store, the same for all files.
     """
 
     names: tuple[str, ...] | None
@@ -41,23 +41,23 @@ class Classes:
     numbers: dict[str, int]
 
     def number(self, cell: object) -> int | None:
-        """Returns the class number of a cell; -1: the cell has no class; ``None``: the metadata name no such class."""
+        """Returns the number in the store of a cell's class; -1: the cell has no class; ``None``: the class is unknown."""
         name = _named(cell, self.names, self.numeric)
         return -1 if name is None else self.numbers.get(name)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Roles of the columns of one file.
+    """The roles of the columns of one file.
 
     Attributes:
         image: Column of the images.
         captions: Columns of the captions.
         unit: Column of the units; ``None``: there are none.
-        labels: Column -> its classes, of each column of labels.
-        id: Column of the records' names; ``None``: records are named by what they hold.
-        split: Column of the splits; ``None``: the names of the files say the splits.
-        given: Column -> its cell in all rows, for columns that stand in the names of folders.
+        labels: Classes of each column of labels.
+        id: Column of the records' names; ``None``: a hash of what a record holds names it.
+        split: Column of the splits; ``None``: the names of files and folders give the splits.
+        given: Columns that the names of folders give, each with the cell that all rows of the file have.
     """
 
     image: str
@@ -69,26 +69,26 @@ class Columns:
     given: dict[str, str | None] = field(default_factory=dict)
 
     def all(self) -> list[str]:
-        """Returns all columns."""
+        """Returns all columns that have a role."""
         return list(dict.fromkeys([self.image, *self.captions, *filter(None, (self.unit, self.id, self.split)), *self.labels]))
 
     def used(self) -> list[str]:
-        """Returns the columns that the file itself holds."""
+        """Returns the columns with a role that are in the file itself, and not given by the names of folders."""
         return [name for name in self.all() if name not in self.given]
 
 
 @dataclass
 class ColumnAssignment:
-    """Roles of the columns, agreed by the schemas of all files.
+    """The roles of the columns of all files of a data set.
 
     Attributes:
-        columns: Columns of each file.
+        columns: Roles of the columns of each file.
         captioned: Whether the records have captions.
-        label_names: Names of the class numbers of each label.
-        unit_name: Name of a unit, such as ``"person"``.
-        unused: Columns that hold nothing that was recognised.
-        unread: Columns of labels that cannot be read.
-        notice: Facts that the importing user should know.
+        label_names: For each label name, the names of its classes in the order of their numbers.
+        unit_name: Name of the kind of unit, such as ``"person"``; ``None``: there are no units.
+        unused: Columns without a role.
+        unread: Columns of labels that cannot be read, with the reasons.
+        notice: Sentences that the user who imports should know; empty: there are none.
     """
 
     columns: list[Columns] = field(default_factory=list)
@@ -114,7 +114,7 @@ class _File:
         return cls(path, schema, added)
 
     def type(self, name: str) -> pa.DataType | None:
-        """Returns the type of the first column of a name; ``None``: there is no such column."""
+        """Returns the type of the values in the first column of a given name; ``None``: there is no such column."""
         return _bare(self.schema.types[self.schema.names.index(name)]) if name in self.schema.names else None
 
 
@@ -125,11 +125,14 @@ def assign_columns(
 
     Args:
         files: Files of one data set: path, schema, and the cells that folders give to all rows of the file.
-        id: Column of the records' names, or ``"content"``, a hash of each record; ``None``: as the schemas say.
-        one_split: Whether the names of the files tell no splits apart. Then a column ``split`` does, if there is one.
+        id: Column of the records' names, or ``"content"`` for a hash of each record; ``None``: the first known column of names
+            that all files have, otherwise a hash.
+        one_split: Whether all files have the same split by their names. A column ``split``, if there is one, then gives the
+            splits.
 
     Raises:
-        UserError: When two files disagree, a file has no images, or the column `id` cannot name the records.
+        UserError: If two files disagree, a file has no images, a needed column occurs twice, or the column `id` cannot name the
+            records.
     """
     given = [_File.of(*file) for file in files]
     names = list(dict.fromkeys(name for file in given for name in file.schema.names))
@@ -161,7 +164,17 @@ def assign_columns(
 
 
 def _columns_of(files: Sequence[_File], names: Sequence[str], holds: Callable[[pa.DataType], bool], what: str) -> list[str]:
-    """Returns the columns that hold one kind of value in at least one file, and no other kind in any file."""
+    """Returns the columns that hold a certain kind of values.
+
+    Args:
+        files: Files of one data set.
+        names: Columns to choose from.
+        holds: Function that says whether a column of a type holds the values.
+        what: Name of the values, for messages.
+
+    Raises:
+        UserError: If a column holds such values in one file, and other values in another file.
+    """
     columns = []
     for name in names:
         types = {file.path: of for file in files if (of := file.type(name)) is not None and not pa.types.is_null(of)}
@@ -184,14 +197,23 @@ def _image_column(files: Sequence[_File], names: Sequence[str]) -> str:
 
 
 def _as_table(file: Path, names: Sequence[str]) -> str:
-    """Returns advice for Parquet that names image files, as metadata.parquet does; empty for other Parquet."""
+    """Returns advice for a Parquet file that names image files, as metadata.parquet does; empty if it names no files.
+
+    Args:
+        file: Path of the Parquet file.
+        names: Columns of all files of the data set.
+    """
     if not known_columns(names, FILE_COLUMNS):
         return ""
     return f" It names image files: {table_of_parquet(file)}"
 
 
 def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:
-    """Returns the column of units, which must be the same in all files, and what the units are called."""
+    """Returns the column of units, and the name of the kind of unit; twice ``None`` if there are no units.
+
+    Raises:
+        UserError: If the files have different columns of units, or one file lacks it.
+    """
     columns = {unit_column(file.schema.names): file for file in files}
     if len(columns) > 1:
         wanted = next(name for name, _ in columns if name is not None)
@@ -201,7 +223,15 @@ def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:
 
 
 def _id_column(files: Sequence[_File], id: str | None) -> str | None:
-    """Returns the column of the records' names: `id`, or the first known one in all files; ``None``: a hash names records."""
+    """Returns the column of the records' names; ``None``: a hash of what a record holds names it.
+
+    Args:
+        files: Files of one data set.
+        id: Column that the user names, or ``"content"`` for a hash; ``None``: the first known column of names in all files.
+
+    Raises:
+        UserError: If a file has no such column, or the column holds neither texts nor whole numbers.
+    """
     if id == CONTENT:
         return None
     if id is None:
@@ -222,7 +252,19 @@ def _names_records(file: _File, name: str) -> bool:
 
 
 def _labels(files: Sequence[_File], names: Sequence[str], assigned: ColumnAssignment) -> dict[str, dict[Path, Classes]]:
-    """Returns label -> file -> its classes; also adds names of classes, unread labels and a notice to `assigned`."""
+    """Finds the columns of labels, and numbers their classes.
+
+    Args:
+        files: Files of one data set.
+        names: Columns of all files.
+        assigned: Roles of the columns, to which the names of the classes, unread labels and a notice are added.
+
+    Returns:
+        For each label name, the classes as each file writes them, by the file's path.
+
+    Raises:
+        UserError: If files call a label by different names, or it is not clear what class numbers mean.
+    """
     metadata = {file.path: _class_labels(file.schema) for file in files}
     of_metadata = [name for name in names if any(name in named for named in metadata.values())]
     known = list(dict.fromkeys([*of_metadata, *known_columns(names, _LABELS)]))
@@ -250,9 +292,21 @@ def _both(files: Sequence[_File], first: str, second: str) -> bool:
 def _classes_of(
     name: str, files: Sequence[_File], metadata: dict[Path, dict[str, tuple[str, ...]]]
 ) -> tuple[dict[Path, Classes], list[str], str]:
-    """Returns the classes of one label in each file, their names over all files, and a notice.
+    """Numbers the classes of one label.
 
-    The metadata of a file say what its class numbers mean. If they do not, the numbers mean what all other files agree on.
+    The metadata of a file say what the class numbers in the file mean. If they do not, the numbers mean what they mean in all
+    files with such metadata, which must agree.
+
+    Args:
+        name: Column of the label.
+        files: Files that have the column.
+        metadata: Names of the class numbers of each column in each file, as the file's metadata give them.
+
+    Returns:
+        The classes as each file writes them, the names of all classes in the order of their numbers, and a notice.
+
+    Raises:
+        UserError: If a file does not say what its class numbers mean, and other files do not agree.
     """
     lists = list(dict.fromkeys(metadata[file.path][name] for file in files if name in metadata[file.path]))
     agreed = lists[0] if len(lists) == 1 else None
@@ -280,9 +334,14 @@ def _classes_of(
 
 
 def _named(cell: object, names: tuple[str, ...] | None, numeric: bool) -> str | None:
-    """Returns the class that a cell means; ``None``: no class.
+    """Returns the class that a cell means; ``None``: the cell has no class.
 
-    In a column of numbers, a number that the metadata do not name becomes a text that is no known class.
+    In a column of numbers, a number that the metadata do not name becomes a text such as ``7 (no class)``.
+
+    Args:
+        cell: Cell.
+        names: Names of the class numbers; ``None``: the cells themselves are the classes.
+        numeric: Whether the column holds numbers.
     """
     if names is not None and not numeric and str(cell) in names:
         return str(cell)
@@ -295,7 +354,7 @@ def _named(cell: object, names: tuple[str, ...] | None, numeric: bool) -> str | 
 
 
 def _class_labels(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Returns the columns whose class names stand in the Hugging Face metadata, with these names."""
+    """Returns, for each column whose class names are in the schema's Hugging Face metadata, these names."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         classes = {name: feature["names"] for name, feature in features.items() if feature.get("_type") == "ClassLabel"}
@@ -350,7 +409,7 @@ def _holds_classes(type: pa.DataType) -> bool:
 
 
 def _bare(type: pa.DataType) -> pa.DataType:
-    """Returns the type of the values themselves, without dictionary and extension."""
+    """Returns the Arrow type of the values themselves, if a type is a dictionary type or an extension type around it."""
     while pa.types.is_dictionary(type) or isinstance(type, pa.BaseExtensionType):
         type = type.value_type if pa.types.is_dictionary(type) else type.storage_type
     return type

@@ -1,4 +1,7 @@
-"""Names of files and folders that lie beside records and hold none: one list for folders, archives, Parquet and tables."""
+"""Recognises, by their names, files and folders that lie beside records but hold no records.
+
+The same names count in folders, in archives, and beside Parquet files and tables.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +38,22 @@ _OF_A_SHARD = re.compile(r"(\d+)\.parquet")  # img2dataset writes one beside eac
 
 
 def side_folder(name: str) -> str | None:
-    """Returns the name under which a folder without records is counted; ``None``: the folder may hold records."""
+    """Returns the name under which a folder that holds no records is counted; ``None``: it may hold records.
+
+    Args:
+        name: Name of the folder.
+    """
     if not _FOLDERS.fullmatch(name):
         return None
     return HIDDEN if name.startswith(".") else name.strip()
 
 
 def side_file(name: str, there: Callable[[str], bool] = lambda other: False) -> str | None:
-    """Returns the name under which a file without records is counted; ``None``: the file may hold records.
+    """Returns the name under which a file that holds no records is counted; ``None``: it may hold records.
 
     Args:
         name: Name of the file.
-        there: Function that says whether another name lies in the same folder.
+        there: Function that says whether a file or folder of a given name lies in the same folder.
     """
     if _SIDE.fullmatch(name):
         return HIDDEN if name.startswith(".") else name.strip()

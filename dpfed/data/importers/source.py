@@ -1,7 +1,7 @@
-"""The interface of an importer: a stream of records, and the facts about the records that must be known beforehand.
+"""Defines the interface of an importer: a stream of records, and facts about all records that must be known before the first.
 
-This module also names the records that have no name at their source. Such a name is a hash of what the record holds, and of
-nothing else.
+This module also gives names to the records that have no names at their source. Such a name is a hash of what the record holds,
+and of nothing else.
 
 A record's key, its worker, its site and whether it is held out follow from its name. Row numbers cannot be names: with one row
 less, all later records would have other names, and therefore other workers.
@@ -64,10 +64,10 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """The record of one image file. The other attributes are those of `RecordInput`.
+    """The record of one image file, which is read only when the record is stored.
 
     Attributes:
-        path: Path of the image file, which is read only when the record is stored.
+        path: Path of the image file. For the other attributes, see `RecordInput`.
     """
 
     id: str
@@ -92,24 +92,25 @@ Item = RecordInput | FileRecord | Unreadable
 
 @dataclass(frozen=True)
 class Source:
-    """An opened source.
+    """An opened source: its records, and facts about all of them.
 
     Attributes:
         kind: ``"image"`` or ``"image-text"``.
         records: Iterator over the records, which are read one after the other, and only once.
-        label_names: Label name -> names of the class numbers.
+        label_names: For each label name, the names of its classes in the order of their numbers.
         splits: Splits that the source itself defines.
         total: Number of records; ``None``: the number is not known beforehand.
-        unit_name: Name of a unit that records share, such as ``"person"``; ``None``: the records name no units.
+        unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the records name no units.
         unused: Columns, or kinds of files of a sample, that the importer does not use, by their names in the source.
         named: Whether the ids are the records' names at the source. If not, each id is a prefix, to which the import appends a
             hash of what the record holds (`content_hash`).
-        unread: Files, folders and columns that would be lost; the import is refused unless broken records are left out.
+        unread: Files, folders and columns that would be lost. The import is refused, unless the user allows to leave out what
+            cannot be read.
         passed_over: Names of files and folders below the source that hold no records, with their counts.
-        advice: Advice for the user if files were not read.
+        advice: Advice for the user if files were not read; empty: there is none.
         doubtful: Whether files beside the records make the detected format doubtful. The import then leaves files out only if
             the user also names the format.
-        notice: Sentences that the importing user must know; empty: there are none.
+        notice: Sentences that the user who imports must know; empty: there are none.
     """
 
     kind: str
@@ -142,23 +143,23 @@ class Importer(ABC):
 
     @abstractmethod
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether `path` looks like this family of data sets. The check should be cheap: every importer is asked.
+        """Returns whether `path` looks like this family of data sets. Every importer is asked, so the check should be cheap.
 
         Args:
-            path: A file or folder.
-            access: Paths that the import may read; ``None``: `path`, or its folder.
+            path: File or folder.
+            access: Paths that the import may read; ``None``: what lies below `path`, or below its folder if it is a file.
         """
 
     @abstractmethod
     def open(self, path: Path, access: Access | None = None) -> Source:
-        """Opens a source.
+        """Opens a source. Images are read later, when the records are stored.
 
         Args:
-            path: A file or folder.
-            access: Paths that the import may read; ``None``: `path`, or its folder.
+            path: File or folder.
+            access: Paths that the import may read; ``None``: what lies below `path`, or below its folder if it is a file.
 
         Raises:
-            UserError: When `path` is not laid out as expected, or cannot be read.
+            UserError: If `path` is not laid out as expected, or cannot be read.
         """
 
 
@@ -168,7 +169,7 @@ def spaced(*sentences: str) -> str:
 
 
 def captions_in(text: str) -> list[str]:
-    """Returns the captions in a text: the text itself, or the members of a list that pandas or JSON wrote as text."""
+    """Returns the captions in a text: its members if it is a list that pandas or JSON wrote, otherwise the text itself."""
     if text.startswith("[") and text.endswith("]") and len(text) < _LONGEST_LIST:
         for read in (json.loads, ast.literal_eval):
             with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
@@ -188,12 +189,23 @@ def plain(name: str) -> str:
 
 
 def known_columns(names: Sequence[str], known: Iterable[str]) -> list[str]:
-    """Returns the columns that have known names once `plain` is applied: as the source writes them, in the order of `known`."""
+    """Returns those columns whose names are known, if spelling is ignored (`plain`).
+
+    Args:
+        names: Names of the columns.
+        known: Known names.
+
+    Returns:
+        Names of columns as the source writes them, in the order of `known`.
+    """
     return [name for wanted in known for name in names if plain(name) == plain(wanted)]
 
 
 def unit_column(names: Sequence[str]) -> tuple[str | None, str | None]:
-    """Returns the column that says which records belong together, and what the unit is called; without one, two ``None``."""
+    """Returns the column of units, which says which records belong together, and the name of the kind of unit.
+
+    Both are ``None`` if no column has a name of `UNIT_NAMES`.
+    """
     matches = ((name, called) for known, called in UNIT_NAMES.items() for name in known_columns(names, [known]))
     return next(matches, (None, None))
 
@@ -201,8 +213,8 @@ def unit_column(names: Sequence[str]) -> tuple[str | None, str | None]:
 def unit_of(value: object) -> str | None:
     """Returns the unit that a cell names; ``None`` for an empty cell.
 
-    1 and 1.0 name the same unit: pandas writes 1.0 where the column has an empty cell, and 1 where another file has none. One
-    person must not become two units.
+    1 and 1.0 name the same unit. If a column has an empty cell, pandas writes 1.0 in place of 1; another file of the data set
+    may have no empty cell. One person must not become two units.
     """
     if value is None or value != value:  # noqa: PLR0124 - not a number: pandas' empty cell
         return None
@@ -222,7 +234,7 @@ def content_hash(record: RecordInput, label_names: Mapping[str, Sequence[str]]) 
 
     Args:
         record: Record whose image is an encoded file or an array.
-        label_names: Names of the class numbers of each label.
+        label_names: For each label name, the names of its classes in the order of their numbers.
 
     Returns:
         32 hexadecimal digits.
@@ -251,6 +263,6 @@ def _texts(record: RecordInput, label_names: Mapping[str, Sequence[str]]) -> Ite
 
 
 def _add(digest: hashlib.blake2b, part: bytes) -> None:
-    """Adds a part with its length, so that no two lists of parts give the same bytes."""
+    """Adds a part and its length to a hash, so that different lists of parts give different bytes."""
     digest.update(len(part).to_bytes(8, "little"))
     digest.update(part)

@@ -1,4 +1,4 @@
-"""Files of one data set, and their splits, which the names of files or folders say."""
+"""Finds the files of one data set, and their splits, which follow from the names of files and folders."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class SplitFiles:
     """The files of one data set.
 
     Attributes:
-        files: (split, file) pairs in a fixed order, training files first.
+        files: (split, path) of each file in a fixed order, training files first.
         listing: Contents of the folder; ``None``: the source is a single file.
-        notice: Sentence that says which names count as splits, where that is not obvious; see `merged`.
+        notice: Sentence that says which names count as splits, if that is not obvious; otherwise empty (see `merged`).
     """
 
     files: list[tuple[str, Path]]
@@ -39,10 +39,10 @@ class SplitFiles:
     notice: str = ""
 
     def unread(self, also: Callable[[Path], bool] = lambda file: False) -> list[Unreadable]:
-        """Returns the files that would be lost.
+        """Returns the files in the folder that would be lost, because they are neither among `files` nor passed over.
 
         Args:
-            also: Function that returns True for a file that can be passed over without loss, though it is not one of `files`.
+            also: Function that says whether a file that is not among `files` can be passed over without loss.
         """
         if self.listing is None:
             return []
@@ -55,7 +55,7 @@ class SplitFiles:
 
     @property
     def passed_over(self) -> dict[str, int]:
-        """Names of files and folders that hold no records, with their counts."""
+        """The names of files and folders that hold no records, with their counts."""
         return dict(self.listing.passed_over) if self.listing else {}
 
 
@@ -72,14 +72,14 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
     training.
 
     Args:
-        path: A file, which is for training, or a folder.
+        path: Folder of the files, or a single file, which is for training.
         ending: Ending of the files, such as ``".tar"``.
         layout: Expected layout, for messages.
         access: Paths that the import may read.
 
     Raises:
-        UserError: When there are no such files, only some of them have a split, they belong to several data sets, or a file may
-            not be read.
+        UserError: If the folder has no such files, only some of them have a split, they belong to several data sets, or a file
+            may not be read.
     """
     if not path.is_dir():
         return SplitFiles([("train", access.file(path))], None)
@@ -105,10 +105,10 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
 
 
 def refuse_outside(listing: Listing) -> None:
-    """Refuses a folder in which nothing can be read, if links in it lead elsewhere.
+    """Refuses a folder in which no files were found, if links in the folder lead out of it.
 
     Raises:
-        UserError: When a link leads out of the folder; the message names the option that permits it.
+        UserError: If a link leads out of the folder; the message names the option that allows to follow it.
     """
     outside = [entry.id for entry in listing.refused if entry.reason == OUTSIDE]
     if outside:
@@ -119,13 +119,19 @@ def refuse_outside(listing: Listing) -> None:
 
 
 def split_of(file: Path) -> str | None:
-    """Returns the split that a file's name, or else the nearest folder's, contains; ``None``: no name contains exactly one."""
+    """Returns the split that a file's name contains; if it contains none, the split in the name of the nearest folder.
+
+    Names that contain several splits are ignored. ``None``: no name contains exactly one split.
+
+    Args:
+        file: Path of the file, of which all folders count.
+    """
     spoken = spoken_part(file)
     return spoken[0] if spoken else None
 
 
 def spoken_part(file: Path) -> tuple[str, str] | None:
-    """Returns the split that `split_of` returns, and the part of the path that contains its name; ``None``: no split."""
+    """Returns the split that `split_of` returns, with the part of the path that contains the split; ``None``: no split."""
     for part in reversed(file.parts):
         key, _, value = part.rpartition("=")
         if key and plain(key) != "split":
@@ -137,14 +143,17 @@ def spoken_part(file: Path) -> tuple[str, str] | None:
 
 
 def merged(names: Iterable[tuple[str, str]], kind: str) -> str:
-    """Returns a sentence about names that count as one split though they may be several splits, or none; else an empty text.
+    """Returns a sentence about names of which it is doubtful whether they mean a split.
 
-    These are the names of a split that has more than one, such as ``testA`` and ``testB``, and names with further words, such
+    There are two cases: several names mean the same split, such as ``testA`` and ``testB``; or a name has further words, such
     as ``train_extra`` beside ``val``.
 
     Args:
         names: (split, name) of each folder or file whose name contains a split.
-        kind: Kind of what is named, ``folders`` or ``files``. Names of files that differ only in numbers count as one name.
+        kind: ``folders`` or ``files``, whose names these are. Names of files that differ only in numbers count as one name.
+
+    Returns:
+        The sentence; empty if there are no such names.
     """
     alike: dict[str, dict[object, str]] = {}
     further: dict[str, set[str]] = {}
@@ -165,18 +174,20 @@ def merged(names: Iterable[tuple[str, str]], kind: str) -> str:
 
 
 def words_of(name: str) -> set[str]:
-    """Returns the words of a file's name, in small letters: ``TrainData-2`` and ``trainset`` hold ``train``."""
+    """Returns the words in a name, in small letters. ``train`` is among the words of ``TrainData-2`` and of ``trainset``."""
     words = {word.lower() for word in _WORD.findall(name)} | set(re.findall("[a-z]+", name.lower()))
     return words | {match[1] for word in words if (match := _JOINED.fullmatch(word))}
 
 
 def is_part(folder: str) -> bool:
-    """Returns whether a folder is one of several that a data set was cut into, by its name: ``part-0``, ``00012``."""
+    """Returns whether a folder's name says that it is a numbered part of a data set, such as ``part-0`` or ``00012``."""
     return _PART.fullmatch(folder) is not None
 
 
 def cells_of_folders(file: Path) -> dict[str, str | None]:
-    """Returns the cells that the folders above a file give to all of its rows: ``label=cat``, as Spark and Hive name them.
+    """Returns the cells that the folders above a file give to all rows of the file.
+
+    Spark and Hive name such folders: ``label=cat`` gives the cell ``cat`` of the column ``label``.
 
     Args:
         file: Path of the file, relative to the source.

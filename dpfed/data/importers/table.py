@@ -1,4 +1,4 @@
-"""Tables of image files and captions: CSV and TSV as open_clip reads them, JSON lines, and captions of COCO and Flickr."""
+"""Imports tables of image files and captions: CSV and TSV as open_clip reads them, JSON, and captions of COCO and Flickr."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class _Columns:
 
 @dataclass
 class _Tables:
-    """Contents of all tables of a data set.
+    """The contents of all tables of a data set.
 
     Attributes:
-        rows: Rows by path; paths are relative to the folder of all tables, or absolute.
-        columns: Columns of each table.
+        rows: Row of each image file; the key is the file's path, relative to the folder of all tables, or absolute.
+        columns: Roles of the columns of each table.
         nameless: Rows that name no file.
-        classes: Classes as the tables write them, with their numbers of rows.
+        classes: Number of rows of each class, as the tables write the class.
     """
 
     rows: dict[str, _Row] = field(default_factory=dict)
@@ -88,12 +88,13 @@ class _Tables:
 
 
 class TableImporter(Importer):
-    """A table with the columns ``filepath`` and optionally ``title``, ``split``, ``label`` and ``unit``; or several.
+    """Imports one or several tables with the columns ``filepath`` and optionally ``title``, ``split``, ``label`` and ``unit``.
 
     Rows with the same file are the captions of one record. Paths are relative to the table; the path is the record's id.
-    Other usual names, such as ``Image Path`` and ``caption``, are understood where only one column can be meant. A folder is
-    one data set if it holds one table, tables that are named by split, ``train.tsv``, ``val.tsv``, ``test.tsv``, or tables as
-    Hugging Face, COCO and Flickr name theirs. `dpfed.data.importers.table_rows` says which forms a table may have.
+    Other usual names of columns, such as ``Image Path`` and ``caption``, are understood if only one column can be meant. A
+    folder is one data set if it holds one table, tables that are named after splits (``train.tsv``, ``val.tsv``, ``test.tsv``),
+    or tables with the names that Hugging Face, COCO and Flickr use. `dpfed.data.importers.table_rows` says which forms a table
+    may have.
     """
 
     name = "table"
@@ -104,7 +105,7 @@ class TableImporter(Importer):
     )
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether `path` is a table, or a folder with one, with one per split, or with tables of known names."""
+        """Returns whether `path` is a table, or a folder with one table, a table for each split, or tables of known names."""
         if not path.is_dir():
             named = suffix(path) in TABLES or is_captions(path) or holds_entries(path)
             return path.is_file() and (named or is_text_table(path, access or Access.to(path)))
@@ -116,14 +117,14 @@ class TableImporter(Importer):
         return bool(tables) and named
 
     def open(self, path: Path, access: Access | None = None) -> Source:
-        """Reads the table or tables (not the images) and streams the records.
+        """Reads the table or tables. Images are read later, when the records are stored.
 
         Args:
-            path: A table or a folder.
+            path: Table, or folder of tables.
             access: Paths that the import may read.
 
         Raises:
-            UserError: When there are no tables, it is not clear which are meant, or `open_tables` refuses them.
+            UserError: If there are no tables, it is not clear which tables are meant, or `open_tables` refuses them.
         """
         access = access or Access.to(path)
         if not path.is_dir():
@@ -144,16 +145,19 @@ class TableImporter(Importer):
         return self.open_tables(training_first, access, list_files(path, access))
 
     def open_tables(self, paths: Sequence[Path], access: Access, listing: Listing | None = None) -> Source:
-        """Reads some tables of one data set (not the images) and streams the records.
+        """Reads the tables of one data set. Images are read later, when the records are stored.
+
+        The split of a row is the split in the name or folder of its table, if there are several tables or a folder is imported.
+        Otherwise it is the split in its column ``split``, otherwise the split in the folders of the image's path.
 
         Args:
-            paths: The tables. Where there are several, each row belongs to the split in its table's name or folder, or else to
-                the split in its column ``split``, or else to the split in the folders of its path.
+            paths: Paths of the tables.
             access: Paths that the import may read.
             listing: Contents of the folder, if a folder is imported.
 
         Raises:
-            UserError: When a table cannot be read, two disagree, or none of a folder's tables names any of its images.
+            UserError: If a table cannot be read, tables or rows disagree, or a folder holds images and its tables name none of
+                them.
         """
         root = listing.root if listing else common_folder(paths)
         tables = _Tables()
@@ -190,7 +194,13 @@ class TableImporter(Importer):
 
 
 def _describes(table: Path, folder: Path, access: Access) -> bool:
-    """Returns whether a table of any name names files, in at least half as many rows as the folder holds images."""
+    """Returns whether a table names files, in at least half as many rows as there are images in the folder.
+
+    Args:
+        table: Path of the table, whose name does not tell what it holds.
+        folder: Folder of the images.
+        access: Paths that the import may read.
+    """
     images = list_files(folder, access).images()
     if not images or not names_files(table, access):
         return False
@@ -201,14 +211,20 @@ def _describes(table: Path, folder: Path, access: Access) -> bool:
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
-    """Returns the deepest folder that holds all given tables, in itself or in folders below it."""
+    """Returns the deepest folder that holds all given tables, directly or in folders below it."""
     return Path(os.path.commonpath([path.parent for path in paths]))
 
 
 def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[list[Unreadable], dict[str, int]]:
-    """Returns the files beside the tables that would be lost, and the number of files that are passed over, by kind.
+    """Accounts for the files that lie beside tables. Images that no table names are passed over.
 
-    Images that no table names are passed over.
+    Args:
+        listing: Contents of the folder that is imported.
+        paths: Paths of the tables.
+        tables: Contents of the tables.
+
+    Returns:
+        The files that would be lost, and the number of files of each kind that are passed over.
 
     Raises:
         UserError: If the folder holds images, and the tables name none of them.
@@ -235,7 +251,19 @@ def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[l
 
 
 def _read(path: Path, root: Path, split: str | None, tables: _Tables, access: Access, layout: str) -> None:
-    """Adds the rows of a table; all of them belong to `split`, if it is given."""
+    """Reads a table, and adds its rows to the contents of all tables.
+
+    Args:
+        path: Path of the table.
+        root: Folder of all tables.
+        split: Split of all rows of this table; ``None``: a column, or the folders in the rows' paths, give it.
+        tables: Contents of all tables, to which this function adds.
+        access: Paths that the import may read.
+        layout: Expected layout, for messages.
+
+    Raises:
+        UserError: If the table cannot be read, its columns are not clear, or a row is wrong or disagrees with another row.
+    """
     names, rows = read_table(path, access, layout)
     columns = _columns(names, path)
     tables.columns.append(columns)
@@ -315,7 +343,13 @@ def _add(
 
 
 def _normal(given: str, folder: Path, root: Path) -> str:
-    """Returns one spelling of a file's path: relative to `root`, unless the table gives an absolute path outside of `root`."""
+    """Returns a file's path in one spelling: relative to `root`, or absolute if it is given so and lies outside of `root`.
+
+    Args:
+        given: Path as the table gives it.
+        folder: Folder of the table, to which `given` is relative.
+        root: Folder of all tables.
+    """
     if root == folder and not os.path.isabs(given):
         return posixpath.normpath(given)
     path = posixpath.normpath(posixpath.join(folder.absolute().as_posix(), given))
@@ -326,10 +360,14 @@ def _normal(given: str, folder: Path, root: Path) -> str:
 
 
 def _split_by_folders(tables: _Tables) -> str:
-    """Takes splits from the folders in the paths if neither table nor row names one; returns a sentence about these names.
+    """Gives each row for which neither its table nor a column names a split the split in the folders of its path.
+
+    Returns:
+        A sentence about names of folders of which it is doubtful whether they mean a split; empty if there are none.
 
     Raises:
-        UserError: When the names of some folders contain a split and others do not: nobody should train on a test set.
+        UserError: If the folders of some of these rows contain a split and the folders of others do not: nobody should train on
+            a test set.
     """
     ids = [id for id, row in tables.rows.items() if not row.says_split]
     outside = [id for id in ids if os.path.isabs(id)]
@@ -352,10 +390,15 @@ def _split_by_folders(tables: _Tables) -> str:
 
 
 def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:
-    """Finds images that a table calls by their names alone, though they lie in other folders; their ids become their paths.
+    """Finds images of which a table gives only the file name although they lie in other folders. Their paths become their ids.
+
+    Args:
+        tables: Contents of all tables, which this function corrects.
+        root: Folder of all tables.
+        access: Paths that the import may read.
 
     Raises:
-        UserError: When several images have such a name, or another row has the image's path.
+        UserError: If several images have such a name, or another row gives the image's path.
     """
     bare = {id: row for id, row in tables.rows.items() if row.file.parent == row.table.parent and not os.path.lexists(row.file)}
     if not bare:

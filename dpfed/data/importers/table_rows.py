@@ -1,4 +1,4 @@
-"""Rows of tables, in the forms in which data sets describe images: CSV and its kin, JSON lines, captions of COCO and Flickr.
+"""Reads the rows of tables that describe images: CSV and similar tables, JSON, and captions of COCO and Flickr.
 
 This module also finds the tables among other files, by their names and by how they begin.
 """
@@ -35,15 +35,15 @@ _LONGEST = csv.field_size_limit()  # characters of a cell
 
 
 def read_table(path: Path, access: Access, layout: str) -> tuple[list[str], Rows]:
-    """Returns the columns of a table, and its rows, which are read one after the other.
+    """Returns the columns of a table, and an iterator over its rows.
 
     Args:
-        path: The table.
+        path: Path of the table.
         access: Paths that the import may read.
         layout: Expected layout, for messages.
 
     Raises:
-        UserError: When the table cannot be read; also raised while the rows are read.
+        UserError: If the table cannot be read. The iterator over the rows raises it, too.
     """
     rows = _in_words(access.file(path), layout)
     _, names = next(rows)
@@ -51,7 +51,7 @@ def read_table(path: Path, access: Access, layout: str) -> tuple[list[str], Rows
 
 
 def header_of(path: Path, access: Access) -> list[str]:
-    """Returns the columns of a table; none if the table cannot be read."""
+    """Returns the columns of a table; no columns if the table cannot be read."""
     try:
         return read_table(path, access, "")[0]
     except UserError:
@@ -76,7 +76,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def is_flickrs(path: Path) -> bool:
-    """Returns whether a file begins as Flickr8k's and Flickr30k's captions do."""
+    """Returns whether a file begins like the captions of Flickr8k and Flickr30k: ``FILE#NUMBER<tab>CAPTION``."""
     if not path.is_file():  # a pipe would wait for ever
         return False
     try:
@@ -87,7 +87,13 @@ def is_flickrs(path: Path) -> bool:
 
 
 def _of_csv(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields the header and the rows of a CSV table. Excel's first line, or else the header, says what separates the cells."""
+    """Yields the header of a CSV table, then its rows, each with the number of its line.
+
+    The line ``sep=;`` that Excel may write first says what separates the cells. Without this line, the header shows it.
+
+    Raises:
+        UserError: If a quotation mark is not closed, or a row does not fit the header.
+    """
     with path.open(encoding="utf-8-sig", newline="") as file:
         said = _SEPARATOR.fullmatch(header := file.readline())
         before = 1 if said else 0
@@ -121,14 +127,27 @@ def _of_csv(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _ended(lines: Iterable[str]) -> Iterator[str]:
-    """Yields lines that all end, and last a mark that is in no table: a quotation mark that is never closed swallows it."""
+    """Yields the lines, each with a line break at its end, and after them a mark that is in no table.
+
+    If a quotation mark is never closed, the last cell ends with this mark.
+    """
     for line in lines:
         yield line if line.endswith(("\n", "\r")) else f"{line}\n"
     yield _END
 
 
 def _refuse_torn(where: str, names: list[str], cells: list[str], delimiter: str) -> None:
-    """Refuses a row whose texts were divided at a separator, or that swallowed the next rows: words would be lost."""
+    """Refuses a row in which a separator divides a text, or a cell contains the next rows: words would be lost.
+
+    Args:
+        where: Place of the row, for messages.
+        names: Columns of the table.
+        cells: Cells of the row.
+        delimiter: Separator of the cells.
+
+    Raises:
+        UserError: If it refuses the row.
+    """
     if any(map(str.strip, cells[len(names) :])):
         raise UserError(f"{where} has more cells than the header; put texts with a separator in quotes. [table-many-cells]")
     if delimiter == "\t" and any("\t" in cell for cell in cells):
@@ -139,7 +158,13 @@ def _refuse_torn(where: str, names: list[str], cells: list[str], delimiter: str)
 
 
 def _of_tokens(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields Flickr's lines ``FILE#NUMBER<tab>CAPTION``; files such as ``Flickr_8k.trainImages.txt`` list the splits."""
+    """Yields the columns and the rows of Flickr's captions, whose lines are ``FILE#NUMBER<tab>CAPTION``.
+
+    Files such as ``Flickr_8k.trainImages.txt`` in the same folder list the images of each split.
+
+    Raises:
+        UserError: If a line has another form.
+    """
     splits = {}
     for file in sorted(path.parent.iterdir()):
         if (match := _LIST.fullmatch(file.name)) and file.is_file() and not file.is_symlink():
@@ -176,7 +201,11 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _json_entries(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Returns the entries of an array of objects, of COCO's captions, or of a file with one object in each line."""
+    """Returns the entries of a JSON file: an array of objects, COCO's captions, or one object in each line.
+
+    Raises:
+        UserError: If the file has another form.
+    """
     text = path.read_text(encoding="utf-8-sig")
     try:
         value = json.loads(text)
@@ -200,7 +229,13 @@ def is_object(text: str) -> bool:
 
 
 def _of_coco(content: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the entries of COCO's captions (``images``, ``annotations``), or of Karpathy's (``images`` with ``sentences``)."""
+    """Yields an entry for each captioned image of COCO's captions, or of Karpathy's version of them.
+
+    COCO's captions are in ``annotations`` beside ``images``; Karpathy's are in the ``sentences`` of each image.
+
+    Raises:
+        UserError: If the content has another form.
+    """
     if not isinstance(content, dict):
         raise UserError(f"{path} holds {type(content).__name__}, expected objects or COCO's captions. [table-json-content]")
     try:
@@ -234,11 +269,17 @@ _COCO = re.compile(r"(captions|dataset)_\w+\.json")  # names of COCO's files, an
 
 
 def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
-    """Returns the tables that say what the images in a folder show, and whether the names of the tables say so.
+    """Finds the tables that say what the images in a folder show.
 
-    The first kind that exists is returned: the tables in the folder itself, if all their names contain splits; files such as
-    ``metadata.csv`` and ``metadata.jsonl`` in the folder or below it, as Hugging Face's image folders have them; other tables
-    in the folder itself; COCO's or Flickr's captions in the folder or below it.
+    They are the first of these kinds that exists:
+
+    * the tables directly in the folder, if all their names contain splits;
+    * files such as ``metadata.csv`` and ``metadata.jsonl`` in the folder or below it, as in Hugging Face's image folders;
+    * other tables directly in the folder;
+    * COCO's or Flickr's captions in the folder or below it.
+
+    Returns:
+        The tables, and whether they are of the second or the last kind, whose names show that they describe images.
     """
     direct = sorted(file for file in folder.iterdir() if suffix(file) in TABLES and not file.name.startswith("."))
     if direct and all(split_of(Path(table.name)) for table in direct):
@@ -252,14 +293,14 @@ def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
 
 
 def is_captions(file: Path) -> bool:
-    """Returns whether a file holds COCO's captions, by its name, or Flickr's, by its name and its beginning."""
+    """Returns whether a file seems to hold COCO's captions, by its name, or Flickr's, by its name and its first line."""
     if suffix(file) == ".json":
         return _COCO.fullmatch(file.name) is not None
     return ".token" in file.name and "lemma" not in file.name and is_flickrs(file)
 
 
 def holds_entries(file: Path) -> bool:
-    """Returns whether a JSON file, whatever its name is, holds entries as a table does; the file is read whole."""
+    """Returns whether a file is a JSON file with entries, which are like rows of a table. All of the file is read."""
     try:
         return suffix(file) == ".json" and file.is_file() and bool(_json_entries(file))
     except (UserError, OSError, UnicodeDecodeError):
@@ -267,10 +308,10 @@ def holds_entries(file: Path) -> bool:
 
 
 def is_text_table(path: Path, access: Access) -> bool:
-    """Returns whether a ``.txt`` file is a table, as Flickr's captions are in some copies."""
+    """Returns whether a file is a table with the suffix ``.txt``, which some copies of Flickr's captions have."""
     return suffix(path) == ".txt" and len(header_of(path, access)) > 1 and names_files(path, access)
 
 
 def names_files(table: Path, access: Access) -> bool:
-    """Returns whether a table has a column of image files, by the column's name."""
+    """Returns whether a table has a column whose name means that it names image files."""
     return bool(known_columns(header_of(table, access), FILE_COLUMNS))

@@ -1,4 +1,4 @@
-"""Data sets that torchvision knows, read from where torchvision keeps them; nothing is downloaded."""
+"""Imports data sets of torchvision from the folders in which torchvision keeps them. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from dpfed.errors import UserError
 
 
 class Cifar10Importer(Importer):
-    """CIFAR-10 in its Python pickles."""
+    """Imports CIFAR-10 from its Python pickles."""
 
     name = "cifar10"
     layout = "cifar-10-batches-py/ with data_batch_1 .. data_batch_5, test_batch and batches.meta"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether the folder of the batches is there."""
+        """Returns whether `path` contains the folder of CIFAR-10's batches."""
         return (path / "cifar-10-batches-py").is_dir()
 
     def open(self, path: Path, access: Access | None = None) -> Source:
-        """Reads both splits (180 MB)."""
+        """Reads both splits into memory (180 MB).
+
+        Raises:
+            UserError: If a file is missing or damaged, or may not be read.
+        """
         _require_inside(path / "cifar-10-batches-py", access or Access.to(path))
         from torchvision.datasets import CIFAR10
 
@@ -33,17 +37,21 @@ class Cifar10Importer(Importer):
 
 
 class FashionMnistImporter(Importer):
-    """Fashion-MNIST in its IDX files."""
+    """Imports Fashion-MNIST from its IDX files."""
 
     name = "fashion-mnist"
     layout = "FashionMNIST/raw/ with the four unpacked *-ubyte files (gunzip them)"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether the raw folder is there."""
+        """Returns whether `path` contains the folder of Fashion-MNIST's files."""
         return (path / "FashionMNIST" / "raw").is_dir()
 
     def open(self, path: Path, access: Access | None = None) -> Source:
-        """Reads both splits (55 MB)."""
+        """Reads both splits into memory (55 MB).
+
+        Raises:
+            UserError: If a file is missing or damaged, or may not be read.
+        """
         _require_inside(path / "FashionMNIST" / "raw", access or Access.to(path))
         from torchvision.datasets import FashionMNIST
 
@@ -71,7 +79,17 @@ def _missing(importer: Importer, path: Path, why: str) -> UserError:
 
 
 def _from_arrays(importer: Importer, path: Path, parts: dict[str, tuple[Any, Any]], classes: list[str]) -> Source:
-    """Returns the source of arrays, whose records have no names of their own."""
+    """Returns the source of records that are given as arrays, and have no names of their own.
+
+    Args:
+        importer: Importer that read the arrays.
+        path: Path of the source.
+        parts: Images and class numbers of each split.
+        classes: Names of the classes, in the order of their numbers.
+
+    Raises:
+        UserError: If a split has different numbers of images and class numbers.
+    """
     for split, (images, targets) in parts.items():
         if len(images) != len(targets):
             raise _missing(importer, path, f"{split} holds {len(images):,} images and {len(targets):,} labels")

@@ -1,4 +1,4 @@
-"""WebDataset: tar archives in which the files of a sample stand together and share a name."""
+"""Imports WebDataset: tar archives in which the files of a sample are adjacent and share a name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,19 @@ _LABEL_KEYS = ("label", "cls", "class")
 
 @dataclass
 class _Sample:
-    """The files of one sample, and what their texts say."""
+    """What the files of one sample hold.
+
+    Attributes:
+        key: Name that the files share, up to its first dot.
+        images: Contents of the image files.
+        captions: Captions of the sample.
+        label: Class, as the sample writes it; empty: it names no class.
+        unit_key: Key of the JSON file that gives the unit; ``None``: there is none.
+        unit: Name of the unit; ``None``: there is none.
+        fault: Reason why the sample cannot be read; ``None``: it can be read.
+        unused: Extensions of files, and keys of JSON files, that are not used.
+        members: Headers of the files in the archive.
+    """
 
     key: str
     images: list[bytes] = field(default_factory=list)
@@ -47,7 +59,7 @@ class _Sample:
 
     @property
     def beside(self) -> bool:
-        """Whether the files are no sample, because by their names all of them lie beside records and hold none."""
+        """Whether the files are not a sample, because their names show that they lie beside records and hold no records."""
         return all(side_file(member.name.rsplit("/", 1)[-1]) is not None for member in self.members)
 
     def read(self, extension: str, content: bytes | str | None) -> None:
@@ -55,7 +67,7 @@ class _Sample:
 
         Args:
             extension: Extension of the file, in small letters and without a dot.
-            content: Content of the file; a text: the reason why the file is not read; ``None``: the extension is not used.
+            content: Content of the file as bytes; as text, the reason why the file is not read; ``None``: the file is not used.
         """
         if content is None:
             self.unused.append(f".{extension}")
@@ -100,7 +112,20 @@ class _Sample:
 
 @dataclass
 class _Survey:
-    """Facts about all samples that are needed before the first is stored."""
+    """Facts about all samples, which must be known before the first sample is stored.
+
+    Attributes:
+        samples: Number of samples.
+        captioned: Whether a sample has a caption.
+        classes: Number of samples of each class, as the samples write it.
+        unit_keys: Keys of JSON files that give units.
+        damaged: Name of each damaged archive, with what is wrong.
+        unused: Number of samples with each extension, or key of a JSON file, that is not used.
+        unread: Members of archives that would be lost.
+        passed_over: Names of members that hold no records, with their counts.
+        linked: Archives that contain links.
+        folders: For each split that the name of a folder in an archive contains, such a folder.
+    """
 
     samples: int = 0
     captioned: bool = False
@@ -115,12 +140,17 @@ class _Survey:
 
 
 class WebDatasetImporter(Importer):
-    """A .tar archive, or a folder of archives. Their names, or their folders' names, may contain train, validation or test.
+    """Imports a .tar archive of training records, or a folder of archives whose names, or folders' names, may contain splits.
 
-    Files that share a name up to its first dot are a sample: an image (any of `EXTENSIONS`), captions (.txt, one in a
-    line; .json with ``caption``, ``captions``, ``text`` or ``title``, or a list), a class (.cls; in the JSON ``label``, ``cls``
-    or ``class``) and, in the JSON, perhaps a ``unit``, ``person_id``, ``patient_id`` or ``pid``. The archives are read twice,
-    front to back, and never unpacked. The id of a record is its split, archive and name.
+    Files that share a name up to its first dot are a sample:
+
+    * an image, with any of `EXTENSIONS`;
+    * captions: a .txt with one in each line, or a .json with ``caption``, ``captions``, ``text`` or ``title``, or a list;
+    * perhaps a class: a .cls, or ``label``, ``cls`` or ``class`` in the .json;
+    * perhaps a unit: ``unit``, ``person_id``, ``patient_id`` or ``pid`` in the .json.
+
+    The archives are read twice, from front to back, and never unpacked. The id of a record consists of its split, its archive
+    and its name.
     """
 
     name = "webdataset"
@@ -128,22 +158,22 @@ class WebDatasetImporter(Importer):
     layout = "a .tar archive, or a folder of .tar archives, with 000.jpg and 000.txt or 000.json (captions), 000.cls (class)"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether the path is a .tar file, or a folder of such files without images beside them."""
+        """Returns whether `path` is a tar archive, or a folder of tar archives without images beside them."""
         if path.is_dir():
             return holds(path, {".tar"}, access) and not holds(path, EXTENSIONS, access)
         return path.is_file() and suffix(path) == ".tar"
 
     def open(self, path: Path, access: Access | None = None, splits: int | None = None) -> Source:
-        """Reads the texts (not the images) of all archives and streams the records.
+        """Reads the texts of all archives. The images are read when the source's iterator is used.
 
         Args:
-            path: A file or folder.
+            path: Archive, or folder of archives.
             access: Paths that the import may read.
-            splits: Level of the folders in the archives that are splits. Only 0 is allowed: no folder is. ``None``: archives
-                whose folders name several splits are refused.
+            splits: Level of the folders in the archives that are splits. Only 0 is allowed: no folder is a split. ``None``:
+                archives whose folders' names contain several splits are refused.
 
         Raises:
-            UserError: When there are no archives or no samples, or it is not clear what is a split.
+            UserError: If there are no archives or no samples, it is not clear what is a split, or `splits` is above 0.
         """
         if splits:
             raise UserError(f"--splits {splits} is for folders of image files; for archives it can be 0. [tar-splits-level]")
@@ -193,10 +223,13 @@ def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Ite
     """Yields the records of an archive.
 
     Args:
-        shard: The archive.
+        shard: Path of the archive.
         split: Split of the archive.
         name: Prefix of the records' ids.
-        classes: Class -> number.
+        classes: Number of each class.
+
+    Raises:
+        UserError: If the files of a sample are not adjacent, or two samples have the same name.
     """
     seen = set()
     try:
@@ -213,13 +246,26 @@ def _records(shard: Path, split: str, name: str, classes: dict[str, int]) -> Ite
 
 
 def _called(archive: Path, source: Path) -> str:
-    """Returns the prefix of an archive's record names, ``part-0/cats``: numbered folders above it, then its name."""
+    """Returns the prefix of the names of an archive's records, such as ``part-0/cats``.
+
+    It consists of the numbered folders above the archive (`is_part`) and the archive's name.
+
+    Args:
+        archive: Path of the archive.
+        source: Path of the source, the archive itself or a folder above it.
+    """
     folders = archive.relative_to(source).parts[:-1] if source.is_dir() else ()
     return "/".join([*(folder for folder in folders if is_part(folder)), name_of(archive)])
 
 
 def _survey(shard: Path, split: str, survey: _Survey) -> None:
-    """Adds what the texts of an archive say to the survey."""
+    """Reads the texts of an archive, and adds the facts about its samples to the survey.
+
+    Args:
+        shard: Path of the archive.
+        split: Split of the archive.
+        survey: Facts about all samples, to which this function adds.
+    """
     last = ""
     try:
         for sample in _samples(
@@ -239,7 +285,14 @@ def _survey(shard: Path, split: str, survey: _Survey) -> None:
 
 
 def _stray(member: tarfile.TarInfo, place: str, shard: Path, survey: _Survey) -> None:
-    """Accounts for a member that is not a file of a sample."""
+    """Adds to the survey a member of an archive that is not a file of a sample.
+
+    Args:
+        member: Header of the member.
+        place: Split and name of the archive, for messages.
+        shard: Path of the archive.
+        survey: Facts about all samples, to which this function adds.
+    """
     name = member.name.rsplit("/", 1)[-1]
     if member.isdir():
         return
@@ -267,10 +320,10 @@ def _record(id: str, sample: _Sample, split: str, numbers: dict[str, int]) -> It
 def _samples(
     shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None] = lambda member: None
 ) -> Iterator[_Sample]:
-    """Yields the samples of an archive, each when its last file is known to be whole.
+    """Yields the samples of an archive, each after the member that follows its last file was read: the file is then whole.
 
     Args:
-        shard: The archive.
+        shard: Path of the archive.
         extensions: Extensions of the files that are read, without their dots.
         stray: Function that is called with every member that is not a file of a sample.
     """
@@ -290,7 +343,7 @@ def _samples(
 def _members(
     shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None]
 ) -> Iterator[tuple[str, str, tarfile.TarInfo, bytes | str | None]]:
-    """Yields (key, extension, member, content) of the files of samples; see `members`."""
+    """Yields (key, extension, header, content) of each file of a sample; see `members`, and `_samples` for the arguments."""
     for member, content in members(
         shard, lambda member: (named := _NAME.fullmatch(member.name)) is not None and named[2].lower() in extensions
     ):

@@ -1,1 +1,1 @@
-"""Records from any map-style data set, read and augmented in processes."""
+"""Records of any map-style data set. Several processes read its items and make their views."""

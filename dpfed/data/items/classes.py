@@ -1,4 +1,4 @@
-"""Labels of items, as text and as numbers."""
+"""Converts the labels of items to text or to class numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from dpfed.errors import UserError
 
 
 def labels_in_words(labels: Mapping[str, Any], classes: Mapping[str, Sequence[str]]) -> str:
-    """Describes a record's labels by the names of their classes, since class numbers may depend on other records.
+    """Describes a record's labels by the names of their classes, because class numbers may depend on other records.
 
     Args:
-        labels: Labels of the record, by label name.
-        classes: Names of the classes by label name, where they are known.
+        labels: Label of the record for each label name, as it stands in the item.
+        classes: Names of the classes for each label name for which they are known.
+
+    Returns:
+        A text such as `` colour=red size='large'``; empty for a record without labels.
     """
     text = ""
     for name, value in sorted(labels.items()):
@@ -31,11 +34,12 @@ def numbered_labels(
     """Converts the labels of records to class numbers.
 
     Args:
-        given: Labels of each record by label name, as they stand in the item.
-        known: Names of the classes by label name, where they are known.
+        given: Labels of each of N records by label name, as they stand in the item.
+        known: Names of the classes for each label name for which they are known.
 
     Returns:
-        The class numbers by label name, each ``(N,)`` int64, -1 for a record without the label; and the names of the classes.
+        For each label name, the class numbers of the records, ``(N,)`` int64, -1 for a record without the label; and for each
+        label name, the names of its classes in the order of their numbers.
 
     Raises:
         UserError: If labels are neither whole numbers nor texts, or a mixture of both.

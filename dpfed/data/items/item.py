@@ -1,4 +1,4 @@
-"""The parts of an item of a data set: image, captions, labels, key and unit."""
+"""Finds the parts of an item of a data set: image, captions, labels, key and unit."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ _MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"}
 
 
 class BrokenItem(Exception):
-    """An item that cannot be used; the message says briefly what the item is."""
+    """The error for an item that cannot be used; the message says briefly what is wrong with it."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The locations of the parts of an item.
+    """The locations of the parts of an item. An item is an image, a tuple or list, or a mapping from columns to cells.
 
     Attributes:
-        image: Location of the image; ``None``: the item itself, the first of a tuple, or the column ``image``.
-        captions: Location of a text or of several texts; ``None``: the second of a tuple if it is one, otherwise none.
-        labels: Locations of the labels by name; ``None``: the second of a tuple or the column ``label``, if a whole number.
-        key: Location of the key that identifies the record, whatever its position; ``None``: the contents are the key.
+        image: Location of the image; ``None``: the item itself, the first entry of a tuple, or a column such as ``image``.
+        captions: Location of a text, or of a list of texts; ``None``: the second entry of a tuple, if this is a text or a list
+            of texts; otherwise the item has no captions.
+        labels: Location of each label, by the label's name; ``None``: one label, named ``label``: the second entry of a tuple,
+            or the column ``label``, if this is a whole number.
+        key: Location of the key that identifies the record, whatever its position; ``None``: a hash of the record's contents
+            identifies it.
         unit: Location of the name of the record's unit, such as a person; ``None``: there are no units.
     """
 
@@ -48,7 +51,7 @@ class Parts:
         """Returns the image of an item.
 
         Raises:
-            BrokenItem: If it is not an image.
+            BrokenItem: If the item has no image at this location.
         """
         return image_of(_image_part(item) if self.image is None else part_of(item, self.image))
 
@@ -56,7 +59,7 @@ class Parts:
         """Returns the texts of an item.
 
         Raises:
-            BrokenItem: If `captions` leads to something else, or to no text.
+            BrokenItem: If the part at the location `captions` is not a text or a list of texts, or a text is empty.
         """
         if self.captions is None:
             second = _second(item)
@@ -70,7 +73,11 @@ class Parts:
         return texts
 
     def labels_of(self, item: Any) -> dict[str, Any]:
-        """Returns the labels of an item by name, as they stand in the item; ``None`` for a missing label."""
+        """Returns the labels of an item by their names, as they stand in the item; ``None`` for a record without the label.
+
+        Raises:
+            BrokenItem: If the item has no part at a location of `labels`.
+        """
         if self.labels is not None:
             return {name: _plain(part_of(item, part)) for name, part in self.labels.items()}
         second = item.get("label") if isinstance(item, Mapping) else _second(item)
@@ -79,7 +86,11 @@ class Parts:
 
 
 def part_of(item: Any, part: Part) -> Any:
-    """Returns a part of an item.
+    """Returns the part of an item at a location.
+
+    Args:
+        item: Item of a data set.
+        part: Location: a column, a position in a tuple, or a function of the item.
 
     Raises:
         BrokenItem: If the item has no such part.
@@ -94,16 +105,16 @@ def part_of(item: Any, part: Part) -> Any:
 
 
 def image_of(value: Any) -> Image.Image | Tensor:
-    """Converts an image to one of two forms.
+    """Converts an image to a PIL image or a tensor.
 
     Args:
-        value: PIL image; array ``(H, W)``, ``(H, W, 3)`` or ``(C, H, W)``; or tensor ``(C, H, W)``.
+        value: PIL image; array ``(H, W)``, ``(H, W, 3)`` of uint8, or ``(C, H, W)``; or tensor ``(C, H, W)``.
 
     Returns:
         A PIL image, or a tensor ``(C, H, W)`` of uint8, uint16 or floats.
 
     Raises:
-        BrokenItem: If it is anything else.
+        BrokenItem: If `value` is anything else, is empty, or has numbers that are not finite.
     """
     if isinstance(value, Image.Image):
         if value.mode not in _MODES:
@@ -127,12 +138,12 @@ def image_of(value: Any) -> Image.Image | Tensor:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Returns whether all numbers are finite; testing only the least and largest takes a tenth of the time of testing each."""
+    """Returns whether all numbers are finite. Only the least and the largest are tested, which takes a tenth of the time."""
     return all(bool(bound.isfinite()) for bound in values.aminmax())
 
 
 def content_of(image: Image.Image | Tensor) -> bytes:
-    """Returns the contents of an image as bytes, which are equal for equal images only."""
+    """Returns the contents of an image, with its size and type, as bytes. They are equal for equal images only."""
     if isinstance(image, Tensor):
         pixels = image.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{image.dtype} {tuple(image.shape)}\n".encode() + pixels
@@ -141,7 +152,7 @@ def content_of(image: Image.Image | Tensor) -> bytes:
 
 
 def hashed(*parts: bytes) -> bytes:
-    """Returns a hash of the given contents, 16 bytes."""
+    """Returns a hash of a sequence of byte strings, 16 bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -180,7 +191,7 @@ def _second(item: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Converts numbers of numpy and tensors of one number to Python's."""
+    """Converts a number of numpy, or a tensor of one number, to a number of Python; returns other values unchanged."""
     if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.dim() == 0):
         return value.item()
     return value

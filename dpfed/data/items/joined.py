@@ -1,4 +1,4 @@
-"""Training items and held-out items as one sequence."""
+"""Joins the data sets of training items and held-out items into one sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from dpfed.errors import UserError
 
 
 class Joined(Sequence[Any]):
-    """The training items, followed by the held-out ones."""
+    """The training items, followed by the validation items and the test items.
+
+    Args:
+        sets: Data set of each split, in the order of `SPLITS`; ``None`` for a held-out split without items.
+
+    Raises:
+        UserError: If the first data set is ``None``, or a data set is a path.
+    """
 
     def __init__(self, sets: Sequence[Any]) -> None:
         self._sets = list(sets)
@@ -34,7 +41,7 @@ class Joined(Sequence[Any]):
 
     @property
     def splits(self) -> np.ndarray:
-        """The split of each item, ``(N,)`` int8."""
+        """The number of each item's split, ``(N,)`` int8."""
         return np.repeat(np.arange(len(SPLITS), dtype=np.int8), np.diff([0, *self._ends]))
 
     def __len__(self) -> int:

@@ -1,7 +1,8 @@
-"""Reads items and makes their views in processes: torch's `DataLoader`, which receives its requests step by step.
+"""Reads items and makes their views in the processes of torch's `DataLoader`, which receives its requests step by step.
 
-Every random generator that a transform may use is seeded for each view, by the record's own key and the step. A view is
-therefore a function of the record and its own draws, whatever other records are processed with it, and in whichever process.
+Before each view is made, every random generator that a transform may use is seeded, by a seed that is drawn from the record's
+own key and the step. A view is therefore a function of its record and its seed, whatever other records are processed with it,
+and in whichever process.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ _CHUNK = 16  # records that are sent together from one process to another
 
 @dataclass(frozen=True)
 class Request:
-    """A request for the views of some records.
+    """A request for the views of n records.
 
     Attributes:
-        rows: Rows of the data set, ``(n,)``.
-        seeds: Seed of each view, ``(n, V)`` uint64; ``None``: the plain image.
+        rows: Rows of the records in the data set, ``(n,)``.
+        seeds: Seed of each view, ``(n, V)`` uint64, or ``(n, 1)`` for a transform that makes all views at once; ``None``: the
+            plain images are requested.
     """
 
     rows: np.ndarray
@@ -59,7 +61,7 @@ class Recipe:
         items: Data set.
         parts: Locations of the parts of an item.
         transform: Function that makes a random view of an image, or a list of views.
-        plain: Function that makes the image without augmentation.
+        plain: Function that makes the image for evaluation, without augmentation.
     """
 
     items: Sequence[Any]
@@ -71,8 +73,12 @@ class Recipe:
         """Makes the V views of one record, each ``(C, H, W)`` float32.
 
         Args:
-            row: Row of the data set.
-            seeds: Seeds, ``(V,)`` uint64, or one for a transform that makes all views at once; ``None``: the plain image.
+            row: Row of the record in the data set.
+            seeds: Seed of each view, ``(V,)`` uint64, or one seed for a transform that makes all views at once; ``None``: the
+                one view is the plain image.
+
+        Raises:
+            BrokenItem: If the item has no image, or the views are not tensors of one shape with finite floats.
         """
         image = self.parts.image_of(self.items[row])
         if seeds is None:
@@ -103,7 +109,7 @@ class Failure:
 
 
 class _Reads(Dataset[Any]):
-    """Answers the requests inside a process of the loader."""
+    """A data set of torch that answers requests inside a process of the loader."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -113,7 +119,15 @@ class _Reads(Dataset[Any]):
 
 
 def answer(recipe: Recipe, request: Request) -> Tensor | Failure:
-    """Returns the views ``(n, V, C, H, W)``, or the error of the first item that failed."""
+    """Makes the views that are requested.
+
+    Args:
+        recipe: Steps that turn an item into input of the model.
+        request: Request for the views of n records.
+
+    Returns:
+        The views, ``(n, V, C, H, W)`` float32, or the error of the first item that failed.
+    """
     made: list[Tensor] = []
     count = 1
     for number, row in enumerate(request.rows.tolist()):
@@ -131,7 +145,7 @@ def answer(recipe: Recipe, request: Request) -> Tensor | Failure:
 
 
 class _Queue(Sampler[Request]):
-    """The queue of requests for the loader's processes."""
+    """A sampler of torch that gives requests to the loader's processes."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -144,7 +158,7 @@ class _Queue(Sampler[Request]):
 
 
 class ItemLoader:
-    """Reads announced requests ahead, in processes.
+    """Answers requests for views. Processes work on requests that are announced, before their views are needed.
 
     Args:
         recipe: Steps that turn an item into input of the model.
@@ -161,7 +175,7 @@ class ItemLoader:
         self._expected: deque[Request] = deque()
 
     def prefetch(self, requests: Sequence[Request]) -> None:
-        """Announces the next requests, in order; work that has begun on them is kept."""
+        """Announces the next requests, in order. If they are announced already, the work that has begun on them goes on."""
         if self._workers == 0 or _is_coming(requests, self._expected):
             return
         self._expected = deque(requests)
@@ -173,10 +187,11 @@ class ItemLoader:
         self._coming = iter(self._started())
 
     def __call__(self, request: Request) -> Tensor:
-        """Returns the views ``(n, V, C, H, W)`` float32.
+        """Returns the views of a request, ``(n, V, C, H, W)`` float32.
 
         Raises:
-            UserError: If an item cannot be read, or a transform fails; the message gives the item's position in the data set.
+            UserError: If an item cannot be read, a transform fails (the message gives the item's position in the data set),
+                views have different shapes, or a process dies.
         """
         if self._workers == 0:
             with generators_kept():
@@ -221,7 +236,7 @@ class ItemLoader:
 
 
 def _is_coming(requests: Sequence[Request], expected: deque[Request]) -> bool:
-    """Returns whether these are the next expected requests."""
+    """Returns whether the given requests are the next ones among the expected requests."""
     return len(requests) <= len(expected) and all(map(Request.same_as, requests, expected))
 
 

@@ -1,4 +1,4 @@
-"""The form of a picture by which a lifetime budget recognises it, in whatever form a data set gives it."""
+"""Converts pictures to a common form, by which a lifetime budget recognises a picture in whatever form a data set gives it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _NEAR = 0.2  # tolerance in levels of 255; half precision is off by 0.06
 
 
 def picture_of(image: Image.Image | Tensor) -> bytes:
-    """Returns a picture as bytes, the same for a PIL image, an array, a uint8 tensor and a tensor divided by 255.
+    """Returns a picture as bytes. They are the same for a PIL image, a uint8 tensor and a float tensor, divided by 255.
 
-    A grey picture gives the same bytes with one channel and with three. Scaling, cropping or encoding anew changes them.
+    A grey picture gives the same bytes with one channel and with three. Scaling or cropping a picture, or encoding it again
+    with losses, changes the bytes.
 
     Args:
         image: PIL image, or tensor ``(C, H, W)``.
@@ -30,7 +31,7 @@ def picture_of(image: Image.Image | Tensor) -> bytes:
 
 
 def _pixels(image: Image.Image | Tensor) -> np.ndarray | None:
-    """Returns the pixels, ``(H, W, C)`` uint8, uint16 or float32; ``None`` for other kinds of pictures."""
+    """Returns the pixels of a picture, ``(H, W, C)`` uint8, uint16 or float32; ``None`` for PIL images of other modes."""
     if isinstance(image, Image.Image):
         image = image.convert(_AS[image.mode]) if image.mode in _AS else image
         if image.mode in _BYTES:
@@ -41,7 +42,7 @@ def _pixels(image: Image.Image | Tensor) -> np.ndarray | None:
 
 
 def _levels(given: np.ndarray) -> np.ndarray:
-    """Converts numbers k/255 to k, uint8; returns other numbers unchanged."""
+    """Converts pixels k/255, for whole numbers k from 0 to 255, to k in uint8; returns other pixels unchanged."""
     scaled = given * 255
     whole = np.rint(scaled)
     scaled -= whole

@@ -1,4 +1,4 @@
-"""Records from any map-style data set: of torch, of Hugging Face, a list of images, or a record store."""
+"""Makes records of any map-style data set: of torch, of Hugging Face, a list of images, or a record store."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from dpfed.errors import UserError
 
 @dataclass(frozen=True)
 class _Index:
-    """The facts about all records that one pass over the data set collects.
+    """What one pass over a data set collects about its records.
 
     Attributes:
         keys: Keys of the records, see `RecordSet`.
-        labelled_keys: Keys for losses that read labels: records with different labels are then not equal.
-        pictures: Hash of each picture, independent of its form.
+        labelled_keys: Keys of the records for losses that read labels. They also depend on the records' labels.
+        pictures: Hash of each record's picture, which is the same in whatever form the data set gives the picture.
         units: Keys of the units, see `RecordSet`.
-        labels: Class numbers by label name, see `RecordSet`.
-        label_names: Names of the classes by label name, see `RecordSet`.
+        labels: Class numbers for each label name, see `RecordSet`.
+        label_names: Names of the classes for each label name, see `RecordSet`.
         captions: Captions of each record.
         equal: Number of records whose image and captions another record has, too.
     """
@@ -50,37 +50,40 @@ class _Index:
 
 
 class Records(RecordSet):
-    """Records of a data set with ``len()`` and ``[]``. Every item is read once when the records are opened.
+    """Records of a data set with ``len()`` and ``[]``. All items are read when the records are first used.
 
-    An item is an image, a tuple that begins with one, or a mapping. Images are PIL images, arrays ``(H, W)``, ``(H, W, 3)`` or
-    ``(C, H, W)``, or tensors ``(C, H, W)`` of uint8, uint16 or floats with any number of channels. Random transforms do not
-    belong in the data set: give them to `Views`.
+    An item is an image, a tuple that begins with an image, or a mapping. Images are PIL images, arrays ``(H, W)``,
+    ``(H, W, 3)`` or ``(C, H, W)``, or tensors ``(C, H, W)`` of uint8, uint16 or floats with any number of channels. Random
+    transforms do not belong in the data set: give them to `Views`.
 
     Args:
-        data: Training records.
+        data: Data set of the training records, or a record store, which has all splits.
         image: Location of the image in an item: a column, a position in a tuple, or a function of the item. Default: the item
-            itself, the first of a tuple, or the column ``image``.
-        caption: Location of the text, or of a list of texts. Default: the second of a tuple, if that is a text.
-        label: Location of the class, or a mapping from label names to locations; read for k-NN, the linear probe, and losses of
-            classes such as `dpfed.losses.SupCon`.
-            Default: the second of a tuple, or the column ``label``, if that is a whole number.
-        key: Location of the key that identifies a record, whatever its position in the data set. Default: a hash of image and
-            captions, and of the labels where a loss reads them.
+            itself, the first entry of a tuple, or a column such as ``image``.
+        caption: Location of the text, or of a list of texts. Default: the second entry of a tuple, if that is a text or a list
+            of texts.
+        label: Location of the class, or a mapping from label names to locations. k-NN, the linear probe, and losses of classes
+            such as `dpfed.losses.SupCon` read it. Default: the second entry of a tuple, or the column ``label``, if that is a
+            whole number.
+        key: Location of the key that identifies a record, whatever its position in the data set. Default: a hash of the image,
+            captions and unit, and of the labels if a loss reads them.
         unit: Location of the name of the record's unit, such as a person. `Privacy(unit="user")` protects all records of a
             unit together.
         validation: Data set of held-out records, on which the model is measured.
         test: Data set of further held-out records.
         name: Name of the data set, also on the card. Default: the name of its class.
-        public: True if anyone may see the records.
+        public: Whether anyone may see the records.
         workers: Number of processes that read items and make views; 0: this process does it. Default: one for each core.
 
     Attributes:
         source: Data set as it was given.
-        reads_labels: True if the loss of the open run reads labels: records with different labels are then not equal.
-        equal: Number of records whose image and captions another record has, too; each of them counts.
+        reads_labels: Whether the loss of the open run reads labels. Records that differ only in their labels then have
+            unrelated keys.
 
     Raises:
-        UserError: If the data set has no length, or keys are equal or are positions; raised when the records are opened.
+        UserError: If `data` is not a data set, or arguments are given that a record store has already. Later, when the items
+            are read: if the data set has no length or no items, an item cannot be used, only some items have captions, or the
+            keys are equal or are positions.
     """
 
     def __init__(
@@ -129,19 +132,19 @@ class Records(RecordSet):
 
     @property
     def keys(self) -> np.ndarray:  # type: ignore[override]
-        """See `RecordSet`, also for the properties below."""
+        """The keys of the records, see `RecordSet`."""
         if self.store is not None:
             return self.store.keys
         return self._index.labelled_keys if self.reads_labels else self._index.keys
 
     @property
     def units(self) -> np.ndarray | None:  # type: ignore[override]
-        """See `RecordSet`."""
+        """The keys of the records' units, see `RecordSet`."""
         return self._index.units if self.store is None else self.store.units
 
     @property
     def unit_name(self) -> str | None:  # type: ignore[override]
-        """See `RecordSet`."""
+        """The name of the kind of unit, see `RecordSet`: the column of the units, or ``"user"`` if they are not in a column."""
         if self.store is not None:
             return self.store.unit_name
         unit = self.parts.unit
@@ -149,34 +152,38 @@ class Records(RecordSet):
 
     @property
     def labels(self) -> dict[str, np.ndarray]:  # type: ignore[override]
-        """See `RecordSet`."""
+        """The class numbers for each label name, see `RecordSet`."""
         return self._index.labels if self.store is None else self.store.labels
 
     @property
     def label_names(self) -> dict[str, list[str]]:  # type: ignore[override]
-        """See `RecordSet`."""
+        """The names of the classes for each label name, see `RecordSet`."""
         return self._index.label_names if self.store is None else self.store.label_names
 
     @property
     def equal(self) -> int:
-        """The number of records whose image and captions another record has, too."""
+        """The number of records whose image and captions another record has, too. For a record store, it is 0: not counted."""
         return self._index.equal if self.store is None else 0
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """See `RecordSet`."""
+        """The kind of the records, see `RecordSet`: ``"image-text"`` if they have captions."""
         if self.store is not None:
             return self.store.kind
         return "image-text" if all(self._index.captions) else "image"
 
     @functools.cached_property
     def splits(self) -> np.ndarray:  # type: ignore[override]
-        """See `RecordSet`."""
+        """The number of each record's split, see `RecordSet`."""
         return self.items.splits
 
     @property
     def contents(self) -> str:  # type: ignore[override]
-        """See `RecordSet`: a plain hash, which leaves this machine for public records only."""
+        """The fingerprint of all records, see `RecordSet`.
+
+        For a record store, it is the store's own fingerprint. Otherwise it is a hash without a key, which leaves this machine
+        only if the records are public.
+        """
         if self.store is not None:
             return self.store.contents
         order = np.argsort(self.keys, kind="stable")
@@ -185,12 +192,16 @@ class Records(RecordSet):
 
     @property
     def fingerprint(self) -> str:
-        """See `RecordSet`."""
+        """The value by which two processes recognise the same records, see `RecordSet`."""
         return self.contents if self.store is None else self.store.fingerprint
 
     @functools.cached_property
     def budget_names(self) -> np.ndarray:  # type: ignore[override]
-        """See `RecordSet`: hashes of each picture and its number among equal ones, independent of keys and captions."""
+        """The names by which a lifetime budget recognises records, see `RecordSet`.
+
+        A name is a hash of the record's picture, and of the record's number among all records with this picture. It does not
+        depend on keys and captions.
+        """
         if self.store is not None:
             return self.store.budget_names
         seen = Counter[str]()
@@ -202,7 +213,10 @@ class Records(RecordSet):
 
     @functools.cached_property
     def budget_fingerprint(self) -> str:  # type: ignore[override]
-        """See `RecordSet`: a hash of the training records' pictures and units, in any order."""
+        """The fingerprint by which a lifetime budget recognises all records, see `RecordSet`.
+
+        It is a hash of the training records' pictures and units, and does not depend on their order.
+        """
         if self.store is not None:
             return self.store.budget_fingerprint
         units = [""] * len(self) if self.units is None else self.units.tolist()
@@ -211,17 +225,20 @@ class Records(RecordSet):
 
     @property
     def budget_folder(self) -> Path | None:
-        """See `RecordSet`. A run's folder gets no copy: people share runs, and the ledger has plain hashes of pictures."""
+        """The folder of the record store; ``None`` for other data sets, see `RecordSet`.
+
+        The folder of a run gets no copy of the ledger: people share runs, and the ledger has hashes of pictures without a key.
+        """
         return None if self.store is None else self.store.path
 
     def captions(self, indices: np.ndarray) -> list[list[str]]:
-        """See `RecordSet`."""
+        """Returns the captions of the records, see `RecordSet`."""
         if self.store is not None:
             return self.store.captions(indices)
         return [list(self._index.captions[row]) for row in np.asarray(indices).tolist()]
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
-        """See `RecordSet`."""
+        """Returns the records' images as bytes, see `RecordSet`."""
         if self.store is not None:
             return self.store.encoded(indices)
         return [picture_of(self.parts.image_of(self.items[row])) for row in np.asarray(indices).tolist()]
@@ -247,11 +264,16 @@ class Records(RecordSet):
         return _Index(keys, labelled, pictures, units, labels, names, captions, equal)
 
     def _keys(self, scanned: list[Scanned], by_label: bool = False) -> tuple[np.ndarray, int]:
-        """Returns the records' keys, and the number of records that are equal to another one.
+        """Returns the records' keys, and the number of records whose image and captions another record has, too.
 
-        The first, second, ... of a unit's equal records have different keys, which do not change when another one is added.
-        Where a loss reads labels, records with different labels are not equal. Otherwise, if the first of them were removed,
+        Without given keys, a key is a hash of the record's contents and unit, and of the record's number among the records for
+        which these are equal. So equal records have different keys, and adding one more changes no other key. If a loss reads
+        labels, the hash must cover them: otherwise, if the first of two records that differ only in their labels were removed,
         the second would get the key of the first.
+
+        Args:
+            scanned: Facts about each record.
+            by_label: Whether the keys depend on the labels, too.
 
         Raises:
             UserError: If the given keys are positions, or a key occurs twice.
@@ -281,7 +303,10 @@ class Records(RecordSet):
         return keys, equal
 
     def _class_names(self) -> Mapping[str, Sequence[str]]:
-        """Returns the names of the classes of a torchvision or Hugging Face data set, by label name."""
+        """Returns the names of the classes for each label name.
+
+        Labels whose class names the data set does not tell are left out. Data sets of torchvision and Hugging Face tell them.
+        """
         features = getattr(self.source, "features", None)
         names: dict[str, Sequence[str]] = {}
         for name, part in (self.parts.labels or {"label": "label"}).items():

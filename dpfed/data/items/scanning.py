@@ -1,6 +1,7 @@
-"""Reads every item of a data set once: its key, captions and labels, and hashes of its contents.
+"""Reads every item of a data set once, for its key, unit, captions and labels, and for hashes of its contents.
 
-Some items are read a second time, in another order: an item that then differs is not a function of its record.
+Up to 256 items are read a second time, in another order. If an item differs then, it is not a function of its record, and the
+data set is refused.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class Scanned:
     """The facts that an item gives about its record.
 
     Attributes:
-        content: Hash of image and captions.
-        picture: Hash of the picture alone, independent of its form.
+        content: Hash of the image and the captions.
+        picture: Hash of the picture alone, which is the same in whatever form the data set gives the picture.
         captions: Captions of the record.
-        labels: Labels by name, as they stand in the item.
-        key: Key as it stands in the item; ``None``: the content is the key.
-        unit: Name of the unit as it stands in the item; ``None``: there is none.
+        labels: Labels by their names, as they stand in the item.
+        key: Key of the record in the item, as a text; ``None``: the user names no location of keys.
+        unit: Name of the record's unit in the item, as a text; ``None``: the user names no location of units.
     """
 
     content: bytes
@@ -72,7 +73,7 @@ class _Scan(Dataset[Any]):
 def scan(
     items: Sequence[Any], parts: Parts, workers: int | None = None, advance: Callable[[int], None] = lambda done: None
 ) -> list[Scanned]:
-    """Reads every item of a data set.
+    """Reads every item of a data set, and returns the facts about the records in the order of the items.
 
     Args:
         items: Data set.

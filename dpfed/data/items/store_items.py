@@ -1,4 +1,4 @@
-"""A record store as a data set: its images as they are stored."""
+"""A record store as a map-style data set of images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpfed.data.store.records import RecordStore
 
 
 class StoreItems(Sequence[Any]):
-    """The images of a store, by row, at their stored size.
+    """The items of a store, by row: mappings with the column ``image``, a PIL image at its stored size.
 
     Args:
         store: Record store; each process opens it anew.
@@ -25,7 +25,7 @@ class StoreItems(Sequence[Any]):
 
     @functools.cached_property
     def splits(self) -> np.ndarray:
-        """The split of each record, ``(N,)`` int8."""
+        """The number of each record's split, ``(N,)`` int8."""
         return self._store.splits
 
     def __len__(self) -> int:

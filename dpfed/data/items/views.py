@@ -1,4 +1,4 @@
-"""The user's own random views: any callable as transform, for records of any data set."""
+"""Makes random views by a user's own transform, which may be any callable, for records of any data set."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ Shape = tuple[int, int, int]
 
 
 class Views:
-    """Random views of an image.
+    """Random views of an image, made by a transform of the user's own.
 
     Args:
-        transform: Callable that makes a view of an image as the data set gives it (a PIL image, or a tensor
-            ``(C, H, W)``): a float tensor ``(C, H, W)``, the same shape for every image. It may draw from the generators of
-            torch, numpy and `random`, which are seeded for each view. It may also return a list of all views at once.
-        count: V, number of views of each image; a transform that returns a list determines it. Default: 2, and 1 for models
+        transform: Callable that makes a view of an image. It gets the image as the data set gives it: a PIL image, or a tensor
+            ``(C, H, W)``. It returns a float tensor ``(C, H, W)``, of the same shape for every image, or a list of all views
+            at once. It may draw from the generators of torch, numpy and `random`, which are seeded for each view.
+        count: V, number of views of each image. A transform that returns a list determines it. Default: 2, and 1 for models
             that read text.
-        plain: Callable that makes the image for evaluation, without randomness. Default: scaled and cropped to the size of a
-            view, as floats in [0, 1], with the normalisation found in `transform`, if that is a `Compose`.
+        plain: Callable that makes the image for evaluation, without randomness. By default the image is scaled and cropped to
+            the size of a view, as floats in [0, 1], and normalised as in `transform`, if that is a `Compose` with a
+            normalisation.
 
     Raises:
         UserError: If `transform` or `plain` is not callable, or `count` is not a whole number of at least 1.
@@ -76,7 +77,7 @@ def simclr_transform(size: int) -> Transform:
 
 
 def plain_like(transform: Transform, shape: Shape) -> Transform:
-    """Returns a transform for evaluation, with the output shape and the normalisation of a training transform.
+    """Returns a transform for evaluation. Its output has the shape and the normalisation of a training transform's views.
 
     Args:
         transform: Transform of training.
@@ -101,7 +102,11 @@ def plain_like(transform: Transform, shape: Shape) -> Transform:
 
 
 class _Colours:
-    """Converts an image to a tensor with the number of channels of a view."""
+    """Converts an image to a tensor. A PIL image gets the number of channels of a view, if there is such a mode.
+
+    Args:
+        channels: Number of channels of a view.
+    """
 
     def __init__(self, channels: int) -> None:
         self._mode = {1: "L", 3: "RGB", 4: "RGBA"}.get(channels)
@@ -116,7 +121,7 @@ class _Colours:
 
 
 class _AsTheyAre(ImageViews):
-    """The substitute for `ImageViews` where images already come as the model reads them."""
+    """Stands for `ImageViews` where the user's transforms make the images as the model reads them: it changes nothing."""
 
     def __init__(self) -> None:
         super().__init__(ViewsConfig())
@@ -128,7 +133,9 @@ class _AsTheyAre(ImageViews):
 
 @dataclass(frozen=True, kw_only=True)
 class ItemViews(RecordViews):
-    """The preparation of a data set's records for the model. `Views.plain` alone prepares images for evaluation.
+    """Settings and parts that prepare the records of a data set for the model, by a user's transforms.
+
+    `Views.plain` alone prepares images for evaluation: no resizing or normalisation follows it.
 
     Attributes:
         records: Records of which views are made.
@@ -144,16 +151,17 @@ class ItemViews(RecordViews):
 
     @classmethod
     def of(cls, records: Records, views: Views, count: int, tokenizer: Tokenizer | None = None) -> ItemViews:
-        """Tries the transform on a few records, and prepares the views of all.
+        """Tries the user's transforms on up to 16 records, and returns the views of all records.
 
         Args:
-            records: Records, opened or not.
+            records: Records, whether their items were read or not.
             views: Views that the user defined.
-            count: V, used if `views` does not give it.
-            tokenizer: Tokenizer of models that read text.
+            count: V, number of views of each image, if `views` does not give it.
+            tokenizer: Tokenizer of models that read text; ``None`` for image models.
 
         Raises:
-            UserError: If the transform fails, returns something other than views, or differs for the same seeds.
+            UserError: If a transform fails, returns something other than views, or returns other views for the same seeds, or
+                if plain images have another shape than views.
         """
         count = views.count or count
         trial = Recipe(records.items, records.parts, views.transform, _unchanged)
@@ -187,21 +195,21 @@ class ItemViews(RecordViews):
         )
 
     def read(self, store: RecordSet, indices: np.ndarray) -> Tensor:
-        """Reads the images for evaluation: float32 ``(n, C, H, W)``.
+        """Reads records' images and makes the plain images for evaluation, ``(n, C, H, W)`` float32.
 
         Args:
-            store: The records; `records` is read in any case.
+            store: Not used: the attribute `records` is read.
             indices: Indices of records, ``(n,)``.
         """
         return self.loader(Request(np.asarray(indices)))[:, 0]
 
     def maker(self, store: RecordSet, count: int | None = None) -> ViewMaker:
-        """Returns the maker of the training views."""
+        """Returns the object that makes the training views. The arguments are not used."""
         return ItemMaker(self)
 
 
 class ItemMaker(ViewMaker):
-    """Makes the random views of items; each record's views depend on that record and its own draws only.
+    """Makes the random views of items. Each record's views depend only on that record and on what is drawn for it.
 
     Args:
         views: Preparation of the records.
@@ -213,7 +221,7 @@ class ItemMaker(ViewMaker):
         self._items = views
 
     def prefetch(self, batches: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
-        """See `ViewMaker.prefetch`."""
+        """Announces the indices of the next calls, so that processes can make views meanwhile; see `ViewMaker.prefetch`."""
         self._items.loader.prefetch([self._request(indices, randomness, step) for indices in batches if len(indices)])
 
     def _images(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> Tensor:
@@ -242,7 +250,14 @@ def _unchanged(image: Any) -> Any:
 
 
 def _tried(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray) -> tuple[Tensor, bool]:
-    """Returns the views of n records, ``(n, V, C, H, W)``, and whether the transform makes all views of an image at once."""
+    """Tries a transform on n records.
+
+    Returns:
+        The views, ``(n, V, C, H, W)``, and whether the transform makes all views of an image at once.
+
+    Raises:
+        UserError: If an item cannot be read, has no image, or its views cannot be made.
+    """
     with generators_kept():
         item = _item(recipe, int(rows[0]))
         try:
@@ -286,10 +301,18 @@ def _plain(recipe: Recipe, rows: np.ndarray) -> Tensor:
 
 
 def _refuse_unsteady(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray, made: Tensor) -> None:
-    """Rejects a transform whose views are not a function of the image and of the generators' seeds.
+    """Rejects a transform whose views are not a function of the image and of the seed of the random generators.
+
+    The views are made again, in another order, one by one, and in another process.
+
+    Args:
+        recipe: Steps that turn an item into input of the model.
+        rows: Rows of n records.
+        seeds: Seeds of the records' views, ``(n, V)`` or ``(n, 1)``, see `Request`.
+        made: Views of these records as they were made first.
 
     Raises:
-        UserError: If views differ; the message names the seeded generators.
+        UserError: If views differ from `made`.
     """
     _made(recipe, rows[:1], seeds[:1, :1])  # an extra call detects a counter whose period is the number of calls of a trial
     again = _made(recipe, rows, seeds)

@@ -1,1 +1,1 @@
-"""Record stores: layout, reading, writing, and what can be damaged."""
+"""Record stores: their files, reading and writing, and checks for damage."""

@@ -1,4 +1,4 @@
-"""Number of training records (or units) of a run, where it is known before any record is read or made."""
+"""The number of training records (or units) of a run, if it is known before any record is read or generated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpfed.privacy.promise import Unit
 
 
 def known_count(data: DataConfig, unit: Unit) -> int | None:
-    """Returns N of a configuration: the configured number of generated records, or the number in the header of a local store.
+    """Returns N, the number of training records (or units): as configured, or from the header of a local store.
 
     Nothing is imported, generated, copied or decoded.
 
@@ -22,10 +22,10 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
         unit: Privacy unit.
 
     Returns:
-        The number of training records (or units); ``None`` if only an import can tell.
+        N, which counts units if `unit` is ``"user"``, otherwise records; ``None`` if only an import can tell.
 
     Raises:
-        UserError: If the records are missing, the store is damaged, or units are protected that the records do not name.
+        UserError: If the records are missing, the store is damaged, or `unit` is ``"user"`` and the records name no units.
     """
     if data.from_nothing:
         if unit == "user":
@@ -41,10 +41,10 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
 
 
 def store_at_hand(data: DataConfig) -> Path | None:
-    """Returns the path of the store that is read as it is; ``None`` if the records must first be made or imported.
+    """Returns the path of an existing store that the run reads; ``None`` if records must first be generated, made or imported.
 
     Raises:
-        UserError: If ``data.path`` is missing, or there is nothing at the path.
+        UserError: If ``data.path`` is not configured, or there is nothing at the path.
     """
     if data.from_nothing or data.is_own:
         return None
@@ -59,7 +59,7 @@ def given_path(data: DataConfig) -> str:
     """Returns ``data.path`` of a source that reads files.
 
     Raises:
-        UserError: If ``data.path`` is missing.
+        UserError: If ``data.path`` is not configured.
     """
     if data.path is None:
         raise UserError(f"data.source = {data.source!r} needs data.path, the place of the records. [data-path-missing]")
@@ -77,7 +77,11 @@ def require_something_at(path: Path) -> None:
 
 
 def no_units(name: str) -> UserError:
-    """Returns the error for protected units that the records do not name."""
+    """Returns the error for a run that shall protect units although its records name no units.
+
+    Args:
+        name: Name of the data set, for the message.
+    """
     return UserError(
         f"privacy.unit = 'user' protects all records that share a unit, and the records of {name} name no units: set "
         "privacy.unit = 'record', give Records(unit=...), or import a source that names units (a column 'person_id', "

@@ -2,8 +2,8 @@
 
 Each record has a home site, which follows from the store's first label, or without labels from the caption's first words. With
 probability `skew` the record goes to its home site, otherwise to a site drawn uniformly. Both draws depend on the record's own
-key and public constants only, so a record's site does not depend on which other records exist. Where the store names units,
-the unit's key is used, so that a unit stays together.
+key and public constants only, so a record's site does not depend on which other records exist. If the store names units, the
+draws depend on the unit's key instead, so that all records of a unit go to the same site.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
     """Assigns every record of a store to a site.
 
     Args:
-        store: Store to divide; sites of its held-out records have no meaning.
+        store: Store to divide. The sites that the result gives for held-out records have no meaning.
         sites: Number of sites, at least 2.
         skew: Probability that a record goes to its home site, 0 (all sites are alike) to 1 (sites share no label). A record
-            without the label goes to any site; the home of class c is c modulo `sites`.
+            without the label goes to any site. The home site of class c is c modulo `sites`.
 
     Returns:
         The sites, ``(N,)`` int64, 0 .. sites - 1, by index in the store.
@@ -75,14 +75,14 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
 def divide_store(
     source: str | Path, dest: str | Path, sites: int, skew: float, progress: Callable[[int, int | None], None] | None = None
 ) -> list[RecordStore]:
-    """Writes a store for each site and one for the evaluation; an error leaves none of them.
+    """Writes a store for each site, and one store for the evaluation. If an error is raised, none of these stores exists.
 
     ``site-0``, ``site-1``, ... hold the training records of one site each, and nothing else; ``evaluation`` holds the held-out
     records, and no training record. Keys, ids, labels, units, captions and images are those of the source, in its order.
 
     Args:
         source: Store to divide.
-        dest: Directory to create; it must not exist.
+        dest: Directory to create for the new stores; it must not exist.
         sites: Number of sites, see `site_of_records`.
         skew: Probability that a record goes to its home site, see `site_of_records`.
         progress: Callback that receives (records written so far, all records).
@@ -117,7 +117,13 @@ def divide_store(
 
 
 def _traits(store: RecordStore, by: str) -> np.ndarray:
-    """Returns the traits that decide each record's home: ``(N,)`` int64, a label (-1: none) or a hash of the opening words."""
+    """Returns the number that decides each record's home site, ``(N,)`` int64.
+
+    Args:
+        store: Store to divide.
+        by: Name of a label: the number is the record's class (-1: none). With any other name, it is a hash of the first words
+            of the record's first caption.
+    """
     if by in store.labels:
         return store.labels[by]
     traits = np.empty(len(store), np.int64)
@@ -167,7 +173,7 @@ def _write_header(store: RecordStore, indices: np.ndarray, folder: Path) -> None
 
 
 def _add_contents(folder: Path) -> None:
-    """Gives the store of a part a fingerprint of its own."""
+    """Computes the fingerprint of a part's new store, with a new key, and writes it into the header of that store."""
     store, header = RecordStore.open(folder), read_layout(folder).header
     header["contents"] = contents_of(store, new_key(store.public))
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
@@ -179,7 +185,7 @@ def _write_parts(
     part_of_record: np.ndarray,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> None:
-    """Distributes the records of a store among folders, with an index and a file of records in each.
+    """Copies each record of a store into one of several folders. Each folder gets an index and a file of records.
 
     Images, captions and ids are copied as they are stored, and records keep their order.
 
@@ -200,7 +206,16 @@ def _write_parts(
 
 
 def _write_records(store: RecordStore, rows: np.ndarray, file: Path) -> list[int]:
-    """Writes some records, some megabytes at a time, and returns the lengths of the batches."""
+    """Copies records of a store to a new file, in batches of some megabytes.
+
+    Args:
+        store: Store to copy from.
+        rows: Rows of the records, ``(n,)``.
+        file: File to create.
+
+    Returns:
+        The number of records in each batch.
+    """
     waiting: list[pa.RecordBatch] = []
     lengths: list[int] = []
     schema = records_schema(store.size)

@@ -1,4 +1,4 @@
-"""The fingerprint of a data set: it identifies the records, and may be published.
+"""Computes the fingerprint of a data set, which identifies the records and may be published.
 
 A plain hash of private records would be an exact function of them: an attacker who knows all records but one could try
 candidates for the last one until the hash matches. The hash of private records is therefore keyed with a secret, which is drawn
@@ -41,7 +41,7 @@ def record_digest(key: bytes, id: str, image: bytes, captions: Sequence[str], un
         image: Stored bytes of the image.
         captions: Captions of the record.
         unit: Key of the record's unit; the record's own key if it has no unit.
-        labels: Class numbers by label name; -1 and an absent label are equivalent.
+        labels: Class number for each label name; -1 means the same as an absent label.
     """
     digest = hashlib.blake2b(key=key, digest_size=RECORD_BYTES, person=b"dpfed record")
     given = sorted((name, int(number)) for name, number in labels.items() if number >= 0)
@@ -57,7 +57,7 @@ def fingerprint_of(key: bytes, digests: np.ndarray, splits: np.ndarray) -> str:
     Args:
         key: Key of the fingerprint.
         digests: Digests of the records, ``(n, RECORD_BYTES)`` uint8.
-        splits: Split of each record, ``(n,)`` int8.
+        splits: Number of each record's split, ``(n,)`` int8.
     """
     first, second = digests.view(">u8").T  # big-endian, so that numbers sort in the order of their bytes
     order = np.argsort(first.astype(np.uint64))
@@ -71,19 +71,19 @@ def fingerprint_of(key: bytes, digests: np.ndarray, splits: np.ndarray) -> str:
 
 
 def contents_header(key: bytes, digests: bytes | bytearray, splits: np.ndarray) -> dict[str, str]:
-    """Returns the header's entry about the contents; the key must not leave the store.
+    """Returns the entry ``contents`` of a store's header: the fingerprint, and its key, which must not leave the store.
 
     Args:
         key: Key of the fingerprint; empty for public records.
         digests: Concatenated digests of all records, see `record_digest`.
-        splits: Split of each record, ``(n,)`` int8.
+        splits: Number of each record's split, ``(n,)`` int8.
     """
     fingerprint = fingerprint_of(key, np.frombuffer(bytes(digests), np.uint8).reshape(-1, RECORD_BYTES), splits)
     return {"fingerprint": fingerprint} | ({"key": key.hex()} if key else {})
 
 
 def contents_of(store: RecordStore, key: bytes) -> dict[str, str]:
-    """Reads every record of a store and returns the store's `contents_header` for a key."""
+    """Reads every record of a store, and returns the entry ``contents`` of its header for a key; see `contents_header`."""
     digests = bytearray()
     units = store.keys if store.units is None else store.units
     for rows, batch in store.batches:

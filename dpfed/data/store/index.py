@@ -1,4 +1,4 @@
-"""The numbers that a store has for each record: key, split, unit and labels, memory-mapped from its index.
+"""The numbers that a store keeps for each record in its index file: key, split, unit and labels. They are memory-mapped.
 
 Splits and labels are read and checked block by block when a store is opened; keys and units only where they are used.
 """
@@ -18,14 +18,15 @@ WHOLE = 1 << 22  # up to this many records, units are counted when a store is op
 
 
 def groups_of(places: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Groups positions by the piece that holds them.
+    """Groups positions in a sequence that is cut into pieces, by the piece in which each position lies.
 
     Args:
-        places: Positions, ``(n,)`` in any order, each below the last start.
-        starts: Start of each piece and the end of the last one, ascending.
+        places: Positions in the sequence, ``(n,)`` in any order, each below the end of the last piece.
+        starts: Start of each piece, then the end of the last piece, ascending.
 
     Yields:
-        The piece's number, the indices into `places` of the positions in it, and these positions relative to its start.
+        For each piece with positions: its number, the indices in `places` of its positions, and these positions relative to its
+        start.
     """
     if len(places) == 0:
         return
@@ -42,7 +43,7 @@ def blocks(count: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
 
 
 class Index:
-    """The numbers of all records of an open store.
+    """The keys, splits, units and labels of all records of an open store.
 
     Args:
         layout: Layout of the store.
@@ -53,10 +54,10 @@ class Index:
         keys: Keys of the records, ``(N,)`` uint64.
         units: Keys of the records' units, ``(N,)`` uint64; ``None``: the store names no units.
         splits: Splits of the records, ``(N,)`` int8.
-        labels: Class numbers by label name, each ``(N,)`` int64.
+        labels: For each label name, the class numbers of the records, ``(N,)`` int64.
 
     Raises:
-        UserError: If the numbers contradict the header.
+        UserError: If the columns contradict the header.
     """
 
     def __init__(self, layout: Layout, table: pa.Table) -> None:
@@ -70,12 +71,18 @@ class Index:
         return len(self.table)
 
     def rows(self, split: int) -> np.ndarray:
-        """Returns the rows of a split, ``(n,)`` int64, ascending."""
+        """Returns the rows of the split with a given number, ``(n,)`` int64, ascending."""
         parts = [first + np.flatnonzero(self.splits[first:end] == split) for first, end in blocks(len(self))]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def _check(self) -> None:
-        """Checks the header's counts, since accounting follows from the number of training records (or units)."""
+        """Checks the header's counts, because privacy accounting uses the number of training records (or units).
+
+        The units of a large store, with more records than `WHOLE`, are not counted.
+
+        Raises:
+            UserError: If a count differs, or the number of a split or class is out of range.
+        """
         counts = [0] * len(SPLITS)
         for first, end in blocks(len(self)):
             splits = self._within(self.splits[first:end], 0, len(SPLITS))

@@ -2,9 +2,9 @@
 
     store.json                 format version, name, kind, counts, label names, and the sizes of the other files
     index.arrow                key, split, labels and unit (if any) of every record
-    records.arrow              id, image and captions
+    records.arrow              id, image and captions of every record
 
-Also here: the checks of ``store.json``, since a store may be damaged or written by somebody else.
+This module also checks ``store.json``, because a store may be damaged or written by somebody else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Strict(BaseModel):
-    """A model without type coercion: ``"no"`` is not false, and ``1.0`` is not 1."""
+    """A pydantic model that converts no types: it refuses ``"no"`` for a bool, and ``1.0`` for an int."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -89,7 +89,7 @@ _SHOWN = 80  # characters shown of the description of a header's error
 
 @dataclass(frozen=True)
 class Layout:
-    """The header of a store, checked.
+    """The checked header of a store.
 
     Attributes:
         place: Path of the store, for messages.
@@ -101,7 +101,7 @@ class Layout:
 
     @property
     def splits(self) -> dict[str, int]:
-        """The number of records in the whole store by split."""
+        """The number of records of each split in the whole store."""
         return self.header["splits"]
 
     @property
@@ -110,10 +110,13 @@ class Layout:
         return self.header.get("training_units")
 
     def check_sizes(self, path: Path) -> None:
-        """Checks that all files exist and are complete.
+        """Checks that the store's files exist and are complete.
+
+        Args:
+            path: Directory of the store.
 
         Raises:
-            UserError: If a file is missing, or longer or shorter than it was written.
+            UserError: If a file is missing, or has another size than the header says.
         """
         for name in (INDEX, RECORDS):
             file, expected = path / name, self.header["files"][name]
@@ -128,7 +131,7 @@ def read_layout(path: Path) -> Layout:
     """Reads the header of a store on this machine.
 
     Raises:
-        UserError: If there is no store, or its header is damaged or of another format.
+        UserError: If there is no store, its header is damaged, or it has another format version.
     """
     if not path.exists():
         raise UserError(f"there is no record store at {path}; import one with `dpfed data import`. [store-missing]")
@@ -154,5 +157,10 @@ def read_layout(path: Path) -> Layout:
 
 
 def damaged(place: str | Path, what: str) -> UserError:
-    """Returns the error for a store that cannot be read as it was written."""
+    """Returns the error for a damaged store.
+
+    Args:
+        place: Path of the store.
+        what: What is wrong, in a few words.
+    """
     return UserError(f"the record store {place} is damaged: {what}; delete it and import the data again. [store-damaged]")

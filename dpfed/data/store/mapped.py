@@ -1,9 +1,9 @@
-"""The records of a store by index: memory-mapped Arrow batches; a batch is located and checked when it is first read.
+"""Reads the records of a store by their index, from memory-mapped Arrow batches.
 
-The index file stores the start of each batch, so that finding one batch touches no other.
+The index file stores the start of each batch, so that finding one batch reads no other batch.
 
 Arrow trusts the offsets in a file, so a damaged offset would read other memory of the process. Everything is therefore checked
-before it is used: the index when a store is opened, a batch of records when one of its records is first read.
+before it is used: the index when a store is opened, and a batch of records when one of its records is first read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpfed.data.store.layout import damaged
 
 
 class Damage(ValueError):
-    """A file that differs from what was written; the message says briefly what is wrong, and names no record."""
+    """The error for a file that differs from what was written; the message says briefly what is wrong, and names no record."""
 
 
 def check_index(index: pa.Table, header: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ def check_index(index: pa.Table, header: dict[str, Any]) -> None:
         header: Header of the store.
 
     Raises:
-        Damage: If they contradict the header.
+        Damage: If a column is missing, of another type than the header implies, or lacks values.
     """
     index.validate(full=True)
     labels = [f"label:{name}" for name in header["label_names"]]
@@ -58,9 +58,13 @@ def records_schema(size: int | None) -> pa.Schema:
 
 
 def check_batch(batch: pa.RecordBatch, kind: str) -> None:
-    """Checks that every offset of a batch of records lies within it, that texts are valid, and that no value is missing.
+    """Checks that a batch's offsets lie within the batch, that texts are valid, and that no value or needed caption is missing.
 
     The check reads ids, captions and offsets, not the images.
+
+    Args:
+        batch: Batch of records.
+        kind: Kind of the store. Only in stores of ``"image-text"`` does each record need a caption.
 
     Raises:
         Damage: If the batch cannot be used.
@@ -87,10 +91,13 @@ _STARTS = b"dpfed batches of records.arrow"
 
 
 def starts_of(schema: pa.Schema) -> np.ndarray:
-    """Returns the starts of the batches of records from the schema of an index, ``(b + 1,)`` int64.
+    """Reads where the b batches of records start, from the schema of an index.
+
+    Returns:
+        The index of each batch's first record, then the number of all records, ``(b + 1,)`` int64.
 
     Raises:
-        Damage: If the schema does not contain them.
+        Damage: If the schema does not contain the starts.
     """
     noted = (schema.metadata or {}).get(_STARTS)
     if noted is None:
@@ -99,7 +106,7 @@ def starts_of(schema: pa.Schema) -> np.ndarray:
 
 
 def with_starts(schema: pa.Schema, counts: Sequence[int]) -> pa.Schema:
-    """Returns the schema of an index with the starts of the batches in its metadata.
+    """Returns the schema of an index, with the starts of the batches of records in its metadata; see `starts_of`.
 
     Args:
         schema: Columns of the index.
@@ -109,7 +116,9 @@ def with_starts(schema: pa.Schema, counts: Sequence[int]) -> pa.Schema:
 
 
 class MappedBatches:
-    """Batches of records (id, image, captions), in order; iterating yields the slice of indices of each batch, and the batch.
+    """The batches of a store's records (id, image, captions), in order.
+
+    Iterating yields pairs: the slice of the indices of a batch's records, and the batch.
 
     Args:
         file: File of the records.
@@ -117,7 +126,7 @@ class MappedBatches:
         starts: Starts of the batches, see `starts_of`.
 
     Raises:
-        Damage: If the starts or the columns do not match the file.
+        Damage: If the file has other batches than `starts` and `header` say, or its columns are missing or of another type.
     """
 
     def __init__(self, file: Path, header: dict[str, Any], starts: np.ndarray) -> None:
@@ -146,6 +155,10 @@ class MappedBatches:
     def column(self, name: str, indices: np.ndarray) -> list[Any]:
         """Returns the values of a column, one for each index.
 
+        Args:
+            name: Name of the column.
+            indices: Indices of records, ``(n,)``, in any order.
+
         Raises:
             IndexError: If an index does not exist.
             UserError: If a batch is damaged.
@@ -158,13 +171,13 @@ class MappedBatches:
         return result
 
     def holding(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, np.ndarray]]:
-        """Finds the batches that hold some indices.
+        """Finds the batches that hold the records with given indices.
 
         Args:
             indices: Indices of records, ``(n,)``, in any order.
 
         Yields:
-            Positions in `indices`, the batch that holds these records, and their rows in the batch.
+            For each such batch: its records' positions in `indices`, the batch, and the rows of these records in the batch.
 
         Raises:
             IndexError: If an index does not exist.

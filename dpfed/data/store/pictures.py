@@ -1,9 +1,8 @@
-"""The images of a store, as stored and as square pixels.
+"""Reads the images of a store: as they are stored, or as square pixels.
 
-Also here: decoding of image files in several processes, which share only the memory that receives the pixels.
-
-Threads would wait for each other: a third of the time per image is spent under the interpreter's lock. Each process opens the
-store for itself. The shared memory has no name, so nothing can be left behind, and only processes of the same user can open it.
+Many image files are decoded by several processes, because threads would wait for each other: a third of the time per image is
+spent under the interpreter's lock. Each process opens the store for itself. The processes share only the memory to which they
+write the pixels. This memory has no name, so nothing can be left behind, and only processes of the same user can open it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _FREE = 4  # blocks of memory that are kept for reuse
 
 
 class Wanted(NamedTuple):
-    """Side and resizing of square images, see `RecordStore.images`."""
+    """How images shall become square: the side of the result, the resizing and the interpolation (see `RecordStore.images`)."""
 
     size: int
     resize: str
@@ -55,13 +54,14 @@ def in_processes(opened: Opened, indices: np.ndarray, wanted: Wanted, workers: i
     """Decodes image files of a store in several processes.
 
     Args:
-        opened: Function and arguments that open the store.
+        opened: Function that opens the store, and its arguments.
         indices: Indices of the records, ``(n,)``.
         wanted: Side and resizing of the square images.
-        workers: Number of processes; default: one for each core of this rank, if there are enough cores and images.
+        workers: Number of processes; ``None``: one for each core of this rank, up to 16, if there are enough cores and images.
 
     Returns:
-        The images, ``(n, 3, size, size)`` uint8; ``None`` if threads should decode instead.
+        The images, ``(n, 3, size, size)`` uint8; ``None`` if threads should decode instead, because there are few cores or
+        images, or the system has no such shared memory.
 
     Raises:
         IndexError: If an index does not exist.
@@ -88,7 +88,7 @@ def in_processes(opened: Opened, indices: np.ndarray, wanted: Wanted, workers: i
 
 
 class _Block:
-    """Memory that processes write pixels to.
+    """A block of memory to which several processes write pixels.
 
     Args:
         size: Size in bytes.
@@ -96,7 +96,7 @@ class _Block:
     Attributes:
         size: Size in bytes.
         memory: Memory mapping in this process.
-        place: Path at which other processes of this user open it, and a number that is unique among blocks.
+        place: Path at which other processes of this user open the memory, and a number that no other block has.
     """
 
     numbers = itertools.count()
@@ -112,7 +112,7 @@ class _Block:
 
 
 class _Pool:
-    """Processes, and unused blocks of memory: writing to memory that was touched before costs half as much.
+    """Processes that decode images, and blocks of memory for reuse: writing to memory that was used before costs half as much.
 
     Args:
         workers: Number of processes.
@@ -123,7 +123,7 @@ class _Pool:
         atexit.register(self.processes.__exit__)
 
     def block(self, size: int) -> _Block:
-        """Returns a block of at least `size` bytes."""
+        """Returns a block of at least `size` bytes: a free one, or a new one. Free blocks that are too small are given up."""
         while self.free:
             block = self.free.popleft()
             if block.size >= size:
@@ -137,7 +137,12 @@ def _pool(process: int, workers: int) -> _Pool:
 
 
 def _decode(part: tuple[Opened, tuple[str, int], int, np.ndarray, Wanted]) -> None:
-    """Decodes one part in a worker process."""
+    """Decodes a part of the images of a call, in one of the processes.
+
+    Args:
+        part: How to open the store, the place of the shared memory, the position in that memory of the part's first image, the
+            indices of the part's records, and how images become square.
+    """
     opened, place, start, indices, wanted = part
     pixels = _images(_memory(*place), wanted)
     _store(opened).pictures.decode_into(pixels[start : start + len(indices)], indices, wanted)
@@ -167,7 +172,7 @@ _RESIZED_AT_ONCE = 16  # images: their float32 pixels stay in the cache, which i
 
 
 class Pictures:
-    """The images of a store, by index.
+    """Reads the images of a store by the indices of their records.
 
     Args:
         path: Directory of the store, for messages.
@@ -188,7 +193,7 @@ class Pictures:
         return (self.at(batch, row) for row in range(len(batch)))
 
     def at(self, batch: pa.RecordBatch, row: int) -> bytes:
-        """Returns one stored image of a batch."""
+        """Returns the image in one row of a batch as it is stored: a file, or raw pixels."""
         return batch.column("image")[row].as_py()
 
     def lengths(self, batch: pa.RecordBatch) -> np.ndarray:
@@ -196,7 +201,7 @@ class Pictures:
         return np.asarray(pc.binary_length(batch.column("image")))
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
-        """Returns stored images, see `RecordStore.encoded`."""
+        """Returns images as they are stored, see `RecordStore.encoded`."""
         result = [b""] * len(indices)
         for places, batch, local in self._batches.holding(indices):
             for place, row in zip(places.tolist(), local.tolist(), strict=True):
@@ -228,7 +233,7 @@ class Pictures:
         return torch.from_numpy(result)
 
     def decode_into(self, result: np.ndarray, indices: np.ndarray, wanted: Wanted) -> None:
-        """Decodes files in this thread.
+        """Decodes the image files of records in this thread, makes them square, and writes the pixels to an array.
 
         Args:
             result: Output array, ``(n, 3, size, size)`` uint8.

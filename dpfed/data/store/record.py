@@ -1,7 +1,7 @@
-"""One record: the input of a store, the splits and kinds, and the key that follows from the record's id.
+"""One record as input of a store, the names of the splits and kinds, and the key that follows from a record's id.
 
-Also here: the choice of held-out training records. It depends on names alone, so it is
-the same on every machine and in any order.
+This module also chooses the training records that are held out. The choice depends on the names of records and units alone, so
+it is the same on every machine and in any order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RecordInput:
         id: Unique and stable name of the record.
         image: Encoded file, PIL image, or uint8 array ``(H, W)`` or ``(H, W, 3)``.
         captions: Texts of the image; blank ones are dropped.
-        labels: Class number by label name; -1 or absent: none.
+        labels: Class number for each label name. With -1, or if the label name is absent, the record has no class.
         split: ``"train"``, ``"validation"`` or ``"test"``.
         unit: Name of the record's privacy unit, such as a person; ``None`` or blank: the record is its own unit.
         place: Position of the record at its source, for messages; ``None``: messages use the id.
@@ -45,7 +45,7 @@ class RecordInput:
 
     @property
     def called(self) -> str:
-        """The name of the record in messages."""
+        """The name of the record in messages: its place, or its id if the place is not known."""
         return self.place or self.id
 
 
@@ -55,7 +55,7 @@ def record_key(id: str) -> int:
 
 
 def is_text(text: str) -> bool:
-    """Returns whether a text can be written as UTF-8; file names and JSON can hold lone surrogates, which cannot."""
+    """Returns whether a text can be written as UTF-8. File names and JSON can hold lone surrogates, which cannot be written."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -64,10 +64,10 @@ def is_text(text: str) -> bool:
 
 
 def check_types(record: RecordInput) -> None:
-    """Rejects types that Python would silently misread, such as one text in place of a sequence of texts.
+    """Checks the types of a record's fields. Python would silently misread some, such as one text in place of several.
 
     Raises:
-        UserError: If a field has another type; the message says what was given.
+        UserError: If a field has a wrong type, or the number of a class is below -1.
     """
     if not isinstance(record, RecordInput):
         raise UserError(f"expected a dpfed.RecordInput, got {type(record).__name__}. [record-type]")
@@ -97,14 +97,15 @@ def hold_out_hash(unit: str, split: str) -> int:
 
 
 def selected(hashes: np.ndarray, count: int) -> np.ndarray:
-    """Selects whole units in the order of their hashes until at least `count` records are selected.
+    """Selects whole units in the ascending order of their hashes until at least `count` records are selected.
 
     Args:
         hashes: Hash of each record's unit, ``(n,)`` uint64.
         count: Number of records to select, at least.
 
     Returns:
-        The selection, ``(n,)`` bool. Without shared units exactly `count` records are selected (all, if there are fewer).
+        Whether each record is selected, ``(n,)`` bool. If each record is its own unit, exactly `count` records are selected, or
+        all if there are fewer.
     """
     units, sizes = np.unique(hashes, return_counts=True)
     return np.isin(hashes, units[np.cumsum(sizes) - sizes < count])

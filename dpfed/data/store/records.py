@@ -1,8 +1,8 @@
-"""Record stores: immutable directories of records, memory-mapped, so that only the requested parts are read.
+"""Record stores: directories of records that never change. Their files are memory-mapped, so only what is used is read.
 
-The index (key, split, labels and unit of every record) and the records themselves (id, image and captions, in batches of about
-a thousand) are mapped, and read at access. `dpfed.data.store.layout` lists the files.
-A store is written by `dpfed.data.store.writing.StoreWriter`, and never changed afterwards.
+One file is the index (key, split, labels and unit of every record). Another file has the records themselves (id, image and
+captions, in batches of about a thousand). `dpfed.data.store.layout` lists the files.
+`dpfed.data.store.writing.StoreWriter` writes a store.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:  # torch takes seconds and half a gigabyte, and importing or c
 
 
 class RecordStore(RecordSet):
-    """Records on disk, by index. Open one with `RecordStore.open`.
+    """Records on disk, which are read by their index. `RecordStore.open` opens a store.
 
     Attributes:
         path: Directory of the store.
         name: Name of the data set.
         kind: ``"image"`` or ``"image-text"``.
-        public: True if anyone may see the records.
+        public: Whether anyone may see the records.
         size: Side of the stored images, pixels; ``None``: the original files are stored.
-        resized: True if at least one stored image was cropped or scaled (bicubic) to a square of that side.
-        converted: Number of images by conversion, for images that stock open_clip would destroy (`dpfed.data.modes`), as
-            counted by the import.
+        resized: Whether at least one stored image was cropped or scaled (bicubic) to a square of that side.
+        converted: Number of images that were converted because stock open_clip would destroy them (`dpfed.data.modes`), for
+            each kind of conversion.
         batches: Records as they are stored (id, image, captions); iterating yields each batch with its indices.
         pictures: Images of the records, batch by batch (`dpfed.data.store.pictures`).
         index: Key, split, unit (if any) and labels of every record (`dpfed.data.store.index`).
-        keys: Stable hash of each record's id, ``(N,)`` uint64; unique. Like units and labels, it is memory-mapped.
+        keys: Stable and unique hash of each record's id, ``(N,)`` uint64. Keys, units and labels are memory-mapped.
         units: Key of each record's unit, ``(N,)`` uint64; ``None``: the source names no units.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the source names no units.
         splits: Number of each record's split, ``(N,)`` int8.
-        labels: Class numbers by label name, each ``(N,)`` int64, -1 for a record without the label.
-        label_names: Names of the classes by label name, in the order of their numbers.
+        labels: For each label name, the class numbers of the records, ``(N,)`` int64; -1 for a record without the label.
+        label_names: For each label name, the names of its classes in the order of their numbers.
         left_out: Number of records that were left out as unreadable when the store was written.
         contents: Fingerprint of all records of the whole store (`dpfed.data.store.fingerprint`).
         contents_key: Secret key of the fingerprint, which must not leave the store; ``None``: the records are public.
@@ -80,7 +80,7 @@ class RecordStore(RecordSet):
             path: Directory of the store.
 
         Raises:
-            UserError: If there is no store, or it is damaged or of another format.
+            UserError: If there is no store, the store is damaged, or it has another format version.
         """
         path = local_path(path, "the place of the store")
         layout = read_layout(path)
@@ -102,12 +102,12 @@ class RecordStore(RecordSet):
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
-        """The (id, reason) of records that were left out as unreadable when the store was written, at most 10,000."""
+        """The (id, reason) of records that were left out as unreadable when the store was written; at most 10,000 of them."""
         return [(entry["id"], entry["reason"]) for entry in self._layout.header["skipped"]]
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The hash of the store's header."""
+        """The hash of the store's header, by which two processes check that they have opened the same records."""
         return hashlib.blake2b(json.dumps(self._layout.header, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     @property
@@ -125,7 +125,7 @@ class RecordStore(RecordSet):
         return RecordStore.open, (self.path,)  # another process maps the files itself
 
     def count(self, name: str) -> int:
-        """Returns the number of records of a split, from the header, which `Index` checks; see `split`."""
+        """Returns the number of records of a split, as the header says, which `Index` has checked; see `split`."""
         split_number(name)
         return self._layout.splits[name]
 
@@ -134,17 +134,18 @@ class RecordStore(RecordSet):
         return self.batches.column("id", indices)
 
     def captions(self, indices: np.ndarray) -> list[list[str]]:
-        """Returns the records' captions, a list for each index; at least one each when the kind is ``"image-text"``."""
+        """Returns the captions of the records, a list for each index. If the kind is ``"image-text"``, no list is empty."""
         return self.batches.column("captions", indices)
 
     def images(self, indices: np.ndarray, size: int, resize: str = "crop", interpolation: str = "bicubic") -> Tensor:
-        """Returns the records' images.
+        """Returns the records' images as square pixels.
 
         Args:
             indices: Indices of the records, ``(n,)``, in any order.
             size: Side of the result, pixels.
-            resize: Method by which an original file becomes square: ``"crop"`` (shorter side, then the centre), ``"squash"``
-                (both sides, the ratio is lost) or ``"pad"`` (longer side, black borders). Images stored square stay whole.
+            resize: Method by which an original file becomes square: ``"crop"`` (the shorter side becomes `size`, then the
+                centre is cut out), ``"squash"`` (both sides become `size`, so the aspect ratio is lost) or ``"pad"`` (the
+                longer side becomes `size`, then borders are added). Images that are stored as squares are only scaled.
             interpolation: ``"bicubic"`` or ``"bilinear"``.
 
         Returns:
@@ -157,16 +158,16 @@ class RecordStore(RecordSet):
         return self.pictures.squares(indices, size, resize, interpolation)
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
-        """Returns the stored images as they are, one for each index: files, or raw ``(3, size, size)`` pixels."""
+        """Returns the images as they are stored, one for each index: files, or raw ``(3, size, size)`` pixels."""
         return self.pictures.encoded(indices)
 
 
 def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
-    """Opens a store, and writes it first if it does not exist.
+    """Opens a store. If it does not exist, it is written first.
 
     Args:
         path: Directory of the store.
-        write: Function that writes the store; called at most once.
+        write: Function that writes the store to a path; it is called at most once.
 
     Raises:
         UserError: If writing or opening fails.

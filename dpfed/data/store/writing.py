@@ -1,4 +1,4 @@
-"""Writing a record store, completely or not at all."""
+"""Writes a record store completely, or not at all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,14 @@ _THREAD_RECORDS = 32  # records that a thread decodes at a time: enough to outwe
 
 @dataclass(frozen=True)
 class _Stored:
-    """The bytes of an image in a store, and the conversions that were applied to it."""
+    """An image as the store keeps it.
+
+    Attributes:
+        content: Bytes that are stored: a file, or raw pixels.
+        converted: Conversion that stock open_clip makes necessary (`dpfed.data.modes`); ``None``: there was none.
+        resized: Whether the image was cropped or scaled.
+        several: Whether the file holds further pictures, which are not stored.
+    """
 
     content: bytes
     converted: str | None
@@ -45,30 +52,32 @@ class _Stored:
 class StoreWriter:
     """Writes a record store, as a context manager.
 
-    Everything goes to a hidden directory beside `path`, which is renamed at the end of the ``with`` block. If the block fails,
-    the directory is removed, so a store is either complete or absent. Every image is decoded once, so no unreadable image is
-    stored.
+    All files are written to a hidden directory beside `path`, which is renamed to `path` at the end of the ``with`` block. If
+    the block fails, the hidden directory is removed, so a store is either complete or absent. Every image is decoded once, so
+    no unreadable image is stored.
 
     Args:
-        path: Directory to create; it must not exist.
+        path: Directory to create for the store; it must not exist.
         name: Name of the data set.
         kind: ``"image"`` or ``"image-text"``.
-        size: Side of the square raw images to store, pixels (fast); ``None``: the original files are kept.
-        public: True if anyone may see the records.
-        label_names: Names of the classes by label name, in the order of their numbers; every label that is used must be here.
-        skip_broken: True to leave unreadable records out and list them in the store, instead of refusing to write it.
+        size: Side of the square raw images to store, pixels, which are read fast; ``None``: the original files are stored.
+        public: Whether anyone may see the records.
+        label_names: For each label name that records use, the names of its classes in the order of their numbers.
+        skip_broken: Whether to leave unreadable records out and list them in the store; otherwise no store is written if there
+            is an unreadable record.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: no record names a unit.
 
     Attributes:
         broken: (id, reason) of the unreadable records found so far.
-        converted: Number of images by conversion, for images that stock open_clip cannot read sensibly (`dpfed.data.modes`).
+        converted: Number of images that were converted because stock open_clip would destroy them (`dpfed.data.modes`), for
+            each kind of conversion.
         several: Number of files with several pictures, of which the first is stored.
-        repeated: Number of training records whose picture an earlier training record has, too; known after the block.
-        shared: Number of held-out records with the same picture as a training record; known after the block.
+        repeated: Number of training records whose picture an earlier training record has, too; known after the ``with`` block.
+        shared: Number of held-out records with the same picture as a training record; known after the ``with`` block.
 
     Raises:
         UserError: If `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
-            unreadable.
+            unreadable and `skip_broken` is not set.
         ValueError: If a label, kind, split or unit is unknown to the store.
     """
 
@@ -132,10 +141,11 @@ class StoreWriter:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def add(self, record: RecordInput) -> None:
-        """Adds a record.
+        """Adds a record. If its texts cannot be stored or it lacks a needed caption, it is counted among `broken` instead.
 
         Raises:
-            UserError: If its id was added before, or a class number is out of range.
+            UserError: If a field has a wrong type, the id was added before, a class number is out of range, or the unit's name
+                is not valid text.
             ValueError: If a label, split or unit is unknown to the store.
         """
         check_types(record)
@@ -156,7 +166,7 @@ class StoreWriter:
             self._flush()
 
     def reject(self, id: str, reason: str) -> None:
-        """Counts a record whose image is missing or unreadable at the source.
+        """Adds to `broken` a record that is missing or unreadable at the source.
 
         Args:
             id: Id that the record would have had, or its position at the source.
@@ -165,10 +175,10 @@ class StoreWriter:
         self.broken.append((id.encode("utf-8", "backslashreplace").decode(), reason))
 
     def counted(self, id: str) -> str:
-        """Returns an unused id: the given one, or the given one with a number if a record already has it.
+        """Returns an id that no record has yet: the given id, or the given id with a number if a record already has it.
 
-        Use this for ids that are hashes of the whole record. Records with the same id are then equal, and the order of their
-        numbers has no meaning: if one of these records is removed, the highest number is missing.
+        This is for ids that are hashes of the whole record. Records with the same id are then equal, so it does not matter
+        which record gets which number: if one of these records is removed, the highest number is missing.
         """
         if record_key(id) not in self._seen:
             return id
@@ -176,14 +186,15 @@ class StoreWriter:
         return f"{id}+{self._copies[id] + 1}"
 
     def hold_out(self, count: int, split: str) -> None:
-        """Moves training records to another split: whole units, those with the smallest keyed hashes, at least `count` records.
+        """Moves at least `count` training records to another split: the units with the smallest hashes (`hold_out_hash`).
 
-        Without units, exactly `count` records are moved; with units it may be a few more, so that no unit is torn apart. The
-        choice depends on the units (ids) alone, not on their order. It is made at the end of the ``with`` block, before any
-        private mechanism runs: the guarantee is about the training split that results.
+        Without units, exactly `count` records are moved. With units it may be a few more, so that all records of a unit stay
+        together. The choice depends on the names of the units (or ids of the records) alone, not on their order. The records
+        are moved at the end of the ``with`` block, before any private mechanism runs: the privacy guarantee is about the
+        training split that remains.
 
         Args:
-            count: Number of records, at least.
+            count: Smallest number of records to move.
             split: ``"validation"`` or ``"test"``.
 
         Raises:
@@ -260,7 +271,7 @@ class StoreWriter:
             numbers.append(record.labels.get(label, -1))
 
     def _encode(self, record: RecordInput) -> _Stored | BrokenImage:
-        """Returns the image as it is stored, or the error if it cannot be read."""
+        """Returns a record's image as the store keeps it, or the error if the image cannot be read."""
         size, several = self._size, holds_several(record.image)
         try:
             with decoded(record.image) as (image, converted):
@@ -272,10 +283,11 @@ class StoreWriter:
             return error
 
     def _write_around(self) -> None:
-        """Writes index and header.
+        """Moves the held-out records to their splits, and writes the index and the header of the store.
 
         Raises:
-            UserError: If records are unreadable, there are no records, or no training record would be left.
+            UserError: If records are unreadable and `skip_broken` is not set, there are no records, or no training record would
+                be left.
             OSError: If a file cannot be written.
         """
         broken, met = self.broken, len(self.broken) + len(self._keys)
@@ -315,14 +327,27 @@ class StoreWriter:
         (self._partial / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
     def _compare(self, training: np.ndarray) -> None:
-        """Counts pictures that occur twice: `repeated` and `shared`. `training` marks the training records, ``(N,)`` bool."""
+        """Counts pictures that occur several times: sets `repeated` and `shared`.
+
+        Args:
+            training: Whether each record is a training record, ``(N,)`` bool.
+        """
         pictures = np.frombuffer(self._pictures, np.uint64)
         distinct = np.unique(pictures[training])
         self.repeated = int(training.sum()) - len(distinct)
         self.shared = int(np.isin(pictures[~training], distinct).sum())
 
     def _move(self, splits: np.ndarray, count: int, split: str) -> None:
-        """Moves training records to another split, see `hold_out`."""
+        """Moves training records to another split, see `hold_out`.
+
+        Args:
+            splits: Number of each record's split, ``(N,)`` int8, in which this method enters the moves.
+            count: Smallest number of records to move.
+            split: Name of the other split.
+
+        Raises:
+            UserError: If no training record would be left.
+        """
         training = np.flatnonzero(splits == 0)
         moved = selected(np.frombuffer(self._hashes[split], np.uint64)[training], count)
         if count and moved.all():
@@ -335,7 +360,13 @@ class StoreWriter:
 
 
 def write_index(file: Path, table: pa.Table, batches: Sequence[int]) -> None:
-    """Writes the index: the numbers of each record, and the number of records in each batch."""
+    """Writes the index file of a store.
+
+    Args:
+        file: File to create.
+        table: Key, split, unit (if any) and labels of each record, as columns.
+        batches: Number of records in each batch of the file of records.
+    """
     schema = with_starts(table.schema, batches)
     with pa.ipc.new_file(str(file), schema) as writer:
         writer.write_table(table.cast(schema))

@@ -1,1 +1,1 @@
-"""Preparation of stored images and captions as views that a model sees."""
+"""Makes views, the input of a model, of stored images and captions."""

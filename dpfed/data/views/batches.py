@@ -1,4 +1,4 @@
-"""Makes the views of records, given by their indices in a store."""
+"""Makes the views of the records with given indices in a store."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _AHEAD = 2  # microbatches whose images are read ahead
 
 
 class ReadAhead:
-    """Reads images in a thread ahead of their use; the result is that of `read`.
+    """Reads images in a thread before they are used. A call returns the same images as a call of `read`.
 
-    The thread ends with this object. Its errors are raised in the call that needs the images.
+    The thread ends when this object is deleted. An error in the thread is raised in the call that needs the images.
 
     Args:
-        read: Function from indices ``(n,)`` to images.
+        read: Function from indices ``(n,)`` of records to their images.
     """
 
     def __init__(self, read: Callable[[np.ndarray], Tensor]) -> None:
@@ -36,7 +36,7 @@ class ReadAhead:
         self._begun: deque[tuple[np.ndarray, Future[Tensor]]] = deque()
 
     def prefetch(self, batches: Iterable[np.ndarray]) -> None:
-        """Announces the indices of the next calls, in order; reads that have begun for them are kept."""
+        """Announces the indices of the next calls, in order. Images of these indices that are being read already are kept."""
         self._later = deque(batches)
         begun, self._begun = self._begun, deque()
         for indices, images in begun:
@@ -47,7 +47,7 @@ class ReadAhead:
         self._begin()
 
     def __call__(self, indices: np.ndarray) -> Tensor:
-        """Returns the images of the given indices; indices that were not announced are read at once."""
+        """Returns the images of the records with the given indices. Images that were not announced are read at once."""
         if not self._begun or not np.array_equal(indices, self._begun[0][0]):
             return self._read(indices)
         _, images = self._begun.popleft()
@@ -61,13 +61,14 @@ class ReadAhead:
 
 
 class ViewMaker:
-    """Makes the random views of records; a record's views depend on this record and its own draws only.
+    """Makes the random views of records. A record's views depend only on this record and on what is drawn for it.
 
     Args:
         store: Records.
-        read: Function from indices ``(n,)`` to their images, uint8 ``(n, 3, size, size)``.
+        read: Function from indices ``(n,)`` of records to their images, ``(n, 3, size, size)`` uint8.
         views: Random views of images.
-        count: Number of views per record: 2 + N_a images of records without text, otherwise 1 + N_a images and as many texts.
+        count: Number of views of each image and, if there are random views of texts, of each text: 2 + N_a for records without
+            text, otherwise 1 + N_a. N_a: the number of augmented views (`ContrastOptions.augmentations`).
         tokenizer: Tokenizer of models that read text; ``None`` for image models.
         text_views: Random views of the captions; ``None``, or views that change nothing, give each record one text.
 
@@ -96,14 +97,16 @@ class ViewMaker:
         """Makes the views of the given records.
 
         Args:
-            indices: Indices of the store, ``(n,)``.
-            randomness: Source of the views' parameters and of the choice of a caption (one for all texts of a record).
+            indices: Indices of records in the store, ``(n,)``.
+            randomness: Source of the views' parameters, and of the choice of a caption. All text views of a record are views of
+                one caption.
             step: Training step.
             device: Device on which the views are made.
 
         Returns:
-            ``{"image": (n, V, 3, H, W) float32, "text": (n, W, L) int64}``; W is `count`, or 1 without text views. With
-            `classes` also ``"label": (n, 1, 1) int64``.
+            ``{"image": (n, V, 3, H, W) float32, "text": (n, W, L) int64}``. V is `count`; W is `count` if `text_views` change
+            anything, otherwise 1; L is the number of tokens of a text. There is no ``"text"`` without a tokenizer. If `classes`
+            is set, there is also ``"label": (n, 1, 1) int64``.
         """
         result = {"image": self._images(indices, randomness, step, device)}
         if self.classes is not None:
@@ -115,7 +118,7 @@ class ViewMaker:
     def prefetch(self, batches: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
         """Announces the indices of the next calls, in order, so that their images can be read meanwhile.
 
-        Raw images that are processed on the CPU are already in memory: reading ahead would gain nothing, and is omitted.
+        Raw images are mapped into memory. If the CPU processes them, reading ahead would gain nothing, and is omitted.
 
         Args:
             batches: Indices of each call, ``(n,)``.
@@ -136,7 +139,7 @@ class ViewMaker:
     def _texts(
         self, tokenizer: Callable[[list[str]], Tensor], indices: np.ndarray, randomness: Randomness, step: int
     ) -> Tensor:
-        """Returns tokens ``(n, W, L)`` of the records' texts; W = 1 where all texts of a record would be the same."""
+        """Returns the tokens of the records' text views, ``(n, W, L)``; W is 1 if a record's views would all be the same."""
         keys = self._store.keys[indices]
         choice = randomness.per_record("caption", step, keys, 1)[:, 0]
         captions = [given[int(u * len(given))] for u, given in zip(choice, self._store.captions(indices), strict=True)]

@@ -1,7 +1,7 @@
-"""Random views on a GPU: one kernel makes a view from its own pixels and parameters, and reads and writes it once.
+"""Makes random views on a GPU. One kernel makes a whole view from the pixels and parameters of this view alone.
 
-A view is therefore a function of its record alone by construction, however many records are processed together. The formulas
-are those of `dpfed.data.views.images`; only the rounding of float32 differs. A blur takes one more launch per direction.
+A view is therefore a function of its record alone, however many records are processed together. The formulas are those of
+`dpfed.data.views.images`; only the rounding of float32 differs. Blur takes two more kernels, one for each direction.
 """
 
 from __future__ import annotations
@@ -102,12 +102,13 @@ def _blur(images, sigmas, scales, out, height, width, radius, ALONG: tl.constexp
 def views_of(
     images: Tensor, parameters: Tensor, scales: Tensor, views: int, sigmas: Tensor | None = None, radius: int = 0
 ) -> Tensor:
-    """Makes random views of images.
+    """Makes views of images, with given parameters.
 
     Args:
-        images: Images, ``(n, 3, H, W)`` uint8, contiguous.
-        parameters: Parameters of each view, ``(n views, 16)`` float32: left, top, width and height of its box, as fractions of
-            the image; 1 if it is flipped, otherwise 0; factors of brightness and contrast; the 3x3 matrix of its colours.
+        images: Images, ``(n, 3, H, W)`` uint8.
+        parameters: Parameters of each view, ``(n views, 16)`` float32: left, top, width and height of the crop's box, as
+            fractions of the image; 1 if the view is flipped, otherwise 0; factors of brightness and contrast; the 3x3 matrix by
+            which its colours are multiplied.
         scales: Mean of each channel, then standard deviation of each channel, ``(6,)`` float32.
         views: Number of views of each image.
         sigmas: Standard deviation of each view's blur, ``(n views,)`` float32, pixels; ``None``: there is no blur.

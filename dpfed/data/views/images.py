@@ -1,8 +1,9 @@
-"""Random views of images: one batched operation whose parameters differ from record to record and view to view.
+"""Makes random views of images in batches; each view of each record has its own parameters.
 
-All random numbers are passed in as uniforms, drawn per record from the secret key (`dpfed.privacy.randomness`). A row of the
-result is a function of its own pixels and uniforms alone; no statistic is taken over the batch. An operation that the
-configuration makes trivial (probability 0, range of one neutral value) uses no uniforms and no time.
+The caller passes all random numbers in, as uniform numbers that it draws for each record from the secret key
+(`dpfed.privacy.randomness`). A view is a function of its own image and uniform numbers alone: no statistic is taken over the
+batch. An operation that the configuration makes trivial (probability 0, or a range of one value that changes nothing) uses no
+uniform numbers and no time.
 
 Order and formulas follow SimCLR (Chen et al. 2020, appendix A) as torchvision implements them, with two differences that
 batching requires: the colour operations have one fixed order, and hue is rotated in YIQ space rather than in HSV.
@@ -34,10 +35,10 @@ class ImageViews:
 
     Args:
         config: Probabilities and ranges.
-        preprocessing: Mean and standard deviation that the model expects; default: 0.5 and 0.5.
+        preprocessing: Mean and standard deviation that the model expects; ``None``: 0.5 and 0.5.
 
     Attributes:
-        columns: Number of uniforms for each record and view.
+        columns: Number of uniform numbers that a view uses.
     """
 
     has_kernels: ClassVar[bool | None] = None  # whether a GPU runs the kernels of `dpfed.data.views.fused`; None: not known yet
@@ -64,13 +65,14 @@ class ImageViews:
 
         Args:
             images: Images, ``(n, 3, H, W)`` uint8.
-            uniforms: Uniforms, ``(n, V, columns)`` float32 in [0, 1].
+            uniforms: Uniform numbers, ``(n, V, columns)`` float32 in [0, 1].
 
         Returns:
-            The views, ``(n, V, 3, H, W)`` float32, normalised; without augmentation an expanded tensor (do not write to it).
+            The normalised views, ``(n, V, 3, H, W)`` float32. Without augmentation all views of an image share memory, so
+            callers must not write to them.
 
         Raises:
-            ValueError: If a shape or type differs.
+            ValueError: If `images` or `uniforms` has another shape, or `images` another type.
         """
         _check(images)
         if uniforms.dim() != 3 or uniforms.shape[0] != len(images) or uniforms.shape[2] != self.columns:
@@ -91,12 +93,30 @@ class ImageViews:
         return result
 
     def plain(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalises images without augmentation: ``(n, 3, H, W)`` uint8 -> ``(n, 3, H, W)`` float32."""
+        """Normalises images without augmentation.
+
+        Args:
+            images: Images, ``(n, 3, H, W)`` uint8.
+
+        Returns:
+            Images ``(n, 3, H, W)`` float32.
+
+        Raises:
+            ValueError: If `images` has another shape or type.
+        """
         _check(images)
         return self._normalise_(images.to(torch.float32).div_(255))
 
     def _fused(self, images: torch.Tensor, uniforms: torch.Tensor, views: int) -> torch.Tensor | None:
-        """Returns the views ``(n V, 3, H, W)`` from a GPU's kernels; ``None``, with a warning, if these do not run."""
+        """Makes views by the GPU kernels of `dpfed.data.views.fused`, and returns them, ``(n V, 3, H, W)``.
+
+        ``None``: these kernels do not run on this GPU. The first time, there is a warning.
+
+        Args:
+            images: Images, ``(n, 3, H, W)`` uint8.
+            uniforms: Uniform numbers, ``(n V, columns)`` float32.
+            views: V, number of views of each image.
+        """
         if ImageViews.has_kernels is False:
             return None
         draw, height, width = dict(zip(self._names, uniforms.unbind(1), strict=True)), *images.shape[2:]
@@ -124,7 +144,14 @@ class ImageViews:
         return made
 
     def _fill(self, out: torch.Tensor, images: torch.Tensor, uniforms: torch.Tensor, views: int) -> None:
-        """Writes the views of `images` to `out` ``(n V, 3, H, W)``; `uniforms` is ``(n V, columns)``."""
+        """Makes views by torch's operations.
+
+        Args:
+            out: Output, ``(n V, 3, H, W)`` float32.
+            images: Images, ``(n, 3, H, W)`` uint8.
+            uniforms: Uniform numbers, ``(n V, columns)`` float32.
+            views: V, number of views of each image.
+        """
         draw = dict(zip(self._names, uniforms.unbind(1), strict=True))
         x = images.to(torch.float32).div_(255).repeat_interleave(views, 0)
         flip = draw["flip"] < self.config.flip if "flip" in draw else None
@@ -145,9 +172,14 @@ class ImageViews:
         return x.sub_(mean).div_(std)
 
     def _boxes(self, draw: dict[str, torch.Tensor], height: int, width: int) -> tuple[torch.Tensor, ...]:
-        """Returns left, top, width and height of the crops, each ``(m,)``, as fractions of the image.
+        """Returns left, top, width and height of the boxes of m crops, each ``(m,)``, as fractions of the image.
 
-        A box that is too wide or too high for the image is cut to it, where torchvision draws again up to ten times.
+        A box that is too wide or too high is made as wide or high as the image. (torchvision draws again, up to ten times.)
+
+        Args:
+            draw: Uniform numbers for each parameter, ``(m,)``.
+            height: Height of the images, pixels.
+            width: Width of the images, pixels.
         """
         (small, large), (narrow, wide) = self.config.crop_scale, map(math.log, self.config.crop_ratio)
         area = small + draw["area"] * (large - small)
@@ -156,7 +188,10 @@ class ImageViews:
         return draw["left"] * (1 - box_width), draw["top"] * (1 - box_height), box_width, box_height
 
     def _blur(self, draw: dict[str, torch.Tensor], height: int, width: int) -> tuple[torch.Tensor | None, int]:
-        """Returns the standard deviation of each view's blur, pixels, ``(m,)``, and the half width of all kernels."""
+        """Returns the standard deviation of each view's blur, ``(m,)``, and the half width of all blur kernels, both in pixels.
+
+        The standard deviation is 0 for a view that is not blurred. If blur is off for all views: ``None`` and 0.
+        """
         if "blur" not in draw:
             return None, 0
         low, high = (sigma * min(height, width) / _BLUR_REFERENCE for sigma in self.config.blur_sigma)
@@ -168,7 +203,10 @@ class ImageViews:
         return torch.where(draw["jitter"] < self.config.jitter, 1 + strength * (2 * draw[name] - 1), 1.0)
 
     def _chroma(self, draw: dict[str, torch.Tensor], like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns saturation and turns, see `adjust_chroma`, each ``(m,)``; ``None``: colours are unchanged."""
+        """Returns the saturation and the turns of each view's colours, each ``(m,)``, for `adjust_chroma`.
+
+        ``None``: no view's colours change.
+        """
         if not draw.keys() & {"saturation", "hue", "grayscale"}:
             return None
         saturation = self._factor("saturation", draw) if "saturation" in draw else torch.ones_like(like)
@@ -194,9 +232,17 @@ def resized_crop(
     height: torch.Tensor,
     flip: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Crops ``(m, 3, H, W)`` images to boxes (fractions of the image, each ``(m,)``), resizes back (bilinear) and flips.
+    """Crops images to boxes, resizes the crops to the size of the images (bilinear), and flips some of them.
 
-    A crop is never larger than its image, so the resize only enlarges and needs no anti-aliasing.
+    A crop is never larger than its image, so resizing only enlarges and needs no anti-aliasing.
+
+    Args:
+        x: Images, ``(m, 3, H, W)`` float32.
+        left: Left side of each box, ``(m,)``, as a fraction of the image, like the other sides.
+        top: Upper side of each box, ``(m,)``.
+        width: Width of each box, ``(m,)``.
+        height: Height of each box, ``(m,)``.
+        flip: Whether each crop is flipped from left to right, ``(m,)`` bool; ``None``: none is.
     """
     columns = _grid(left, width, x.shape[3])
     if flip is not None:
@@ -208,9 +254,14 @@ def resized_crop(
 
 
 def _grid(start: torch.Tensor, length: torch.Tensor, pixels: int) -> torch.Tensor:
-    """Returns the coordinates ``(m, pixels)`` in [-1, 1] to sample along one axis.
+    """Returns the coordinates at which m images are sampled along one axis, ``(m, pixels)`` in [-1, 1].
 
-    The coordinates are held half a source pixel inside the box, so that no pixel from outside the box is blended in.
+    The coordinates stay at least half a source pixel inside the box, so that no pixel from outside the box is blended in.
+
+    Args:
+        start: Start of each image's box, ``(m,)``, as a fraction of the image.
+        length: Length of each box, ``(m,)``, as a fraction of the image.
+        pixels: Number of pixels along the axis.
     """
     centres = (torch.arange(pixels, device=start.device) + 0.5) / pixels
     inset = torch.minimum(length / 2, torch.full_like(length, 0.5 / pixels))
@@ -220,17 +271,26 @@ def _grid(start: torch.Tensor, length: torch.Tensor, pixels: int) -> torch.Tenso
 
 
 def adjust_contrast(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Moves images away from (or towards) their own mean luma by `factor` ``(m,)``."""
+    """Multiplies the difference between each image and its own mean luma by a factor, and limits the result to 0 .. 1.
+
+    Args:
+        x: Images, ``(m, 3, H, W)`` in [0, 1].
+        factor: Factor for each image, ``(m,)``: above 1, the contrast grows.
+    """
     # Not a matrix product over all images: its rounding of one image would depend on the image's position in the batch.
     mean = sum(share * channel for share, channel in zip(_LUMA, x.mean((2, 3)).unbind(1), strict=True))
     return torch.addcmul(((1 - factor) * mean)[:, None, None, None], x, factor[:, None, None, None]).clamp_(0, 1)
 
 
 def adjust_chroma(x: torch.Tensor, saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Scales the chroma by `saturation` ``(m,)`` and rotates it by `turns` ``(m,)`` of a full circle; luma is kept.
+    """Scales and rotates the chroma of images, and keeps their luma.
 
-    Scaling and rotation act on the chroma plane only, where they commute, so both are one 3x3 matrix per image. Grayscale is
-    saturation 0.
+    Scaling and rotation act on the chroma plane only, where they commute, so one 3x3 matrix for each image does both.
+
+    Args:
+        x: Images, ``(m, 3, H, W)`` in [0, 1].
+        saturation: Factor of each image's chroma, ``(m,)``; 0: greyscale.
+        turns: Rotation of each image's chroma, ``(m,)``, as a fraction of a full circle.
     """
     return torch.bmm(chroma_matrix(saturation, turns), x.flatten(2)).view_as(x).clamp_(0, 1)
 
@@ -245,17 +305,25 @@ def chroma_matrix(saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor
 
 @functools.cache
 def _chroma_constants() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns the matrices that make colours grey, and that turn hues by a quarter of a circle, row by row."""
+    """Returns the entries of two 3x3 matrices for RGB colours, row by row.
+
+    The first matrix makes colours grey. The second turns hues by a quarter of a circle, and removes the grey part of colours.
+    """
     to_yiq = torch.tensor(_RGB_TO_YIQ, dtype=torch.float64)
     quarter = torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)  # red moves towards yellow, as in HSV
     return 3 * _LUMA, tuple((torch.linalg.inv(to_yiq) @ quarter @ to_yiq).flatten().tolist())
 
 
 def gaussian_blur(x: torch.Tensor, sigma: torch.Tensor, radius: int) -> torch.Tensor:
-    """Blurs images ``(m, 3, H, W)`` with their own `sigma` ``(m,)``, pixels; 0 leaves an image as it is.
+    """Blurs images by Gaussian kernels, first along rows and then along columns. Borders are reflected.
 
-    Separable, with reflected borders; `radius` is the half width of the kernel, pixels. Both passes are matrix products: a
-    banded matrix per image takes every border and kernel at once, and is several times as fast on a CPU as adding up taps.
+    Both passes are products with a banded matrix for each image. On a CPU, this is several times as fast as adding up shifted
+    images.
+
+    Args:
+        x: Images, ``(m, 3, H, W)``.
+        sigma: Standard deviation of each image's kernel, ``(m,)``, pixels; 0 leaves an image as it is.
+        radius: Half width of all kernels, pixels.
     """
     radius = min(radius, x.shape[2] - 1, x.shape[3] - 1)
     offsets = torch.arange(-radius, radius + 1, device=x.device)
@@ -270,7 +338,12 @@ def _on_gpu(images: torch.Tensor) -> bool:
 
 
 def _bands(kernel: torch.Tensor, size: int) -> torch.Tensor:
-    """Returns matrices ``(m, size, size)``, source times target pixel, of convolution with `kernel` ``(m, 2 radius + 1)``."""
+    """Returns the matrix of each image's convolution along one axis, ``(m, source pixel, target pixel)``.
+
+    Args:
+        kernel: Kernel of each image, ``(m, 2 radius + 1)``.
+        size: Number of pixels along the axis.
+    """
     taps = kernel.shape[1]
     identity = torch.eye(size, device=kernel.device)[None]
     shifted = F.pad(identity, (taps // 2, taps // 2), mode="reflect")[0].unfold(1, size, 1)  # source, tap, target

@@ -1,4 +1,4 @@
-"""The preprocessing that an image tower expects."""
+"""Describes the preprocessing of images that an image tower expects."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Preprocessing:
     """Resizing and normalisation of a model's input images.
 
     Attributes:
-        mean: Mean of each channel, of pixels in [0, 1].
-        std: Standard deviation of each channel.
-        resize: Method that makes an image square: ``crop`` (shorter side, then the centre), ``squash`` or ``pad``.
+        mean: Mean of each channel, which is subtracted from pixels in [0, 1].
+        std: Standard deviation of each channel, by which the differences are divided.
+        resize: Method that makes an image square: ``crop``, ``squash`` or ``pad``, see `dpfed.data.resizing.square`.
         interpolation: Interpolation, ``bicubic`` or ``bilinear``.
     """
 

@@ -1,4 +1,4 @@
-"""Preparation of records for the model: images of one size, random views of them, tokens of texts."""
+"""Prepares records for the model: makes images of one size, random views of these images, and tokens of texts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class RecordViews:
-    """The preparation of records for the model.
+    """Settings and parts that prepare records for the model.
 
     Attributes:
         images: Random and plain views of images.
@@ -42,7 +42,7 @@ class RecordViews:
         count: V, number of views of each image in training.
         preprocessing: Preprocessing that the image tower expects.
         tokenizer: Tokenizer of models that read text; ``None`` for image models.
-        texts: Random views of captions; ``None``: there are none.
+        texts: Random views of captions; ``None``: captions are read as they are.
     """
 
     images: ImageViews
@@ -53,14 +53,14 @@ class RecordViews:
     texts: TextViews | None = None
 
     def read(self, store: RecordSet, indices: np.ndarray) -> Tensor:
-        """Reads the images of the given records, as the model expects them: uint8 ``(n, 3, size, size)``.
+        """Reads the images of the given records as squares of the size that the model expects, ``(n, 3, size, size)`` uint8.
 
         Args:
             store: Record store.
-            indices: Indices of the store, ``(n,)``.
+            indices: Indices of records in the store, ``(n,)``.
 
         Raises:
-            ValueError: If `store` is no record store.
+            ValueError: If `store` is not a record store.
         """
         if not isinstance(store, RecordStore):
             raise ValueError(f"the images of {store.name} are not those of a record store")
@@ -68,11 +68,11 @@ class RecordViews:
         return store.images(indices, self.size, resize=wanted.resize, interpolation=wanted.interpolation)
 
     def maker(self, store: RecordSet, count: int | None = None) -> ViewMaker:
-        """Returns the maker of the training views.
+        """Returns the object that makes the training views of records.
 
         Args:
             store: Records.
-            count: Number of views of each image; default: `count` of this object.
+            count: Number of views of each image; ``None``: the attribute `count`.
         """
         read = functools.partial(self.read, store)
         return ViewMaker(store, read, self.images, count or self.count, self.tokenizer, self.texts)

@@ -1,4 +1,4 @@
-"""Random views of captions (DP-GCL, appendix B.3): order and completeness change, the words themselves do not."""
+"""Makes random views of captions (DP-GCL, appendix B.3): words and sentences are moved or left out, but none are replaced."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class TextViews:
     """Turns captions into random views: sentence swap, then word swap, then word deletion.
 
     * Sentence swap: with the configured probability, two randomly drawn sentences change places.
-    * Word swap: from left to right, each word changes places with the next with the configured probability; a swapped pair is
-      skipped.
-    * Word deletion: each word is deleted with the configured probability, but at least half of the words stay: if more would
-      be deleted, only the words with the smallest draws are deleted. The paper keeps a grammatical core; half of the words is
-      our replacement, which needs no parser.
+    * Word swap: from left to right, each word changes places with the next with the configured probability. After a swap, the
+      next draw is for the word behind the pair.
+    * Word deletion: each word is deleted with the configured probability, but at least half of the words stay. If more would
+      be deleted, only the words with the smallest draws are deleted. The paper keeps a grammatical core instead, which would
+      need a parser.
 
-    In a view in which something changed, white space between the parts that moved is replaced by single spaces.
+    If a swap or a deletion changes a caption, single spaces replace the white space between its sentences or words.
 
     Args:
         config: Probabilities.
@@ -45,7 +45,8 @@ class TextViews:
 
         Args:
             captions: Captions, n texts.
-            seeds: Seeds, ``(n, W)`` uint64; a view is a function of its caption, the configuration and its own seed alone.
+            seeds: Seed of each view, ``(n, W)`` uint64. A view is a function of its caption, the configuration and its own seed
+                alone.
 
         Returns:
             The views, n lists of W texts.
@@ -81,7 +82,8 @@ class TextViews:
 def sentences(text: str) -> list[str]:
     """Splits a text at full stops, question and exclamation marks followed by white space, and at empty lines.
 
-    A lower-case letter after the mark continues the sentence ("approx. 3 mm"), unless the text has no capitals at all.
+    A mark does not end a sentence if it follows a single letter or a usual abbreviation, or if a lower-case letter comes next
+    in a text that has capitals.
     """
     capitals = text != text.lower()
     parts, start = [], 0

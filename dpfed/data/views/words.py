@@ -1,4 +1,4 @@
-"""Conversion of captions to token numbers, without learning anything from the captions."""
+"""Converts captions to token numbers, without learning anything from the captions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ _WORD = re.compile(r"\w+")
 
 
 class WordTokenizer:
-    """Maps each word to one of `vocabulary` - 1 buckets by a fixed hash.
+    """Gives each word a token number from 1 to `vocabulary` - 1 by a fixed hash.
 
-    The hash is a public function: nothing is fitted to data. A vocabulary counted or merged (BPE) from private captions would
-    itself be a release about the captions that no noise covers: a rare name with a token of its own proves that somebody wrote
-    this name. Words in the same bucket have the same embedding; with a larger `vocabulary`, this is rarer.
+    The hash is a public function: nothing is fitted to data. A vocabulary that is made from private captions, by counting words
+    or merging letters (BPE), would reveal something about the captions that no noise hides: if a rare name had a token of its
+    own, somebody would have written this name. Words with the same number have the same embedding; the larger `vocabulary` is,
+    the rarer such words are.
 
     Args:
-        vocabulary: Number of token numbers, of which 0 is padding.
-        context: Number of words that are read; the rest of a text is cut off.
+        vocabulary: Number of different token numbers, including 0 for padding.
+        context: Number of words of a text that are read; the rest of a text is cut off.
 
     Raises:
         ValueError: If `vocabulary` is below 2, or `context` below 1.
@@ -36,7 +37,7 @@ class WordTokenizer:
         """Returns the token numbers of texts.
 
         Args:
-            texts: Texts, n of them.
+            texts: Texts, a list of n.
 
         Returns:
             The token numbers, ``(n, context)`` int64, padded with 0 on the right.
