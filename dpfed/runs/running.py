@@ -98,7 +98,7 @@ class Session:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The run's optimizer; it exists only within the loop over the steps.
+        """The run's optimizer; it exists only within the loop over the session's steps.
 
         Raises:
             ValueError: Before the loop has begun.
@@ -169,7 +169,8 @@ def _told_of_a_full_disk(run: RunDirectory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _telling_of_the_end(callbacks: list[Callback]) -> Iterator[None]:
-    """Tells the callbacks if the run ends early. Exceptions of callbacks are suppressed, because they would hide the reason."""
+    """Tells the callbacks if the run ends early. Exceptions that they raise then are suppressed, because they would hide the
+    reason."""
     try:
         yield
     except BaseException:

@@ -1,9 +1,9 @@
-"""A sweep: one base configuration with one set of changes after another, each trained, and all compared.
+"""Runs a sweep: applies several sets of changes to one base configuration, trains a run with each, and compares the runs.
 
-All runs of a sweep read the same private records, so they spend budget together. Towards anyone who sees several of the models,
-the promise is that of basic composition, the sum of the epsilons and the sum of the deltas, and not one run's own. Evaluation
-figures are exact, and no epsilon covers them. `sweep` returns that joint promise in words. It counts the runs of this sweep
-only; other runs on the same records, deleted ones too, add theirs.
+All runs of a sweep read the same private records, so they spend budget together. Somebody who sees several of the models may
+learn more than one run's epsilon allows. The joint promise follows from basic composition: the epsilons add up, and so do the
+deltas. `sweep` returns this joint promise in words. It counts the runs of this sweep only; other runs on the same records,
+deleted ones too, add their epsilons and deltas. Evaluation figures are exact, and no epsilon covers them.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def joint_promise(runs: list[RunView]) -> str:
 
 
 def _reserve(configs: dict[Path, Config]) -> None:
-    """Reserves the plans of all new runs with the lifetime budgets of their records, if these have any."""
+    """Reserves the plans of all new runs with the lifetime budgets of their records, if the records have any."""
     stores: dict[str, RecordSet] = {}
     plans: dict[str, dict[Path, tuple[str, PrivacyPlan]]] = {}
     for folder, config in configs.items():
