@@ -133,5 +133,5 @@ def _known(key: str, tree: dict[str, Any]) -> bool:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Returns the first error of settings that are not a run's configuration, in a few words."""
+    """Returns the first error, in a few words, of settings that do not belong to a run's configuration."""
     return problem(error)

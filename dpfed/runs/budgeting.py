@@ -223,8 +223,7 @@ def settled(run: RunDirectory, ledger: Ledger, store: RecordSet | None = None) -
 
 
 def not_covered(run: RunDirectory, store: RecordSet, what: str, why: str | None) -> None:
-    """Refuses to release an exact figure of records under a budget, or notes it with the operator's reason in the budget's
-    ledger.
+    """Refuses an exact figure of records under a budget, or notes it, with the operator's reason, in the budget's ledger.
 
     Args:
         run: Directory of the run that releases the figure.

@@ -1,5 +1,4 @@
-"""Makes the parts of a run from its configuration, once: other modules get the parts from this module, and look nothing up
-again."""
+"""Makes the parts of a run from its configuration, once, so that no other module has to look anything up again."""
 
 from __future__ import annotations
 

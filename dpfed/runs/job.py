@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def say_what_is_trained(parts: Parts, progress: Progress) -> None:
-    """Tells the user, before the first step, which part of the model is trained, and what is cut off the records."""
+    """Tells the user, before the first step, which part of the model is trained, and how much of a caption it reads."""
     trained = trained_of(parts.model, parts.config)
     progress.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
     split = parts.config.evaluation.split

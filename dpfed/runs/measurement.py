@@ -78,8 +78,7 @@ class Measurement:
         return model
 
     def _untrained_again(self) -> tuple[list[Evaluation], Tensor | None]:
-        """Returns a resumed run's figures and weights before training; no figures and ``None`` if the first checkpoint is gone
-        or damaged."""
+        """Returns a resumed run's figures and weights before training; ``([], None)`` if the first checkpoint is unusable."""
         paths, evaluator = self._steps.checkpoints.paths(), self._parts.evaluator
         first = next((path for path in paths if path.stem == "step-00000000"), None)
         if first is None or not (evaluator.tasks or self._parts.store.public):

@@ -131,8 +131,7 @@ def _records_of_a_group(config: Config) -> int:
 
 
 def _count(config: Config) -> tuple[int, int, float]:
-    """Counts a model's parameters, its trained parameters, and the bytes of the outputs of its image tower's layers for one
-    view."""
+    """Counts a model's parameters, its trained parameters, and the bytes of its image tower's layer outputs for one view."""
     outputs = 0
 
     def add(module: nn.Module, _: object, output: object) -> None:

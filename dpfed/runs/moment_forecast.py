@@ -122,8 +122,7 @@ class MomentForecast:
 
     @property
     def records_needed(self) -> int:
-        """The number of records N with which, at the same sigma, the heads keep three quarters of the gain that they have
-        without noise."""
+        """The number of records N with which the heads keep three quarters of their gain under noise of the same sigma."""
         first = self.rows[0]
         return first.curve.records_for(_GOOD, first.plan.noise.multiplier, first.candidates)
 

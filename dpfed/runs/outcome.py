@@ -142,8 +142,7 @@ def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) 
 
 
 def _write_artifacts(run: RunDirectory, facts: CardFacts, results: dict[str, Any], ledger: Ledger) -> None:
-    """Writes card, page for ethics boards and report, and notes the hashes of card and weights in the ledger, where `dpfed
-    privacy verify` reads them."""
+    """Writes card, board's page and report, and notes hashes of card and weights in the ledger for `dpfed privacy verify`."""
     card = privacy_card(facts)
     run.write(run.card if facts.plan.bounding.method.sound else run.no_card, card)
     run.write(run.board, board_page(facts))

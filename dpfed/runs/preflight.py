@@ -258,8 +258,7 @@ def refuse_too_many_ranks(plan: PrivacyPlan, world_size: int) -> None:
 
 
 def guarded(progress: ImportProgress, config: Config) -> ImportProgress:
-    """Wraps the progress of an import, so that the import ends as soon as the source turns out to hold too few records for the
-    plan.
+    """Wraps an import's progress, so that the import ends as soon as the source proves to hold too few records for the plan.
 
     Args:
         progress: Progress of the import.

@@ -85,8 +85,7 @@ def resolve_model_defaults(config: Config) -> Config:
 
 
 def _start(config: Config) -> StartingWeights | None:
-    """Returns the starting weights; ``None``: the configuration names none, or they are missing, which a finished run
-    permits."""
+    """Returns the starting weights; ``None``: the configuration names none, or they are missing (a finished run needs none)."""
     try:
         return starting_weights(config)
     except MissingStart:

@@ -40,7 +40,8 @@ def run_job(
     Args:
         job: The job; the caller has locked its directory.
         progress: Progress, which shows the stages.
-        connect: Function that makes the transport after everything is loaded; this process is one of its workers.
+        connect: Function that makes the transport after everything is loaded; this process computes as one of the transport's
+            workers.
         callbacks: Callbacks that see each step after metrics and evaluation, and before its checkpoint.
 
     Returns:
@@ -59,7 +60,8 @@ class Session:
     Args:
         job: The job; the caller has locked its directory.
         progress: Progress, which shows the stages.
-        connect: Function that makes the transport after everything is loaded; this process is one of its workers.
+        connect: Function that makes the transport after everything is loaded; this process computes as one of the transport's
+            workers.
         callbacks: Callbacks that see each step after metrics and evaluation, and before its checkpoint.
     """
 
@@ -169,7 +171,7 @@ def _told_of_a_full_disk(run: RunDirectory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _telling_of_the_end(callbacks: list[Callback]) -> Iterator[None]:
-    """Tells the callbacks if the run ends early. Exceptions that they raise then are suppressed, because they would hide the
+    """Tells the callbacks if the run ends early, and suppresses the exceptions that they then raise: these would hide the
     reason."""
     try:
         yield

@@ -67,8 +67,7 @@ def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: o
 
 
 def in_words(value: Any) -> str | None:
-    """Returns an object's settings as text: its `repr` or, for a function, the hash of its code; ``None``: they cannot be
-    read."""
+    """Returns an object's settings as text: its `repr`, or a hash of a function's code; ``None``: they cannot be read."""
     if isinstance(value, functools.partial):
         said = in_words(value.func)
         return said and f"{said} of {value.args}, {value.keywords}"
@@ -100,8 +99,7 @@ def _digest(code: types.CodeType) -> str:
 
 
 def _of_optimizer(given: OwnOptimizer | None) -> dict[str, str | None]:
-    """Reads the settings of an optimizer and a schedule that are made for a stand-in parameter; empty if they need the model's
-    own parameters."""
+    """Reads the settings of an optimizer and a schedule, made for a stand-in parameter; empty if they need the model's own."""
     if given is None:
         return {}
     try:

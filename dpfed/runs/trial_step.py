@@ -66,8 +66,7 @@ def _few(parts: Parts) -> GroupBatch:
 
 
 def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
-    """Returns the group's clipped gradient; refuses a gradient that is far shorter than the norm to which the noise is
-    scaled."""
+    """Returns the group's clipped gradient; refuses one that is far shorter than the norm to which the noise is scaled."""
     config, plan = parts.config, parts.plan
     model = parts.learner.views.trained(parts.model)
     engine = LoopEngine(model, config.training.precision, parts.loss)
@@ -99,8 +98,7 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
 
 
 def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tensor) -> None:
-    """Takes a step with noise, at the run's highest learning rate, and refuses a step that changes the weights too little or
-    too much."""
+    """Takes a noisy step at the run's highest learning rate; refuses a step that changes the weights too little or too much."""
     plan, optimizer, vector = parts.plan, parts.config.optimizer, TrainableVector(parts.model)
     generator = torch.Generator().manual_seed(0)  # nothing is released: the noise need not be secret
     noise = torch.randn(vector.numel, generator=generator).to(before) * plan.noise_std

@@ -1,4 +1,4 @@
-"""Messages about wrong values, for users: pydantic finds the errors, but its own messages are about classes and inputs."""
+"""Words messages about wrong values for users, because pydantic, which finds the errors, writes about classes and inputs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def complaint(error: ValidationError) -> str:
 
 
 def _limit(limit: Any) -> Any:
-    """Returns a limit as people write it: 1 for 1.0, and 1,000,000,000 for 1e9."""
+    """Returns a limit as people write it: 1.0 as 1, and 1e9 as 1,000,000,000."""
     whole = isinstance(limit, float) and limit.is_integer() and abs(limit) < 1e15
     return (f"{limit:,.0f}" if abs(limit) >= 1e4 else int(limit)) if whole else limit
 

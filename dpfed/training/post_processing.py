@@ -83,10 +83,10 @@ class MovingAverage(PostProcessor):
 
 
 class SetWeights(PostProcessor):
-    """Writes each noisy sum into its place in the weights, in a run in closed form.
+    """Writes each noisy sum of a run in closed form into its place in the weights.
 
-    The optimizer subtracts the gradient that it gets (`dpfed.training.optimizers.SETTING`), and each place holds 0 before its
-    step.
+    Each place holds 0 before its step, and the optimizer subtracts the gradient that it gets
+    (`dpfed.training.optimizers.SETTING`). So the gradient is the negated sum in that place, and 0 elsewhere.
     """
 
     name = "set_weights"
@@ -102,7 +102,8 @@ class SetWeights(PostProcessor):
 
 
 class MovingTarget(PostProcessor):
-    """Updates the target network of a `BYOL` after each step. The target is a buffer of the model: there is no other state."""
+    """Updates the target network of a `BYOL` after each step. The target is a buffer of the model: this class keeps no
+    state."""
 
     name = "moving_target"
 
@@ -133,7 +134,7 @@ def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProce
 
 @contextlib.contextmanager
 def averaged_weights(model: nn.Module, processors: Sequence[PostProcessor]) -> Iterator[None]:
-    """Gives the model the weights that are measured and published; afterwards, the weights with which training continues."""
+    """Gives the model the weights that are measured and published, and after the block the weights with which it trains on."""
     vector = TrainableVector(model)
     current = vector.gather()
     assign_averaged_weights(model, processors)
@@ -165,7 +166,7 @@ def load_states(processors: Sequence[PostProcessor], states: Mapping[str, Tensor
     Args:
         processors: Processors of the run, as its configuration names them.
         states: States of all processors; see `states_of`.
-        origin: Source of the states, for the message.
+        origin: Source of the states, such as a file, for the message.
 
     Raises:
         UserError: If the states belong to other processors.
