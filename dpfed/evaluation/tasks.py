@@ -1,4 +1,4 @@
-"""Choice of the tasks that a run's held-out records allow. It works without torch, so impossible tasks are rejected at once."""
+"""Chooses the tasks that a run's held-out records allow. It does not import torch, so impossible tasks are rejected at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) ->
     """Returns the tasks for `evaluate`: those that the options name or, if they name none, all that the records allow.
 
     With ``evaluation.split = "none"``, the result is empty. Call this function before training, so that an impossible task is
-    known before any budget is spent.
+    refused before any budget is spent.
 
     Args:
         store: Records of the run.

@@ -171,8 +171,7 @@ def _told_of_a_full_disk(run: RunDirectory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _telling_of_the_end(callbacks: list[Callback]) -> Iterator[None]:
-    """Tells the callbacks if the run ends early, and suppresses the exceptions that they then raise: these would hide the
-    reason."""
+    """Tells the callbacks if the run ends early. Their own exceptions are suppressed: these would hide the reason."""
     try:
         yield
     except BaseException:

@@ -102,13 +102,12 @@ class Coordinator:
 
     @property
     def threshold(self) -> float | None:
-        """L2 norm up to which the next step counts gradients, and to which adaptive clipping clips; ``None``: nothing is
-        counted."""
+        """L2 norm with which the next step compares gradients, and to which adaptive clipping clips; ``None``: no
+        comparison."""
         return None if self.private_metrics is None else self.private_metrics.threshold
 
     def in_groups(self, group: Group, told: Iterable[StepSummary] = ()) -> None:
-        """Switches to charging in groups: no single releases are saved, and all steps since the last commit are charged
-        together.
+        """Switches to charging in groups: saves no single releases, and charges all steps since the last commit together.
 
         Args:
             group: The first group of steps, empty.
@@ -281,8 +280,7 @@ class Coordinator:
         return self._noted(StepSummary(step, self._plan.steps, rate, norm, self._told(step, statistics), self.spent))
 
     def _squares(self, gradient: Tensor) -> Tensor:
-        """Returns a gradient's squared L2 norm as parts to add up, ``(parts,)`` float64: a long gradient has one for each
-        block."""
+        """Returns a gradient's squared L2 norm as summands, ``(n,)`` float64: for a long gradient, one for each block."""
         if self.blocks.length is None:
             return gradient.norm().double().square().view(1)  # exact: a float32 has 24 bits
         if _on_gpu(gradient):

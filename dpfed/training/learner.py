@@ -196,8 +196,7 @@ class Learner:
         )
 
     def create_ledger(self, path: str | Path, marks: dict[str, bool] | None = None) -> Ledger:
-        """Creates this training's ledger, to which every release is charged before anything that depends on it leaves the
-        process.
+        """Creates this training's ledger, to which a release is charged before anything that depends on it leaves the process.
 
         Args:
             path: Path of the file, which must not exist.

@@ -102,8 +102,7 @@ class SetWeights(PostProcessor):
 
 
 class MovingTarget(PostProcessor):
-    """Updates the target network of a `BYOL` after each step. The target is a buffer of the model: this class keeps no
-    state."""
+    """Updates the target network of a `BYOL` after each step. The target is a buffer of the model: there is no other state."""
 
     name = "moving_target"
 

@@ -48,7 +48,7 @@ class PrivateMetrics(PostProcessor):
 
     @property
     def threshold(self) -> float:
-        """L2 norm; the next step counts the groups whose gradient is not longer."""
+        """L2 norm with which the next step compares the norms of the groups' gradients."""
         return self._state["threshold"].item()
 
     def gradient(self, step: int, gradient: Tensor) -> Tensor:

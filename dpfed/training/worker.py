@@ -58,8 +58,8 @@ class Worker:
     Attributes:
         engine: The argument `engine`.
         views: The argument `views`.
-        threshold: L2 norm, public. The worker counts the groups whose gradient is not longer than this norm; adaptive clipping
-            also clips to it. If the plan releases statistics, the coordinator sets it before each step.
+        threshold: L2 norm, public, with which the worker compares the norm of each group's gradient. Adaptive clipping also
+            clips to it. If the plan releases statistics, the coordinator sets it before each step.
 
     Raises:
         ValueError: If units or public negatives are missing although the plan needs them, or given although it does not.
