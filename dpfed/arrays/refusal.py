@@ -6,4 +6,5 @@ from dpfed.errors import UserError
 
 
 class ArrayError(UserError, ValueError, TypeError):
-    """Raised for wrong input to an estimator; scikit-learn's callers catch it as a ``ValueError`` or a ``TypeError``."""
+    """Raised for wrong input to an estimator; callers that expect scikit-learn's errors catch it as ``ValueError`` or
+    ``TypeError``."""

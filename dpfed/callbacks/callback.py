@@ -51,8 +51,7 @@ class StepSummary:
 
     @property
     def is_reported(self) -> bool:
-        """Returns whether metrics.jsonl gets a line for this step: about 50 steps of a run, the last step, and each window's
-        end."""
+        """Returns whether metrics.jsonl gets a line for this step: for about 50 steps, the last step, and each window's end."""
         often = self.done % max(1, self.steps // _REPORTS) == 0
         return often or self.done == self.steps or self.window is not None
 
@@ -128,8 +127,7 @@ class Callback:
         return step.done % self.every == 0 or step.done == step.steps
 
     def on_run(self, run: RunInfo) -> None:
-        """Called when a run begins or resumes, before it measures or spends anything. `dpfed.training.steps.Steps` never calls
-        it."""
+        """Called when a run begins or resumes, before it measures or spends. `dpfed.training.steps.Steps` never calls it."""
 
     def on_begin(self, done: int) -> None:
         """Called when the steps begin, or continue after an interruption.

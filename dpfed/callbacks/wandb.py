@@ -60,8 +60,7 @@ class WandB(Tracker):
         return super()._import()
 
     def _require_login(self) -> None:
-        """Raises an error if W&B needs a login and nobody has logged in: W&B would ask in the middle of a run, or end the
-        run."""
+        """Raises an error if W&B lacks a needed login: W&B would ask for it in the middle of a run, or end the run."""
         if self._mode in (*_OFFLINE, "disabled"):
             return
         with self._accepting():

@@ -136,8 +136,7 @@ class Config(Section):
 
     @property
     def is_aligned(self) -> bool:
-        """Returns whether a record's two features are alike before training: views of one image, or of towers trained
-        together."""
+        """Returns whether a record's two features are alike before training: of views, or of towers trained together."""
         return self.model.kind != "image-text" or self.model.start is not None
 
     @property

@@ -7,7 +7,8 @@ records of one person) form a cluster, which is drawn as a whole: more queries f
   With clusters, the number of queries is divided by the design effect: the share's variance if clusters are drawn, over its
   variance if single queries are drawn.
 - The change of a share between two models on the same queries is paired: only queries that one model has right and the other
-  wrong count, as in McNemar's test. The interval is that of Agresti and Min (2005).
+  wrong count, as in McNemar's test. The interval of Agresti and Min (2005) adds two queries: half a query is won, half is lost,
+  and one is equal for both models.
 - Noise changes figures even if nothing is learnt. `beyond_noise` widens the interval of a change by Student's prediction
   interval of the figures that noise alone gives (`dpfed.runs.noise_alone`). Both errors are added as if they were independent.
   As the second includes a part of the first, the interval of a run without signal excludes zero in about one of 100 cases, not
@@ -79,8 +80,7 @@ def wilson(share: float, count: float) -> Interval:
 
 
 def apart(after: float, after_interval: Interval, before: float, before_interval: Interval) -> Interval:
-    """Returns the 95% interval of the difference `after` - `before` of shares that were measured on independent draws (Newcombe
-    1998)."""
+    """Returns the 95% interval of a difference of figures that were measured on independent draws (Newcombe 1998)."""
     change = after - before
     down = math.hypot(after - after_interval[0], before_interval[1] - before)
     up = math.hypot(after_interval[1] - after, before - before_interval[0])
@@ -103,8 +103,7 @@ def beyond_noise(change: Interval, figure: float, draws: Sequence[float]) -> Int
 
 
 def _effective(values: np.ndarray, clusters: np.ndarray) -> float:
-    """Returns the number of independent queries whose share would vary as much as that of these clusters; at most all
-    queries."""
+    """Returns the number of independent queries with which the share would vary as much; at most the number of queries."""
     count, share = len(values), float(values.mean())
     sums, sizes = _by_cluster(values, clusters)
     if len(sums) == count:

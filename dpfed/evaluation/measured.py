@@ -23,8 +23,7 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
 
 
 def wrong_fact(facts: object) -> str | None:
-    """Returns the first wrong key of an object, read from JSON, that should have the form of `Evaluation.facts`; ``None``: no
-    key is wrong."""
+    """Returns the first key with which an object from JSON differs in form from `Evaluation.facts`; ``None``: no key."""
     if not isinstance(facts, dict):
         return "name"
     for key, kind in _FACTS.items():

@@ -130,8 +130,7 @@ def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: 
 
 
 def summary(direction: str, ranked: Tensor, clusters: np.ndarray) -> dict[str, Outcomes]:
-    """Returns whether each query's right answer is among the first k, for each recall R@k in one direction, by the metric's
-    name.
+    """Returns whether each query has a right answer among the first k, by the name of each recall metric R@k.
 
     Args:
         direction: Direction, ``image_to_text`` or ``text_to_image``.

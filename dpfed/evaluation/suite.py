@@ -83,8 +83,7 @@ def evaluate(
 
 
 def subset(store: RecordSet, indices: np.ndarray, limit: int) -> np.ndarray:
-    """Returns the `limit` indices with the smallest record keys (0: all): the same records, whatever their order in the
-    store."""
+    """Returns the `limit` indices with the smallest record keys (0: all), which do not depend on the order in the store."""
     if not limit or limit >= len(indices):
         return indices
     return np.sort(indices[np.argsort(store.keys[indices], kind="stable")[:limit]])
@@ -188,8 +187,7 @@ def _classification(store: RecordSet, options: EvaluationConfig, features: Embed
 
 
 def _labelled(store: RecordSet, columns: list[str], split: str) -> Callable[[int, int], np.ndarray]:
-    """Returns a function from a range of rows to a mask of those rows that are in a split and have at least one of the
-    labels."""
+    """Returns a function from a range of rows to a mask of its rows that are in a split and have one of the labels."""
     of_split = store.within(split)
 
     def rows(first: int, end: int) -> np.ndarray:

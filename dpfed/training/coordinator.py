@@ -102,8 +102,7 @@ class Coordinator:
 
     @property
     def threshold(self) -> float | None:
-        """L2 norm with which the next step compares gradients, and to which adaptive clipping clips; ``None``: no
-        comparison."""
+        """L2 norm with which the next step compares gradients, and to which adaptive clipping clips; ``None``: none."""
         return None if self.private_metrics is None else self.private_metrics.threshold
 
     def in_groups(self, group: Group, told: Iterable[StepSummary] = ()) -> None:
