@@ -106,7 +106,7 @@ def padded(basis: Basis, rows: int) -> Basis:
 
 
 def bases_in(heads: Mapping[str, np.ndarray]) -> dict[Side, Basis]:
-    """Returns the bases that the tensors of a fit's heads contain, with the rows that the fit used.
+    """Returns the bases that the tensors of a fit's heads contain: those rows of the bases that the fit used.
 
     Raises:
         KeyError: If the heads hold no bases.

@@ -137,7 +137,7 @@ class Shape:
 
     @property
     def directions(self) -> tuple[int, ...]:
-        """Numbers of dimensions that X and Y can fill: the number of their columns, or of the rows of their bases that are not
+        """Numbers of dimensions that X and Y can fill: how many columns they have, or how many rows of their bases are not
         zero."""
         if self.bases is None:
             return self.widths
@@ -160,8 +160,7 @@ class Shape:
         return moment_heads(self.plan, self.padded, aligned, self.plan.noise_std, basis=bases)
 
     def there(self, heads: MomentHeads) -> Tensor:
-        """Returns a mask over the numbers of both sums: 0 for a number of a padded dimension, which is pure noise, and
-        otherwise 1."""
+        """Returns a mask over the numbers of both sums: 0 where a padded dimension makes a number pure noise, otherwise 1."""
         layout = heads.layout
         columns = (torch.arange(layout.dimensions) < torch.tensor(self.directions)[:, None]).double()
         moments = Moments(columns, columns[0][:, None] * columns[-1], columns[:, :, None] * columns[:, None, :])

@@ -82,7 +82,7 @@ class ArrayRecords(RecordSet):
 
     @functools.cached_property
     def contents(self) -> str:  # type: ignore[override]
-        """See `RecordSet`; hashes of the rows without a secret key, so they are not published."""
+        """See `RecordSet`; a hash of all rows, made without a secret, so it is not published."""
         parts = [self.keys] if self.units is None else [self.keys, self.units]
         order = np.argsort(self.keys, kind="stable")
         return hashlib.blake2b(b"".join(part[order].tobytes() for part in parts), digest_size=16).hexdigest()
@@ -129,8 +129,7 @@ class ArrayViews(ViewMaker):
         """See `ViewMaker.prefetch`; this class reads nothing ahead."""
 
     def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
-        """Returns the rows of n records: ``{"image": (n, V, F)}``, with Y also ``"text": (n, 1, F_t)``; F and F_t are the
-        widths."""
+        """Returns the rows of n records: ``{"image": (n, V, F)}``, and with Y also ``"text": (n, 1, F_t)``."""
         return {side: torch.from_numpy(_in_order(rows, indices)).to(device) for side, rows in self._sides.items()}
 
 

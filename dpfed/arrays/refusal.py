@@ -6,5 +6,4 @@ from dpfed.errors import UserError
 
 
 class ArrayError(UserError, ValueError, TypeError):
-    """Raised for wrong input to an estimator; callers that expect scikit-learn's errors catch it as ``ValueError`` or
-    ``TypeError``."""
+    """Raised for wrong input to an estimator. As scikit-learn's own errors, it is a ``ValueError`` and a ``TypeError``."""

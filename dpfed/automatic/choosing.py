@@ -254,8 +254,7 @@ def _within(
 
 
 def _held_out(config: Config, store: RecordStore) -> int:
-    """Returns the number of evaluation records; without evaluation records, one sixth of the training records, but at least
-    1."""
+    """Returns the number of evaluation records; if it is 0, one sixth of the training records, but at least 1."""
     split = config.evaluation.split
     return (store.count(split) if split != "none" else 0) or max(1, store.count("train") // HELD_OUT)
 

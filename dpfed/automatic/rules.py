@@ -91,8 +91,7 @@ class Situation:
 
     @property
     def strength(self) -> float:
-        """N times epsilon, which determines the gradients' signal-to-noise ratio; batch B and number of steps T hardly
-        matter."""
+        """N times epsilon, which determines the gradients' signal-to-noise ratio; batch and number of steps hardly matter."""
         return self.known_records * self.epsilon
 
 

@@ -95,8 +95,7 @@ def survey(given: str | Path) -> Survey:
 
 
 def _usual_side(items: Iterator[Item], access: Access) -> int:
-    """Returns the most frequent shorter side of the first images, in pixels, rounded to a power of two; 0: no image could be
-    read."""
+    """Returns the most frequent shorter side of the first images, pixels, rounded to a power of two; 0: none was readable."""
     sides = [side for item in itertools.islice(items, _LOOKED_AT) if (side := _side(item, access))]
     counted = Counter(2 ** round(math.log2(side)) for side in sides)
     return counted.most_common(1)[0][0] if counted else 0

@@ -142,8 +142,7 @@ def towers_at_hand(reads_text: bool) -> Towers | None:
 
 
 def _encoder(family: str, name: str, kind: str, why: str, given: dict[str, Any]) -> Towers:
-    """Returns an encoder of timm or torchvision, with the given or usual weights; if records have captions, also a text
-    tower."""
+    """Returns an encoder of timm or torchvision, with given or usual weights; for image-text records, also a text tower."""
     base, _, tag = name.partition(".")
     weights = given.get("model.weights") or tag or _usual_tag(family, base)
     keys = {"model.kind": kind, "model.image": f"{family}/{base}", "model.weights": weights}
@@ -198,8 +197,7 @@ def _open_clip(name: str, why: str) -> Towers:
 
 
 def _run(path: Path, why: str) -> Towers:
-    """Returns the model of a finished run. `dpfed.runs.starts.checked_start` later checks whether a run may start from this
-    model."""
+    """Returns the model of a finished run; `dpfed.runs.starts.checked_start` later checks whether a run may start from it."""
     run = RunDirectory.open(path)
     model = run.config().model
     left_out = {"start", "start_digest", "digest", "weights"}

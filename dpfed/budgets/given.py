@@ -1,4 +1,4 @@
-"""A lifetime budget given in Python, for records that have no store."""
+"""Sets a lifetime budget that was given in Python, for records that have no store."""
 
 from __future__ import annotations
 

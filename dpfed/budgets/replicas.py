@@ -1,7 +1,7 @@
-"""A replica of a budget's ledger on disk: an append-only file of JSON lines, each chained to the line before.
+"""Reads and writes a replica of a budget's ledger: an append-only file of JSON lines, each with a hash of the line before.
 
-A line without its newline was never acted on: a reservation counts when its line is complete and on disk. Only then does a run
-begin.
+A run begins only when the line of its reservation is complete and on disk. So no run has acted on a last line that lacks its
+newline.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _chained(lines: list[dict[str, Any]], chain: str = "") -> Iterator[dict[str,
 
 
 def _read(path: Path, mend: bool = False) -> tuple[BudgetLedger | None, str, int]:
-    """Returns a replica, the hash of its last complete line, and the length of its complete lines in bytes."""
+    """Returns a replica, the hash of its last complete line, and the total length of its complete lines in bytes."""
     try:
         lines = read_lines(path)
     except FileNotFoundError:

@@ -129,8 +129,7 @@ def label_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
 
 
 def class_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
-    """Returns the labels that zero-shot predicts. A label whose class names are numbers counts only if the options name the
-    task."""
+    """Returns the labels that zero-shot predicts; labels whose class names are numbers only if the options name this task."""
     asked = "zero_shot" in options.tasks
     return [
         name

@@ -23,7 +23,7 @@ class Variant:
         changes: Changes to the configuration, by key such as ``bounding.group_size``.
         setting: Value of the column ``setting`` of the published figures, which distinguishes runs of one method.
         x: Value on `Experiment.axis`; ``None``: the experiment has no axis.
-        untrained: Whether the figures are those of the model before training: the paper's "Base".
+        untrained: Whether the figures are those of the model before training, which the paper calls "Base".
     """
 
     label: str

@@ -24,7 +24,7 @@ class Row:
     Attributes:
         label: Name of the method in the paper.
         method: Value of ``bounding.method``.
-        setting: Setting that distinguishes the run from others of the same method; empty: none does.
+        setting: Setting that distinguishes the run from others of the same method; empty: no setting is needed.
         x: Value on the axis of the experiment; ``None``: the experiment has no axis.
         epsilon: Epsilon of the guarantee; infinity: no privacy.
         metric: Name of the metric in results.json, without brackets.

@@ -149,7 +149,7 @@ def require_right_data(request: Request, planned: list[Planned], progress: Progr
 
 
 def differences(request: Request, planned: list[Planned]) -> str:
-    """Describes the scale, for the output: how model, batch and steps differ from the paper's.
+    """Describes the request's scale for the output: how model, batch and steps differ from the paper's.
 
     Args:
         request: Request of the user.
@@ -210,7 +210,7 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
 def _with_public_records(tree: dict[str, Any], request: Request) -> None:
     """Sets the public records, and reduces the batch so that a step passes as many images through the model as other methods.
 
-    Each record's group also contains `PublicConfig.records` public records.
+    With public contrast, each record's group also contains `PublicConfig.records` public records.
     """
     generated = {"source": "shapes", "half": "first"} if request.data.generated else {"source": "procedural"}
     put(tree, "public", generated)

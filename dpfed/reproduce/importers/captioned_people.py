@@ -1,4 +1,4 @@
-"""CUHK-PEDES and RSTPReid: pictures of people, each with a few captions, in one JSON file beside a folder of images.
+"""Imports CUHK-PEDES and RSTPReid: pictures of people, each with a few captions, in a JSON file beside a folder of images.
 
 This module also contains the importer of DeepFashion-MultiModal: fashion pictures, each with one caption.
 """
