@@ -59,8 +59,8 @@ class Privacy:
         method: Name of the bounding method, see docs/methods.md.
         options: Options of the method.
         accountant: Privacy accountant: ``"pld"``, or ``"rdp"`` as in the papers.
-        noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof covers the last bits.
-        seed: Seed, for tests only. A seed voids the secrecy of the noise, and the card says so.
+        noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof also covers the rounding of numbers.
+        seed: Seed, for tests only. With a seed the noise is not secret, so no guarantee holds, and the card says so.
     """
 
     epsilon: float | None = None
@@ -106,7 +106,7 @@ class Run(RunDirectory):
 
 
 class Over:
-    """The remaining steps of a finished run: an empty iterable."""
+    """Stands for the remaining steps of a finished run: an empty iterable."""
 
     def __iter__(self) -> Iterator[StepSummary]:
         return iter(())
@@ -241,7 +241,7 @@ class Trainer:
 
     @contextmanager
     def open(self, folder: str | Path, manual: bool = False) -> Iterator[Session | Over]:
-        """Opens a run for a loop of your own: a step is on disk and charged before the loop's body sees it.
+        """Opens a run for a training loop of your own: a step is on disk and charged before the loop's body sees it.
 
         After the last step, the run is evaluated, and model, card and report are written. If the block is left earlier, the
         same lines resume the run later.
@@ -283,7 +283,7 @@ class Trainer:
         return resume_job(run, progress, given=self._own, budget=self._budget)
 
     def _found(self, run: RunDirectory) -> None:
-        """Refuses a finished run with other parts or settings, and counts the run in a budget that was given after it."""
+        """Refuses a finished run that has other parts or settings, and counts the run in a budget that was given later."""
         self._refuse_another(run)
         if self._budget is not None:
             count_finished(run, self._records, self._budget)
@@ -295,7 +295,7 @@ class Trainer:
                 object.__setattr__(module, _TRAINED_IN, str(run.path))
 
     def _refuse_another(self, run: RunDirectory) -> None:
-        """Refuses a folder with a run of other parts or settings."""
+        """Refuses a folder that holds a run with other parts or settings."""
         kept, mine = run.config(), self.config
         refuse_other_parts(run.provenance.get("settings", {}), settings_of(self._own), run.path)
         records = Ledger.open(run.ledger).plan.sampling.records
@@ -350,7 +350,8 @@ def _encoder_of(model: nn.Module) -> nn.Module:
 
 
 def _refuse_loss(model: nn.Module, loss: Any) -> None:
-    """Refuses a class as the loss, and a loss of embeddings for a model that returns projections and predictions."""
+    """Refuses a class given as the loss; also a loss of embeddings, if the model returns projections and predictions
+    instead."""
     if isinstance(loss, type):
         raise UserError(f"expected a loss, got the class {loss.__name__}: write {loss.__name__}(). [own-loss-class]")
     shipped = isinstance(loss, Loss) and not isinstance(loss, Prediction)

@@ -137,7 +137,7 @@ class Shape:
 
     @property
     def directions(self) -> tuple[int, ...]:
-        """Numbers of dimensions that X and Y can fill: how many columns they have, or how many rows of their bases are not
+        """Numbers of dimensions that X and Y can fill: their columns or, with bases, the rows of the bases that are not
         zero."""
         if self.bases is None:
             return self.widths

@@ -229,8 +229,7 @@ def _rank(entry: Entry) -> tuple[int, int]:
 
 
 def _account(entry: Entry, most: Entry | None) -> Account:
-    """Makes an account from its latest entry, with the most steps ever settled, because a run may have continued in two
-    places."""
+    """Makes an account from its latest entry, with the most steps ever settled: a run may have continued in two places."""
     least = (most.steps or 0) if most else 0
     counts = most if most is not None and least > (entry.steps or 0) else entry
     of, what, name, place = (str(value) for value in (entry.of, entry.what, entry.name, entry.place))

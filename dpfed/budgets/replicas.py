@@ -1,7 +1,7 @@
-"""Reads and writes a replica of a budget's ledger: an append-only file of JSON lines, each with a hash of the line before.
+"""Reads and writes a replica of a budget's ledger: an append-only file of JSON lines, each chained to the line before.
 
 A run begins only when the line of its reservation is complete and on disk. So no run has acted on a last line that lacks its
-newline.
+newline. A line is chained by a hash of itself and of the lines before.
 """
 
 from __future__ import annotations

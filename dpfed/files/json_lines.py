@@ -1,4 +1,4 @@
-"""Append-only files of JSON lines: ledgers, journals, metrics. A crash can truncate the last line, and no other."""
+"""Reads and appends files of JSON lines: ledgers, journals, metrics. A crash can truncate the last line, and no other."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Lines:
 
     Attributes:
         entries: Objects of the complete lines, in order.
-        end: Bytes up to the end of the last complete line.
-        size: Bytes of the whole file.
+        end: Number of bytes up to the end of the last complete line.
+        size: Number of bytes of the whole file.
     """
 
     entries: list[dict[str, Any]]
@@ -30,7 +30,8 @@ class Lines:
 
     @property
     def torn(self) -> bool:
-        """Returns whether an incomplete line, without a newline, follows the complete lines. The caller interprets it."""
+        """Returns whether an incomplete line, without a newline, follows the complete lines. Its meaning is up to the
+        caller."""
         return self.size > self.end
 
 

@@ -136,8 +136,7 @@ class RunState:
 
     @property
     def awaited(self) -> tuple[int, Step] | None:
-        """The step that is open, or for which too few sites have answered, with its answers so far; ``None``: no step is
-        open."""
+        """The step that is open, or has too few answers yet, with the sites' answers so far; ``None``: no step is open."""
         over = max((line["step"] for line in self.rounds if line["event"] != "opened"), default=-1)
         step = max(self.arrival_log, default=-1)
         return None if self.finished or step <= over or not self.arrival_log[step].awaited else (step, self.arrival_log[step])

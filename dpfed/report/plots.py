@@ -228,8 +228,7 @@ def _percent(axes: Axes, side: str) -> None:
 
 
 def _spread(values: Sequence[float], gap: float) -> list[float]:
-    """Returns heights at which labels of the values stand: in the same order, at least ``gap`` apart, the lowest at its
-    value."""
+    """Returns heights for the labels of the values: in the same order, at least ``gap`` apart, the lowest at its value."""
     order = sorted(range(len(values)), key=lambda index: values[index])
     placed = list(values)
     for below, above in zip(order, order[1:], strict=False):

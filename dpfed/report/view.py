@@ -119,8 +119,7 @@ class RunView:
 
     @property
     def noise_norm(self) -> float | None:
-        """The approximate norm of a step's noise, std sqrt(P) / divisor for P parameters; ``None`` if it changes between
-        steps."""
+        """The approximate norm of a step's noise, std sqrt(P) / divisor, for P parameters; ``None`` if steps differ."""
         privacy = self.results["privacy"]
         # Sites that share the noise may add more than the plan requires.
         carried = [line["noise_of_sites"] for line in self.steps_of_sites if line.get("noise_of_sites")]
