@@ -350,8 +350,7 @@ def _encoder_of(model: nn.Module) -> nn.Module:
 
 
 def _refuse_loss(model: nn.Module, loss: Any) -> None:
-    """Refuses a class given as the loss; also a loss of embeddings, if the model returns projections and predictions
-    instead."""
+    """Refuses a class given as the loss; also a loss of embeddings for a model that returns projections and predictions."""
     if isinstance(loss, type):
         raise UserError(f"expected a loss, got the class {loss.__name__}: write {loss.__name__}(). [own-loss-class]")
     shipped = isinstance(loss, Loss) and not isinstance(loss, Prediction)

@@ -137,8 +137,7 @@ class Shape:
 
     @property
     def directions(self) -> tuple[int, ...]:
-        """Numbers of dimensions that X and Y can fill: their columns or, with bases, the rows of the bases that are not
-        zero."""
+        """Numbers of dimensions that X and Y can fill: their columns or, with bases, the bases' rows that are not zero."""
         if self.bases is None:
             return self.widths
         return tuple(int(basis.rows.any(1).sum()) for basis in self.bases.values())

@@ -42,7 +42,7 @@ class Samples:
         """Stores a sample of the store's records for a budget, unless an intact sample exists or the records are public.
 
         Public records need no sample: their fingerprint stays the same in a repeated import. All sets of generated records have
-            the same names.
+        the same names.
 
         Args:
             id: Id of the budget.

@@ -91,8 +91,7 @@ class _Stop(Exception):
 
 
 def _carried_out(app: typer.Typer) -> int:
-    """Runs a command and returns its exit code. An error that follows from an interruption, such as a broken import, does not
-    count as a bug."""
+    """Runs a command and returns its exit code. An error caused by an interruption, such as a broken import, is no bug."""
     try:
         code = _command(app)(standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:

@@ -3,7 +3,7 @@
 Python raises a signal's exception wherever the main thread is at that moment. While an extension module (in C) is initialised,
 the module's code may drop the exception (numpy.random, Triton, pandas), turn it into an ImportError (NumPy), or abort the
 process (PyTorch). So dpfed delays a signal until the initialisation is over. Other code may also drop the exception, so dpfed
-repeats the signal until the exception has arrived at the command's end.
+repeats the signal until the exception has reached dpfed's own handler.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class Lines:
 
     @property
     def torn(self) -> bool:
-        """Returns whether an incomplete line, without a newline, follows the complete lines. Its meaning is up to the
-        caller."""
+        """Returns whether an incomplete line, without a newline, follows the complete lines. Its meaning depends on the
+        file."""
         return self.size > self.end
 
 

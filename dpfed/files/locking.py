@@ -21,8 +21,7 @@ _LOCKS = Path("/proc/locks")  # of Linux: `TYPE  ADVISORY  WRITE process device:
 
 @functools.cache
 def _here() -> str:
-    """Returns an id of this machine since its last boot and of this container: processes with the same id see each other's
-    locks; "" if it is unknown."""
+    """Returns an id of the machine's boot and the container; processes with the same id see the same locks. "": unknown."""
     try:
         return hashlib.sha256(f"{_BOOT.read_text()}/{os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:16]
     except OSError:
@@ -48,7 +47,7 @@ def _open_plain(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def noted_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
-    """Holds a lock like `file_lock`, and notes beside the file on which machine the holder runs, which `is_held` reads."""
+    """Holds a lock like `file_lock`, and notes beside the file in which machine and container this is, for `is_held`."""
     with file_lock(path, taken, wait):
         if (here := _here()) and _last_holder(path) != here:
             with contextlib.suppress(OSError):  # such as a full disk: `is_held` then returns None

@@ -126,8 +126,9 @@ def build(
     features: Path | None = None,
     given: OwnParts | None = None,
 ) -> Parts:
-    """Makes the parts of a run: resolves the choices that a configuration leaves open, and checks all that can be checked
-    before any budget is spent.
+    """Makes the parts of a run from its configuration.
+
+    This resolves the choices that the configuration leaves open, and checks all that can be checked before any budget is spent.
 
     Args:
         config: Configuration as the user wrote it, or as this or another machine resolved it; resolved choices are kept.

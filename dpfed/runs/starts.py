@@ -147,7 +147,7 @@ def recipe_for(config: Config) -> Config:
 
 
 def procedural_path(config: Config) -> Path:
-    """Returns the directory of a procedural initialisation, in ``data.stores``; its name hashes all that the weights depend on.
+    """Returns the folder of a procedural initialisation in ``data.stores``, named by a hash of all that the weights depend on.
 
     Args:
         config: Configuration of the initialised model, with the model's defaults resolved

@@ -119,7 +119,7 @@ class Coordinator:
 
     @property
     def owes(self) -> bool:
-        """Returns whether there are steps that are not charged yet."""
+        """Returns whether the present group of steps has steps that are not charged yet."""
         return self._group is not None and (self._committing is not None or bool(self._group.releases))
 
     @property
