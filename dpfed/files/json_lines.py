@@ -30,8 +30,8 @@ class Lines:
 
     @property
     def torn(self) -> bool:
-        """Returns whether an incomplete line, without a newline, follows the complete lines. Its meaning depends on the
-        file."""
+        """Returns whether an incomplete line, without a newline, follows the complete lines. The caller interprets this
+        line."""
         return self.size > self.end
 
 

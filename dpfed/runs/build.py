@@ -274,7 +274,7 @@ def _records(config: Config, progress: Progress, stand_in: bool) -> RecordStore:
 
 
 def _plan(config: Config, store: RecordSet, known: PrivacyPlan | None) -> PrivacyPlan:
-    """Returns the plan of these records: the known plan, or else a newly calibrated one."""
+    """Returns the plan of these records: the known plan if it fits them, or else a newly calibrated plan."""
     records = protected_count(store, config.privacy.unit)
     if known is not None and known.sampling.records == records and describes(config, known):
         return known

@@ -168,7 +168,7 @@ def _refuse_channels(records: Records | None) -> None:
 
 
 def refuse_methods(config: Config) -> None:
-    """Refuses a user's own views if the method makes its views itself.
+    """Refuses a user's own parts if the method makes its own views of a record store.
 
     Raises:
         UserError: If the method makes its own views; the message says what to do.
