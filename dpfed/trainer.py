@@ -80,7 +80,7 @@ class Privacy:
     seed: int | None = None
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """Returns these settings as sections of a configuration, without those that have their default."""
+        """Returns these settings as sections of a configuration, without settings that have their default value."""
         bounding = ("group_size", "clip_norm", "clipping", "method", "options")
         sections: dict[str, dict[str, Any]] = {"privacy": {}, "bounding": {}}
         for name in self.__dataclass_fields__:
@@ -122,9 +122,9 @@ class Trainer:
         privacy: Privacy guarantee and mechanism.
         views: Transform, or `Views`. Default: random crops, flips and colours of square images of `size` pixels.
         loss: Loss of `dpfed.losses`, or any function of the embeddings of one group: ``loss(image (S, V, D))``, or
-            ``loss(image (S, V, D), text (S, W, D))`` for models that read text. A parameter ``label``, if the function has
-            one, receives ``(S,)`` int64, equal where records share a class. The function returns a scalar, the mean over the
-            group's records. Default: InfoNCE.
+            ``loss(image (S, V, D), text (S, W, D))`` for models that read text. If the function has a parameter ``label``, it
+            receives an ``(S,)`` int64 tensor, in which records of the same class have equal numbers. The function returns a
+            scalar, the mean over the group's records. Default: InfoNCE.
         optimizer: Function from the parameters to a torch optimizer with its own learning rates, or keys of the section
             ``[optimizer]`` as a mapping. Default: Adam with a learning rate of 1e-3.
         schedule: Function from that optimizer to a torch scheduler, which is stepped after each step.
@@ -218,7 +218,7 @@ class Trainer:
     def fit(self, folder: str | Path) -> Run:
         """Trains, evaluates, and writes model, card and report into the run's folder.
 
-        The same call resumes an interrupted run, and returns a finished one.
+        The same call resumes an interrupted run, and returns a finished run.
 
         Args:
             folder: Folder of the run; no other run may use it.

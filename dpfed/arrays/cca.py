@@ -270,7 +270,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             del self.feature_names_in_
 
     def _given(self, given: Any, name: str) -> Rows:
-        """Reads rows for `transform`, and checks that their columns are those of the fit."""
+        """Reads rows for `transform`, and checks that they have the same columns as the rows of the fit."""
         rows = rows_of(given, name, least=1)
         expected = self.n_features_in_ if name == "X" else self.n_features_y_
         if not expected:

@@ -236,7 +236,7 @@ class RunDirectory:
     def refuse_odd_entries(self) -> None:
         """Rejects a directory with pipes, broken links, or folders where files belong.
 
-        Reading such an entry would fail late, or never end.
+        Reading an entry of this kind would fail late, or never end.
 
         Raises:
             UserError: If the directory holds an entry of this kind; the message names the first.

@@ -162,7 +162,7 @@ def configured(choices: list[Choice], given: dict[str, Any], name: str) -> Confi
     """Makes a configuration from the choices and the user's keys, and drops choices that then have no effect.
 
     Args:
-        choices: Choices; a later one overrides an earlier one.
+        choices: Choices; a later choice overrides an earlier choice of the same key.
         given: Values of the keys that the user set, by dotted key; they override every choice.
         name: Name of the run.
 

@@ -36,7 +36,7 @@ class Head(BaseModel):
         fingerprint: Fingerprint of the record set.
         store: Path of the record set when the budget was set, for readers.
         orders: Renyi orders at which the budget's privacy filter counts cost.
-        shares: Fractions of delta, one for each order.
+        shares: Fractions of delta that are assigned to the orders, one for each order.
         distinct: Ids of budgets of other record sets with the same record names -> reason why the record sets differ.
     """
 
@@ -64,8 +64,8 @@ class Entry(BaseModel):
         id: Id of the entry.
         event: Kind of the entry.
         day: Day of the entry, UTC, for readers.
-        number: Number of the entry; among the entries about one account, or of event ``set``, the one with the largest
-            number counts.
+        number: Number of the entry; among the entries about one account, and among those of event ``set``, the entry with the
+            largest number counts.
         epsilon: New epsilon; event ``set``.
         delta: New delta; event ``set``.
         of: Id of the run that holds the account. This field and those up to `cost` belong to the events ``reserve`` and

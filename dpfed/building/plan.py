@@ -1,4 +1,4 @@
-"""Makes the privacy plan of a configuration. Nothing here imports torch, so that a mistake is reported at once."""
+"""Makes the privacy plan of a configuration. This module does not import torch, so a mistake is reported at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plan_of(records: int, config: Config) -> PrivacyPlan:
         config: Configuration of the run.
 
     Raises:
-        UserError: If no such plan is possible.
+        UserError: If the configuration allows no plan for so many records.
     """
     plan = _draft(records, config).calibrated()
     if plan.statistics is not None:

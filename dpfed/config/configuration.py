@@ -151,7 +151,7 @@ class Config(Section):
 
     @property
     def writes_store(self) -> bool:
-        """Returns whether the run writes a record store: of its own records, of public ones, or for its starting weights."""
+        """Returns whether the run writes a record store: of its own records, of public records, or for its starting weights."""
         if self.data.from_nothing or self.data.source == "scenes" or self.model.start == PROCEDURAL:
             return True
         if self.method.public_records and self.public.is_generated:

@@ -78,7 +78,7 @@ def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
 
 
 def read_back(tree: dict[str, Any], origin: str) -> Config:
-    """Makes a configuration from one that dpfed wrote itself. Keys without an effect may be given; they are reset to defaults.
+    """Makes a configuration from a file that dpfed wrote itself. Keys without an effect may be given: they get their defaults.
 
     Args:
         tree: Sections and keys.

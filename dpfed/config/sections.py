@@ -1,9 +1,9 @@
 """The sections of a configuration: every key, its default, and a line that explains it.
 
 A section that only one package uses is declared in that package: in `dpfed.data.options`, `dpfed.models.options`,
-`dpfed.objectives`, `dpfed.training.options` or `dpfed.evaluation.options`. The other sections are declared here. A section
-declares the allowed values of its keys, and under which values of its other keys a key has an effect. Conditions between
-sections are in `dpfed.config.configuration`.
+`dpfed.objectives`, `dpfed.training.options` or `dpfed.evaluation.options`. This module declares the other sections. A section
+declares the allowed values of its keys, and for each key the values of its other keys under which the key has an effect.
+Conditions between sections are in `dpfed.config.configuration`.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def pretrain(
         run = dpfed.pretrain("quickstart", "runs/quickstart")
         run = dpfed.pretrain(data="my-images", epsilon=8, out="runs/mine")
 
-    The second form resumes an interrupted run, and returns a finished one.
+    The second form resumes an interrupted run, and returns a finished run.
 
     Args:
         config: Configuration, its path, or the name of a configuration that dpfed ships (`load_config` reads path and name).

@@ -36,7 +36,7 @@ def set_up(form: str | None = None) -> None:
         form: ``text`` or ``json``; ``None``: the value of ``DPFED_LOG_FORMAT`` in the environment, otherwise ``text``.
 
     Raises:
-        UserError: If the format is another one.
+        UserError: If `form`, or the value in the environment, is neither ``text`` nor ``json``.
     """
     form = form or os.environ.get(FORMAT) or "text"
     if form not in ("text", "json"):

@@ -83,7 +83,7 @@ def say(text: str, beside_output: bool = False) -> None:
 
 
 class TerminalProgress(Progress):
-    """A `Progress` that shows the stages of a run as progress bars. `watching` makes one."""
+    """A `Progress` that shows the stages of a run as progress bars. `watching` makes an instance."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars

@@ -6,9 +6,9 @@ records of one person) form a cluster, which is drawn as a whole: more queries f
 - A share of right answers has Wilson's interval (Wilson 1927), which is reliable for few queries and for shares near 0 and 1.
   With clusters, the number of queries is divided by the design effect: the share's variance if clusters are drawn, over its
   variance if single queries are drawn.
-- The change of a share between two models on the same queries is paired: only queries that one model has right and the other
-  wrong count, as in McNemar's test. The interval of Agresti and Min (2005) adds two queries: half a query is won, half is lost,
-  and one is equal for both models.
+- The change of a share between two models on the same queries is paired: only queries count that one model answers right and
+  the other wrong, as in McNemar's test. The interval of Agresti and Min (2005) adds two queries: half a query is won, half is
+  lost, and one is equal for both models.
 - Noise changes figures even if nothing is learnt. `beyond_noise` widens the interval of a change by Student's prediction
   interval of the figures that noise alone gives (`dpfed.runs.noise_alone`). Both errors are added as if they were independent.
   As the second includes a part of the first, the interval of a run without signal excludes zero in about one of 100 cases, not

@@ -175,7 +175,7 @@ def new_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 
 def draft_of(path: Path) -> Path:
-    """Returns a temporary path beside `path` for a folder: one rename can then give it its name."""
+    """Returns a temporary path beside `path` for a new folder, so that a single rename can later give the folder its name."""
     return path.parent / f".{path.name}{DRAFT}-{secrets.token_hex(4)}"
 
 

@@ -30,8 +30,7 @@ class Lines:
 
     @property
     def torn(self) -> bool:
-        """Returns whether an incomplete line, without a newline, follows the complete lines. The caller interprets this
-        line."""
+        """Returns whether an incomplete line, without a newline, follows the complete lines. The caller interprets it."""
         return self.size > self.end
 
 
@@ -104,7 +103,7 @@ def append_line(path: Path, entry: dict[str, Any], end: int | None = None) -> in
 def append_lines(path: Path, entries: Sequence[dict[str, Any]], end: int | None = None) -> int:
     """Appends lines in one write. When the function returns, they are on disk. If the write fails, no part of them stays.
 
-    A crash during the write can leave some of the lines, in order, and a part of one.
+    A crash during the write can leave the first of the lines, complete, and a part of the next line.
 
     Args:
         path: Path of the file, which is made if it does not exist.

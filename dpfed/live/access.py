@@ -23,7 +23,7 @@ class Access:
     """The port and the token of the live page.
 
     Attributes:
-        port: Port on loopback; 0: the system chooses a free one.
+        port: Port on loopback; 0: the system chooses a free port.
         token: Token that every request must carry.
     """
 
@@ -35,7 +35,7 @@ class Access:
         """Makes the access from the operator's options, and checks them.
 
         Args:
-            port: Port to listen on; 0: any free one.
+            port: Port to listen on; 0: any free port.
             token_file: File with the token, readable by its owner only; ``None``: make a new token.
 
         Raises:

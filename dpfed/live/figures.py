@@ -44,7 +44,7 @@ class Figure:
 
 
 def figures(seen: Seen) -> list[Figure]:
-    """Returns all figures of a run, the most important ones first."""
+    """Returns all figures of a run, the most important figures first."""
     return [*overview(seen), *details(seen)]
 
 

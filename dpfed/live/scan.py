@@ -125,7 +125,7 @@ class Scan:
 
 
 def at_work_first(seen: Iterable[Seen]) -> list[Seen]:
-    """Returns runs in the order of a list: running ones first."""
+    """Returns runs in the order in which a list shows them: running runs first."""
     return sorted(seen, key=lambda run: run.state != "running")
 
 

@@ -181,12 +181,12 @@ def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
 
 
 def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void: Sequence[bool]) -> Figure:
-    """Draws one metric of several runs: a bar for the trained model, a tick for the untrained one.
+    """Draws one metric of several runs: for each run a bar for the trained model, and a tick for the untrained model.
 
     Args:
         names: Names of the runs, each shown beside its bar.
         results: Metric of each run; ``None``: it was not measured.
-        void: Whether each run has no guarantee; the bar of such a run is grey.
+        void: Whether each run lacks a guarantee; the bar of a run without a guarantee is grey.
     """
     canvas, axes = figure(2 * WIDTH, 0.46 * len(names) + 1.0)
     ends = [0.0]

@@ -1,4 +1,4 @@
-"""The outcome of an experiment: our figures beside the published ones, as rows, a CSV file and a page of all runs."""
+"""The outcome of an experiment: our figures beside the published figures, as rows, a CSV file and a page of all runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpfed.runs.sweep import joint_promise
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of ours, with the paper's figure if there is one.
+    """A figure that dpfed measured, with the paper's figure if the paper has it.
 
     Attributes:
         label: Name of the method in the paper.
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The label, followed by the setting if there is one."""
+        """The label, followed by the setting unless it is empty."""
         return f"{self.label}, {self.setting}" if self.setting else self.label
 
 

@@ -33,7 +33,7 @@ class Request:
     Attributes:
         experiment: Experiment to reproduce.
         data: Data set to train on.
-        scale: ``"gpu"``: the paper's hyperparameters; ``"cpu"``: smaller ones that a CPU can train.
+        scale: ``"gpu"``: the paper's hyperparameters; ``"cpu"``: smaller hyperparameters, with which a CPU can train.
         epsilons: Values of epsilon to train for.
         methods: Values of ``bounding.method``; ``None``: all that the experiment compares.
         path: Path of the records.
@@ -66,7 +66,8 @@ class Planned:
         variant: Variant of the experiment that the run trains.
         epsilon: Epsilon of the run's guarantee, infinity without privacy.
         config: Configuration, named after the data set, the method and a hash of the whole configuration.
-        folder: Folder of the run; runs with the same configuration have the same folder, also those of different experiments.
+        folder: Folder of the run; runs with the same configuration have the same folder, even if they belong to different
+            experiments.
     """
 
     variant: Variant

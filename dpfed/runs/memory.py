@@ -1,7 +1,8 @@
 """Checks whether a model and its groups can fit into this machine's memory, before the model is built.
 
 The operating system kills a process that uses too much memory, and shows no message. So a run that cannot fit is refused. The
-counts here are lower bounds of what training takes: a run that passes this check may still be too large.
+numbers that this module computes are lower bounds of what training takes, so a run that passes the check may still be too
+large.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks a run before any record is read: refuses an impossible plan, or a folder where no run can be made.
 
-Nothing here imports torch, which takes seconds, so that a mistake is reported at once.
+This module does not import torch, which would take seconds, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ def _records(count: float) -> str:
 def refuse_records(config: Config, opens: bool = True) -> None:
     """Refuses records that the model cannot read as they are, or that the evaluation cannot measure.
 
-    Only records in a store on this machine can be checked here; others are checked after they have been imported or copied.
+    This function can check only records that are in a store on this machine. Other records are checked once they are imported
+    or copied.
 
     Args:
         config: Configuration of the run.

@@ -105,7 +105,7 @@ def run_pretraining(preflight: Preflight, progress: Progress, callbacks: Iterabl
 
 
 def make_start(config: Config, progress: Progress | None = None) -> tuple[Path, bool]:
-    """Makes the procedural initialisation of a configuration's model, resumes an interrupted one, or finds a finished one.
+    """Makes the procedural initialisation of a configuration's model; resumes it if interrupted, finds it if finished.
 
     Args:
         config: Configuration whose model is initialised.

@@ -93,7 +93,7 @@ def _start(config: Config) -> StartingWeights | None:
 
 
 def changed(config: Config, **sections: dict[str, object]) -> Config:
-    """Returns the configuration with some keys of some sections changed."""
+    """Returns the configuration with changed values of the given keys, by section."""
     updated = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     return config.model_copy(update=updated)
 
@@ -120,7 +120,7 @@ def refuse_engine(config: Config) -> None:
     """Refuses a configuration that chooses an engine although its method has an engine of its own.
 
     Raises:
-        UserError: If the configuration chooses an engine for such a method; the message names the method.
+        UserError: If the configuration does this; the message names the method.
     """
     method, engine = method_named(config.bounding.method), config.bounding.engine
     if engine != "auto" and not method.picks_engine:

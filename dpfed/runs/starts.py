@@ -58,7 +58,7 @@ def procedural_start(path: Path) -> StartingWeights:
 
     Raises:
         MissingStart: If there is no such initialisation, or its training was interrupted.
-        UserError: If the initialisation is damaged; after its deletion, `dpfed start` makes the same one again.
+        UserError: If the initialisation is damaged; once it is deleted, `dpfed start` makes the same initialisation again.
     """
     if not path.exists():
         raise MissingStart(

@@ -78,7 +78,7 @@ class SweepOutcome:
 def sweep(base: Config, file: str | Path, folder: str | Path, progress: Progress | None = None) -> SweepOutcome:
     """Trains every run of a sweep file into ``folder/SWEEP/RUN`` and writes ``folder/SWEEP/comparison.html``.
 
-    Finished runs are kept, interrupted ones are resumed. The privacy that all runs cost together is in the outcome's `promise`:
+    Finished runs are kept, and interrupted runs are resumed. The outcome's `promise` says what privacy all runs cost together:
     by basic composition, epsilons and deltas of runs on the same records add up.
 
     Args:
@@ -145,7 +145,8 @@ def joint_promise(runs: list[RunView]) -> str:
     """States the joint promise of several runs on the same private records, in a few sentences, by basic composition.
 
     An (epsilon_1, delta_1) and an (epsilon_2, delta_2) private release are together (epsilon_1 + epsilon_2, delta_1 + delta_2)
-    private, also when the second was chosen after seeing the first. Runs that protect different units have no such sum.
+    private, also when the second was chosen after seeing the first. Runs that protect different privacy units have no joint
+    epsilon.
     """
     void = [run.name for run in runs if run.void]
     if void:

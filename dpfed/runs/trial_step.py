@@ -1,8 +1,8 @@
 """Tries one step on noise instead of records, and refuses captions that are all equal, before any budget is spent.
 
 The trial checks three conditions for a step of the run: the gradient of a group reaches the weights, the weights change, and
-the model still computes finite numbers after its weights have moved as far as they can in the run. A setting that fails here
-would spend epsilon on noise alone, or end the run after a charged step.
+the model still computes finite numbers after its weights have moved as far as they can in the run. A setting that fails the
+trial would spend epsilon on noise alone, or end the run after a charged step.
 """
 
 from __future__ import annotations

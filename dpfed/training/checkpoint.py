@@ -1,8 +1,8 @@
-"""Checkpoints: one safetensors file each, written atomically, checked by digest, read without pickle.
+"""Writes and reads checkpoints: a safetensors file each, written atomically, checked by a digest, read without pickle.
 
-The first checkpoint of a run holds the whole model. Later ones hold only what can have changed since: trained parameters,
-buffers, optimizer state and the state of post-processors. All of these follow from noisy sums, so a checkpoint may leave the
-trust boundary. A checkpoint never holds a secret key.
+The first checkpoint of a run holds the whole model. Later checkpoints hold only what can have changed since then: trained
+parameters, buffers, and the states of the optimizer and of the post-processors. All of these follow from noisy sums, so a
+checkpoint may leave the trust boundary. A checkpoint never holds a secret key.
 """
 
 from __future__ import annotations

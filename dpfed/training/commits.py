@@ -66,7 +66,7 @@ class Commit:
 
 
 class Commits:
-    """The commits of one training. Only the newest is kept.
+    """The commits of one training. Only the newest commit is kept.
 
     Args:
         folder: Folder of the commits; it is created with the first one.

@@ -1,4 +1,4 @@
-"""The training loop. Read this first: everything else is a detail of one of its lines."""
+"""The training loop. Read this module first: the other modules are details of its lines."""
 
 from __future__ import annotations
 

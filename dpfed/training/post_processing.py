@@ -1,8 +1,8 @@
 """Post-processing of public noisy sums: filters of the gradient, averages of the weights, target networks.
 
-Differential privacy is closed under post-processing, so nothing here costs epsilon. Nothing here may read anything but the
+Differential privacy is closed under post-processing, so no processor costs epsilon. A processor may read nothing but the
 coordinator's releases. A run has a list of processors, in order. Each keeps its own state, which checkpoints store under the
-processor's name and no other code reads. To add a processor, write a class here and a line in `post_processors`.
+processor's name and no other code reads. To add a processor, write a class in this module and a line in `post_processors`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ class PostProcessor:
     """A function of the noisy sums. Each method does nothing unless it is overridden.
 
     Attributes:
-        name: Name under which a checkpoint stores the state: one word.
+        name: Name under which a checkpoint stores the processor's state, one word.
     """
 
     name: str
 
     def gradient(self, step: int, gradient: Tensor) -> Tensor:
-        """Returns the gradient ``(P,)`` for the optimizer, in place of the noisy one ``(P,)``."""
+        """Returns the gradient ``(P,)`` that the optimizer gets instead of the noisy gradient ``(P,)``, for P trained
+        parameters."""
         return gradient
 
     def updated(self, step: int) -> None:
         """Called after the model got the new parameters of a step."""
 
     def averaged(self, weights: Tensor) -> Tensor:
-        """Returns the weights ``(P,)`` that are measured and published, in place of the current training weights ``(P,)``."""
+        """Returns the weights ``(P,)`` that are measured and published instead of the current training weights ``(P,)``."""
         return weights
 
     def state_dict(self) -> dict[str, Tensor]:

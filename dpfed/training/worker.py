@@ -24,7 +24,7 @@ from dpfed.privacy.randomness import Randomness
 
 
 def indices_of_rank(indices: np.ndarray, keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """Returns the indices of the records that belong to one of several ranks. A record's rank is a function of its key.
+    """Returns the indices of the records that belong to one of several ranks. A record's rank follows from its key alone.
 
     Args:
         indices: Indices to divide among the ranks, shape ``(n,)``.
@@ -36,7 +36,7 @@ def indices_of_rank(indices: np.ndarray, keys: np.ndarray, rank: int, world_size
 
 
 class Worker:
-    """The holder of private records, which hands out nothing but `BoundedSum`.
+    """The holder of private records. It hands out nothing but a `BoundedSum` for each step.
 
     Args:
         plan: Plan with the sampling rate, the groups and the clipping rule.
