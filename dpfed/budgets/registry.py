@@ -224,8 +224,7 @@ def known_by(id: str, store: Path | None = None) -> BudgetLedger | None:
 
 
 def replicas_of(id: str, store: Path | None = None) -> tuple[Path, Path | None]:
-    """Returns the paths of a ledger's replicas, which need not exist: in the registry and, if a store is given, in the
-    store."""
+    """Returns the paths of a ledger's replicas, which need not exist: in the registry, and in the store if one is given."""
     return registry() / f"{id}.jsonl", store / BUDGET_LEDGER if store else None
 
 

@@ -31,8 +31,7 @@ class PostProcessor:
     name: str
 
     def gradient(self, step: int, gradient: Tensor) -> Tensor:
-        """Returns the gradient ``(P,)`` that the optimizer gets instead of the noisy gradient ``(P,)``, for P trained
-        parameters."""
+        """Returns the gradient ``(P,)`` that the optimizer gets instead of the noisy gradient ``(P,)``."""
         return gradient
 
     def updated(self, step: int) -> None:
