@@ -55,7 +55,7 @@ def registry() -> Path:
     """Returns the folder of this user's registry.
 
     Raises:
-        UserError: If the user has no home directory, such as a container's random user, or if the path depends on the
+        UserError: If the user has no home directory, as a random user id in a container has none; or if the path depends on the
             current folder, so that budgets could be overlooked.
     """
     if given := os.environ.get(_FOLDER):

@@ -126,7 +126,7 @@ class Tracker(Callback):
         raise NotImplementedError
 
     def _add(self, card: Path | None, shown: list[Picture]) -> None:
-        """Adds the card, if there is one, and pictures, after the last row."""
+        """Adds the card (if the run has a card) and pictures, after the last row."""
         raise NotImplementedError
 
     def _close(self, finished: bool) -> None:

@@ -136,7 +136,10 @@ class Config(Section):
 
     @property
     def is_aligned(self) -> bool:
-        """Returns whether a record's two features are alike before training: of views, or of towers trained together."""
+        """Returns whether a record's two features are alike before training.
+
+        They are alike if both come from views of one image, or if the image and the text tower were trained together.
+        """
         return self.model.kind != "image-text" or self.model.start is not None
 
     @property

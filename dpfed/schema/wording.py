@@ -79,7 +79,7 @@ def problem(error: ValidationError, schema: type[BaseModel] | None = None) -> st
 
     Args:
         error: Error that pydantic raised.
-        schema: Schema that was checked; its valid keys are suggested in place of an unknown key.
+        schema: Schema that was checked; if a key is unknown, the message suggests the schema's nearest key.
     """
     first = error.errors()[0]
     place = first["loc"]

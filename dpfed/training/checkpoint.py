@@ -101,7 +101,8 @@ class Checkpoints:
         )
 
     def save(self, progress: Position, model: nn.Module, coordinator: Coordinator) -> Path:
-        """Writes a checkpoint, then removes the oldest ones beyond `keep`, but never the first; returns the path."""
+        """Writes a checkpoint, and returns its path; keeps the first checkpoint and the newest `keep`, and removes the
+        others."""
         tensors, scalars = state_of(model, coordinator, whole=not self.paths())
         tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
         header = {"format": FORMAT, "optimizer": json.dumps(scalars)}
