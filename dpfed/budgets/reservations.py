@@ -79,7 +79,7 @@ def reserved(found: Found, store: RecordSet, reservations: Sequence[Reservation]
 
 
 def _holds_already(known: Account, reservation: Reservation) -> bool:
-    """Returns whether an account holds as much as a reservation asks for, so that the ledger needs no further entry.
+    """Returns whether an account already holds what a reservation asks for, so that the ledger needs no further entry.
 
     Raises:
         UserError: If the run is a copy of the run that reserved, or its plan has changed.

@@ -74,8 +74,9 @@ class SearchIndex:
 
 
 class Retrieval:
-    """Search by text for the live page. It loads a run's model and pictures at the first search, and keeps them until another
-    run is searched.
+    """Search by text for the live page.
+
+    It loads a run's model and pictures at the first search, and keeps them until another run is searched.
 
     Args:
         pictures: Record store that is marked public; ``None``: the run's own records, if they are public.

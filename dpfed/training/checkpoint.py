@@ -101,8 +101,7 @@ class Checkpoints:
         )
 
     def save(self, progress: Position, model: nn.Module, coordinator: Coordinator) -> Path:
-        """Writes a checkpoint, and returns its path; keeps the first checkpoint and the newest `keep`, and removes the
-        others."""
+        """Writes a checkpoint and returns its path; removes all others except the first and the newest `keep`."""
         tensors, scalars = state_of(model, coordinator, whole=not self.paths())
         tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
         header = {"format": FORMAT, "optimizer": json.dumps(scalars)}

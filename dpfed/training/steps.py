@@ -191,8 +191,7 @@ class Steps:
         return ledger
 
     def _load_or_save_first(self) -> int:
-        """Restores the newest commit or undamaged checkpoint, or saves a first checkpoint; returns the number of finished
-        steps."""
+        """Restores the newest commit or undamaged checkpoint, or saves a first one; returns the number of finished steps."""
         if not self.checkpoints.paths():
             self.checkpoints.save(Position(0, 0, self.plan.fingerprint), self.learner.model, self.coordinator)
             return 0
