@@ -1,12 +1,12 @@
-"""Discovery by name: dpfed's own parts, optional subpackages, parts of other packages, and objects of the user.
+"""Finds parts by name: dpfed's own parts, optional subpackages, parts of other packages, and objects of the user.
 
 Packages announce parts by entry points, in one group for each `Kind`: a loss is an `Objective`, a method a `Method`, an
 importer a subclass of `Importer`, and an encoder a function that returns a module. dpfed lists its own parts in
-``dpfed/entry_points.txt``, which the build copies into the package's metadata. dpfed itself reads that file, because the
-metadata of a checkout are as old as its installation.
+``dpfed/entry_points.txt``, which the build copies into the package's metadata. dpfed itself reads that file, and not the
+metadata, because the metadata of a checkout are as old as its installation.
 
-The optional subpackages (rooms) are `dpfed.baselines` (methods for comparison, BatchNorm) and `dpfed.reproduce` (the papers'
-experiments and data sets). No other package requires or names them.
+The optional subpackages, which this module calls rooms, are `dpfed.baselines` (methods for comparison, BatchNorm) and
+`dpfed.reproduce` (the papers' experiments and data sets). No other package requires or names them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def part(room: Room, name: str) -> ModuleType:
 
 
 def methods() -> dict[str, str]:
-    """Returns the module of every bounding method by the method's name. No module is imported: most runs need only one."""
+    """Returns the module of every bounding method by the method's name. It imports none, because most runs need only one."""
     return {name: part.module for name, part in shipped("methods").items()}
 
 
@@ -251,7 +251,7 @@ def said_of(value: object, name: str | None = None) -> str:
 
     Args:
         value: The part, or the class or function that made it.
-        name: Name of the part in the configuration; default: the part's own name, or that of its class.
+        name: Name of the part in the configuration; default: the part's own name, or the name of its class.
     """
     kind = value if hasattr(value, "__qualname__") else type(value)
     module = name.partition(":")[0] if name and not in_python(name) else getattr(kind, "__module__", None) or "?"

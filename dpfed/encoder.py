@@ -1,4 +1,4 @@
-"""A trained encoder, loaded back for use."""
+"""Loads a trained encoder for use."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Encoder:
     def features(self, images: Pictures) -> Tensor:
         """Computes features for k-NN, probes and other models.
 
-        The features come from the frozen backbone; in a model of private moments, its released heads transform them.
+        The features come from the frozen backbone. In a model of private moments, the released heads then transform them.
 
         Args:
             images: A PIL image of any size and mode, a uint8 array ``(H, W, 3)`` or, grey, ``(H, W)``, or a uint8 tensor

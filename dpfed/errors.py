@@ -23,14 +23,15 @@ class UserError(Exception):
     """A mistake that the user can fix.
 
     The message is one clear sentence (or two): what was given, what was expected, what to do. It ends with a code, such as
-    ``[store-format]``, which stays when the wording is improved. The command line prints the message without a traceback and
-    exits with code 2.
+    ``[store-format]``, which stays the same when the wording changes. The command line prints the message without a traceback
+    and exits with code 2.
 
     Args:
-        message: Message for the user of the machine where the records are.
+        message: Message for the user of the machine on which the records are.
         public: The same message without names of records, for the logs of a cluster; the constructor appends the code of
             `message`. Default: `message`.
-        command: Sentence about what to type on the command line. Only the command line prints it: a program has no options.
+        command: Sentence about what to type on the command line. Only the command line prints this sentence, because a program
+            has no options.
     """
 
     def __init__(self, message: str, public: str | None = None, command: str = "") -> None:
@@ -95,7 +96,7 @@ def short_traceback(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Notice(UserWarning):
-    """A warning about something that dpfed did without being told to. The command line prints it as a note."""
+    """A warning about something that dpfed did without being asked. The command line prints it as a note."""
 
 
 def _shortened(message: str) -> str:

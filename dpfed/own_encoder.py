@@ -29,7 +29,7 @@ class OwnEncoder:
     Attributes:
         module: Encoder that the user gave, trained, in evaluation mode: images ``(n, C, H, W)`` -> features ``(n, F)``.
         model: Whole model, with its heads.
-        plain: Function that turns an image into a tensor ``(C, H, W)``, as evaluation does.
+        plain: Function that turns an image into a tensor ``(C, H, W)``, as it is done for evaluation.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Paths on this machine as users write them, and proxy settings that exempt connections within the machine."""
+"""Checks paths on this machine as users write them, and makes proxy settings that exempt connections within the machine."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables to add to an environment that names a proxy; connections within this machine then bypass the proxy.
+    """Returns the variables with which connections within this machine bypass the proxy that an environment names.
 
     gRPC, which Flower and Ray use, reads ``no_grpc_proxy`` or else ``no_proxy``, in small letters only.
 

@@ -1,4 +1,4 @@
-"""Progress of commands: displays, durations and signs of life. Nothing private reaches a display."""
+"""Shows the progress of commands: displays, durations and signs of life. Nothing private reaches a display."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Throughput:
         return statistics.median(self._took) if self._took else None
 
     def left(self, steps: int) -> float | None:
-        """Estimates the seconds that a number of steps will take; ``None``: not known yet."""
+        """Estimates how many seconds a number of further steps will take; ``None``: not known yet."""
         return None if self.seconds is None else self.seconds * steps
 
 
@@ -116,7 +116,7 @@ def import_progress(progress: Progress, name: str = "records") -> Callable[..., 
 def signs_of_life(
     told: Callable[[str], None], what: str, every: float = 15.0, beside: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Reports now and then that the block still runs, for work that takes minutes on a busy machine and has no units to count.
+    """Reports now and then that the block still runs, for long work that has no units to count.
 
     Args:
         told: Function that receives each message, in a separate thread.

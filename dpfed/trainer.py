@@ -59,8 +59,8 @@ class Privacy:
         method: Name of the bounding method, see docs/methods.md.
         options: Options of the method.
         accountant: Privacy accountant: ``"pld"``, or ``"rdp"`` as in the papers.
-        noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof covers the last bits.
-        seed: Seed, for tests only. A seed voids the secrecy of the noise, and the card says so.
+        noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof also covers the rounding of numbers.
+        seed: Seed, for tests only. With a seed the noise is not secret, so no guarantee holds, and the card says so.
     """
 
     epsilon: float | None = None
@@ -80,7 +80,7 @@ class Privacy:
     seed: int | None = None
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """Returns these settings as sections of a configuration, without those that have their default."""
+        """Returns these settings as sections of a configuration, without settings that have their default value."""
         bounding = ("group_size", "clip_norm", "clipping", "method", "options")
         sections: dict[str, dict[str, Any]] = {"privacy": {}, "bounding": {}}
         for name in self.__dataclass_fields__:
@@ -106,7 +106,7 @@ class Run(RunDirectory):
 
 
 class Over:
-    """The remaining steps of a finished run: an empty iterable."""
+    """Stands for the remaining steps of a finished run: an empty iterable."""
 
     def __iter__(self) -> Iterator[StepSummary]:
         return iter(())
@@ -122,9 +122,9 @@ class Trainer:
         privacy: Privacy guarantee and mechanism.
         views: Transform, or `Views`. Default: random crops, flips and colours of square images of `size` pixels.
         loss: Loss of `dpfed.losses`, or any function of the embeddings of one group: ``loss(image (S, V, D))``, or
-            ``loss(image (S, V, D), text (S, W, D))`` for models that read text. A parameter ``label``, if the function has
-            one, receives ``(S,)`` int64, equal where records share a class. The function returns a scalar, the mean over the
-            group's records. Default: InfoNCE.
+            ``loss(image (S, V, D), text (S, W, D))`` for models that read text. If the function has a parameter ``label``, it
+            receives an ``(S,)`` int64 tensor, in which records of the same class have equal numbers. The function returns a
+            scalar, the mean over the group's records. Default: InfoNCE.
         optimizer: Function from the parameters to a torch optimizer with its own learning rates, or keys of the section
             ``[optimizer]`` as a mapping. Default: Adam with a learning rate of 1e-3.
         schedule: Function from that optimizer to a torch scheduler, which is stepped after each step.
@@ -218,7 +218,7 @@ class Trainer:
     def fit(self, folder: str | Path) -> Run:
         """Trains, evaluates, and writes model, card and report into the run's folder.
 
-        The same call resumes an interrupted run, and returns a finished one.
+        The same call resumes an interrupted run, and returns a finished run.
 
         Args:
             folder: Folder of the run; no other run may use it.
@@ -241,7 +241,7 @@ class Trainer:
 
     @contextmanager
     def open(self, folder: str | Path, manual: bool = False) -> Iterator[Session | Over]:
-        """Opens a run for a loop of your own: a step is on disk and charged before the loop's body sees it.
+        """Opens a run for a training loop of your own: a step is on disk and charged before the loop's body sees it.
 
         After the last step, the run is evaluated, and model, card and report are written. If the block is left earlier, the
         same lines resume the run later.
@@ -283,7 +283,7 @@ class Trainer:
         return resume_job(run, progress, given=self._own, budget=self._budget)
 
     def _found(self, run: RunDirectory) -> None:
-        """Refuses a finished run with other parts or settings, and counts the run in a budget that was given after it."""
+        """Refuses a finished run that has other parts or settings, and counts the run in a budget that was given later."""
         self._refuse_another(run)
         if self._budget is not None:
             count_finished(run, self._records, self._budget)
@@ -295,7 +295,7 @@ class Trainer:
                 object.__setattr__(module, _TRAINED_IN, str(run.path))
 
     def _refuse_another(self, run: RunDirectory) -> None:
-        """Refuses a folder with a run of other parts or settings."""
+        """Refuses a folder that holds a run with other parts or settings."""
         kept, mine = run.config(), self.config
         refuse_other_parts(run.provenance.get("settings", {}), settings_of(self._own), run.path)
         records = Ledger.open(run.ledger).plan.sampling.records
@@ -350,7 +350,7 @@ def _encoder_of(model: nn.Module) -> nn.Module:
 
 
 def _refuse_loss(model: nn.Module, loss: Any) -> None:
-    """Refuses a class as the loss, and a loss of embeddings for a model that returns projections and predictions."""
+    """Refuses a class given as the loss; also a loss of embeddings for a model that returns projections and predictions."""
     if isinstance(loss, type):
         raise UserError(f"expected a loss, got the class {loss.__name__}: write {loss.__name__}(). [own-loss-class]")
     shipped = isinstance(loss, Loss) and not isinstance(loss, Prediction)

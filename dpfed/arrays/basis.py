@@ -1,6 +1,6 @@
-"""The public basis of a fit: the mean and the first principal components of public rows, fixed before a private row is read.
+"""Makes the public basis of a fit: mean and first principal components of public rows, fixed before a private row is read.
 
-A run whose `bounding.options.basis` is ``store`` uses the same map: equal public features give equal bits.
+A run whose `bounding.options.basis` is ``store`` computes the same basis: equal public features give equal bits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PublicArrays:
 
 
 def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int | None) -> PublicArrays | None:
-    """Makes the basis that the user gave; it reads public rows, but only the shapes and column names of the private rows.
+    """Makes the basis that the user asked for; reads public rows, but of the private rows only shapes and column names.
 
     Args:
         given: Basis as the user gave it: ``None``, ``"random"``, or a pair of matrices of public rows, for X and for Y.
@@ -76,7 +76,7 @@ def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int
 def refuse_shared(public: PublicArrays, records: ArrayRecords) -> None:
     """Refuses public rows that equal a private row in every number.
 
-    Captions of classes may be both public and private: Y may share up to 99 different rows.
+    Captions that name a class may be both public and private, so Y may share up to 99 different rows.
 
     Args:
         public: Basis with its public rows.
@@ -106,7 +106,7 @@ def padded(basis: Basis, rows: int) -> Basis:
 
 
 def bases_in(heads: Mapping[str, np.ndarray]) -> dict[Side, Basis]:
-    """Returns the bases among the heads of a fit, which hold the rows that the fit used.
+    """Returns the bases that the tensors of a fit's heads contain: those rows of the bases that the fit used.
 
     Raises:
         KeyError: If the heads hold no bases.
@@ -148,7 +148,7 @@ def _public(given: Any, name: str, private: Rows) -> Rows:
 
 
 def _content(rows: Rows) -> np.ndarray:
-    """Returns public rows, ``(n, F)``: all, or at most `MOST_PUBLIC` that are evenly spaced.
+    """Returns public rows, ``(n, F)``: all rows, or `MOST_PUBLIC` evenly spaced rows if there are more.
 
     Raises:
         ArrayError: If a number is not finite, or too few rows are not zero.
@@ -167,7 +167,7 @@ def _content(rows: Rows) -> np.ndarray:
 
 
 def _contents(rows: Rows) -> Iterator[bytes]:
-    """Yields rows as bytes, without the rows that add nothing to a sum: those that are zero or not finite."""
+    """Yields each row as bytes, except rows that add nothing to a sum: all zeros, or with a number that is not finite."""
     for numbers in rows.blocks():
         block = rows.block(numbers)
         counts = np.isfinite(block).all((1, 2)) & block.any((1, 2))

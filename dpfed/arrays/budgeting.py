@@ -1,4 +1,4 @@
-"""Charges a fit to its rows' lifetime budget: reserves its plan before the first sum, and settles after the last."""
+"""Charges a fit to its rows' lifetime budget: reserves the fit's plan before the first sum, and settles it after the last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dpfed.PrivateCCA`: linear heads for two views of the same records, under differential privacy."""
+"""`dpfed.PrivateCCA`: learns linear heads for two matrices of features of the same records, under differential privacy."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         epsilon: Privacy loss of one fit; required.
         delta: Delta of the guarantee; default: 1/(N ln N), where N counts records, or groups.
         n_components: Number of most correlated directions to keep, as in ``CCA``; useful if X and Y share few directions.
-            ``None``: heads of k columns, as in a run. `with_components` changes the number at no privacy cost.
+            ``None``: heads of k columns, as in a run; k is `dimensions`. `with_components` changes the number at no privacy
+            cost.
         dimensions: Number of dimensions after a public projection of the features, k; ``None``: chosen from N and the noise.
         basis: Public rows from which the projection is computed, ``(public_X, public_Y)``: they have the columns of X and Y,
             and need not belong together; ``None`` or ``"random"``: a projection of random numbers.
         aligned: Whether matching rows of X and Y are similar already, as with both towers of a CLIP model.
-        noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof covers the last bits.
+        noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof also covers the rounding of numbers.
         device: Device that computes the sums: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
         folder: Folder for ledger, card and heads of each fit, and for the budget's ledger; ``None``: nothing is kept.
         budget: Lifetime budget for all fits on these rows together, epsilon or (epsilon, delta); it needs `folder`.
@@ -56,7 +57,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         epsilon_: Epsilon that the fit spent.
         delta_: Delta of the guarantee.
         card_: Privacy card, Markdown.
-        heads_: Tensors of ``heads.safetensors`` by name, as float32 arrays: X is ``image``, Y is ``text``.
+        heads_: Tensors of ``heads.safetensors`` by name, as float32 arrays; the names call X ``image`` and Y ``text``.
         released_: Noisy means and moments, from which the heads are computed, float32.
         ledger_: Privacy ledger, JSON lines.
         basis_fingerprint_: Fingerprint of the public basis; ``None``: the basis is random.
@@ -102,9 +103,9 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.random_state = random_state
 
     def fit(self, X: Any, Y: Any = None, groups: Any = None) -> PrivateCCA:
-        """Spends epsilon, and computes the heads.
+        """Computes the heads from X and Y, and spends epsilon.
 
-        A row of zeros, or with a number that is not finite, adds nothing to the sums.
+        A row that is all zeros, or has a number that is not finite, adds nothing to the sums.
 
         Args:
             X: Features, ``(N, F)``: array, tensor, data frame, sparse matrix, or path of a file that `dpfed embed` wrote;
@@ -173,9 +174,10 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return made
 
     def transform(self, X: Any, Y: Any = None) -> Any:
-        """Embeds rows, to unit length: the inner product of an embedding of X and one of Y is the score of the pair.
+        """Maps rows to embeddings of unit length. The inner product of an X embedding and a Y embedding is the pair's score.
 
-        Embeddings are exact functions of the rows, so epsilon does not cover them. A row that is zero or not finite gives 0.
+        Embeddings are exact functions of the rows, so epsilon does not cover them. A row that is all zeros, or has a number
+        that is not finite, has the embedding 0.
 
         Args:
             X: Features, ``(n, F)``, see `fit`, or ``(n, V, F)``; ``None``: Y alone is embedded.
@@ -268,7 +270,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             del self.feature_names_in_
 
     def _given(self, given: Any, name: str) -> Rows:
-        """Reads rows for `transform`, and checks that their columns are those of the fit."""
+        """Reads rows for `transform`, and checks that they have the same columns as the rows of the fit."""
         rows = rows_of(given, name, least=1)
         expected = self.n_features_in_ if name == "X" else self.n_features_y_
         if not expected:

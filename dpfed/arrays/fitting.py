@@ -1,7 +1,8 @@
-"""Fits private moments to arrays: two noisy sums over the rows, and heads in closed form. No configuration is needed.
+"""Fits private moments to arrays: releases two noisy sums over the rows, and computes heads from them in closed form.
 
-Plan, worker, engine, coordinator, noise and ledger are those of a run of private moments, with a random basis or one of public
-records. With equal features, an equal basis and an equal key, a fit and such a run release the same bits.
+No configuration is needed. Plan, worker, engine, coordinator, noise and ledger are those of a run of private moments, with a
+random basis or a basis of public records. If features, basis and secret key are equal, a fit and such a run release the same
+bits.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Wanted:
         epsilon: Epsilon of the fit's guarantee.
         delta: Delta of the guarantee; ``None``: 1/(N ln N).
         dimensions: Number of dimensions, k; ``None``: chosen from N and sigma.
-        aligned: Whether the two features of a record are similar already.
+        aligned: Whether the two features of a record are similar already, as those of a CLIP model are.
         noise: Kind of the noise, ``gaussian`` or ``discrete``.
         device: Device that computes the sums, ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
@@ -100,13 +101,13 @@ class Shape:
     """The public inputs of the heads, in addition to the released sums.
 
     A matrix with fewer columns than the heads have dimensions is padded with columns of zeros; otherwise the other matrix would
-    be projected to as few dimensions. A public basis with too few rows is padded, too. The noise in padded dimensions is
-    dropped.
+    have to be projected to as few dimensions. A public basis with too few rows is padded, too. The noise in padded dimensions
+    is dropped.
 
     Attributes:
         plan: Privacy plan of the fit.
         widths: Numbers of columns of X and of Y.
-        aligned: Whether the two features of a record are similar already.
+        aligned: Whether the two features of a record are similar already, as those of a CLIP model are.
         bases: Public basis of each matrix; ``None``: random bases.
     """
 
@@ -136,7 +137,7 @@ class Shape:
 
     @property
     def directions(self) -> tuple[int, ...]:
-        """Numbers of dimensions that X and Y can fill: their columns, or the rows of their bases other than zero."""
+        """Numbers of dimensions that X and Y can fill: their columns or, with bases, the bases' rows that are not zero."""
         if self.bases is None:
             return self.widths
         return tuple(int(basis.rows.any(1).sum()) for basis in self.bases.values())
@@ -158,7 +159,7 @@ class Shape:
         return moment_heads(self.plan, self.padded, aligned, self.plan.noise_std, basis=bases)
 
     def there(self, heads: MomentHeads) -> Tensor:
-        """Returns a mask over the numbers of both sums: 0 for numbers of padded dimensions, which are pure noise, else 1."""
+        """Returns a mask over the numbers of both sums: 0 where a padded dimension makes a number pure noise, otherwise 1."""
         layout = heads.layout
         columns = (torch.arange(layout.dimensions) < torch.tensor(self.directions)[:, None]).double()
         moments = Moments(columns, columns[0][:, None] * columns[-1], columns[:, :, None] * columns[:, None, :])
@@ -219,7 +220,7 @@ class Fit:
 
     @property
     def size(self) -> int:
-        """Total number of numbers in both sums."""
+        """How many numbers both sums have together."""
         return TrainableVector(self.model).numel
 
     def create_ledger(self, path: Path, fixed_seed: bool) -> Ledger:
@@ -248,7 +249,7 @@ class Fit:
         )
 
     def run(self, ledger: Ledger, randomness: Randomness) -> None:
-        """Releases both noisy sums into the heads; each is charged to the ledger before it is used.
+        """Releases both noisy sums, and computes the heads from them; each sum is charged to the ledger before it is used.
 
         Args:
             ledger: Ledger of this fit.

@@ -1,4 +1,4 @@
-"""Files of a fit, and folders of several fits.
+"""Reads and writes the files of a fit, and folders of several fits.
 
 ledger.jsonl        the privacy ledger; each charge is written before its sum is used
 heads.safetensors   the heads, in the format of a run's model (docs/moments.md)
@@ -7,7 +7,8 @@ released.safetensors
 privacy_card.md     the privacy card
 cca.json            parameters of the estimator; written last, so a folder that has it is complete
 
-A folder of fits has one such folder for each call of `fit` (fit-1, fit-2, ...), and the ledger of a lifetime budget.
+A folder of fits contains a folder with these files for each call of `fit` (fit-1, fit-2, ...), and the ledger of a lifetime
+budget.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def fits_in(folder: Path) -> list[Path]:
 
 
 def charged_in(folders: list[Path]) -> list[Ledger]:
-    """Returns the ledger of each fit that was charged.
+    """Returns the ledgers of those fits that were charged.
 
     Raises:
         UserError: If a ledger is damaged.
@@ -206,7 +207,7 @@ def read(folder: Path) -> Saved:
 
 
 def _plain(value: Any) -> Any:
-    """Converts a NumPy scalar among the parameters, such as one of ``np.arange``, to a Python number.
+    """Converts a parameter that is a NumPy scalar, such as an element of ``np.arange``, to a Python number.
 
     Raises:
         TypeError: If the value is not a NumPy scalar.

@@ -17,7 +17,7 @@ _DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def wanted_of(parameters: Mapping[str, Any]) -> Wanted:
-    """Returns the parameters of a fit from those of an estimator.
+    """Returns the parameters of a fit, checked, from the parameters of an estimator.
 
     Args:
         parameters: Parameters of the estimator, from ``get_params``.

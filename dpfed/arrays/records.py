@@ -1,4 +1,4 @@
-"""Rows of one or two matrices as records, for workers and lifetime budgets."""
+"""Presents the rows of one or two matrices as records, for workers and lifetime budgets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class ArrayRecords(RecordSet):
     Args:
         x: Features, named ``image`` in the views.
         y: Other features of the same records, named ``text`` in the views; ``None``: X has views.
-        groups: Group of each row, such as a person, ``(N,)``; a row with None or NaN is a group by itself. ``None``: no groups.
+        groups: Group of each row, such as a person, ``(N,)``; a row whose group is None or NaN is a group by itself. ``None``:
+            no groups.
         path: Folder that keeps the budget of these rows.
 
     Raises:
@@ -69,7 +70,7 @@ class ArrayRecords(RecordSet):
 
     @functools.cached_property
     def keys(self) -> np.ndarray:  # type: ignore[override]
-        """See `RecordSet`; hashes of each row and of its number among equal rows."""
+        """See `RecordSet`; a key hashes a row, together with the row's number among equal rows."""
         seen: dict[bytes, int] = {}
         keys = np.empty(len(self), np.uint64)
         for rows in self.x.blocks():
@@ -81,7 +82,7 @@ class ArrayRecords(RecordSet):
 
     @functools.cached_property
     def contents(self) -> str:  # type: ignore[override]
-        """See `RecordSet`; a hash without a key, which is not published."""
+        """See `RecordSet`; a hash of all rows, made without a secret, so it is not published."""
         parts = [self.keys] if self.units is None else [self.keys, self.units]
         order = np.argsort(self.keys, kind="stable")
         return hashlib.blake2b(b"".join(part[order].tobytes() for part in parts), digest_size=16).hexdigest()
@@ -92,14 +93,14 @@ class ArrayRecords(RecordSet):
         return self.contents
 
     def captions(self, indices: np.ndarray) -> list[list[str]]:
-        """See `RecordSet`; a hash of each row of Y, as text."""
+        """See `RecordSet`; a hash of each row of Y, as text, stands for the captions."""
         indices = np.asarray(indices)
         if self.y is None:
             return [[] for _ in indices]
         return [[self._hashed(same(row)).hex()] for row in _in_order(self.y, indices)]
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
-        """See `RecordSet`; rows of X as bytes."""
+        """See `RecordSet`; rows of X, as bytes, stand for the encoded images."""
         return [same(row) for row in _in_order(self.x, np.asarray(indices))]
 
     def _contents_of(self, rows: np.ndarray) -> list[bytes]:
@@ -112,7 +113,7 @@ class ArrayRecords(RecordSet):
 
 
 class ArrayViews(ViewMaker):
-    """A view maker that returns the rows themselves as views, the same in each step.
+    """A view maker that returns the rows themselves as views, without random changes.
 
     Args:
         records: Rows.
@@ -128,7 +129,7 @@ class ArrayViews(ViewMaker):
         """See `ViewMaker.prefetch`; this class reads nothing ahead."""
 
     def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
-        """Returns the rows of the given records, ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``."""
+        """Returns the rows of n records: ``{"image": (n, V, F)}``, and with Y also ``"text": (n, 1, F_t)``."""
         return {side: torch.from_numpy(_in_order(rows, indices)).to(device) for side, rows in self._sides.items()}
 
 

@@ -1,4 +1,4 @@
-"""Reads a matrix of features a block of rows at a time, without a copy of the whole.
+"""Reads a matrix of features a block of rows at a time, without a copy of the whole matrix.
 
 The matrix may be a NumPy array (also memory-mapped), a torch tensor, a data frame, a sparse matrix, a nested list, or a file
 (`dpfed.arrays.files`).
@@ -23,12 +23,12 @@ _NUMBERS, _MOST_ROWS = 1 << 20, 8192  # a block has at most this many numbers, a
 
 @dataclass(frozen=True)
 class Rows:
-    """N rows of features.
+    """N rows of features, which are read a block at a time.
 
     Attributes:
         name: Name of the matrix in messages, such as ``X`` or ``Y``.
         shape: Shape of the matrix, (N, F), or (N, V, F) with V views.
-        read: Function that takes row numbers ``(n,)``, ascending, or a slice, and returns these rows in their own type.
+        read: Function that takes row numbers ``(n,)``, ascending, or a slice, and returns these rows in the source's own type.
         names: Names of the rows; ``None``: the source has none.
         columns: Names of the columns; ``None``: the source has none, or some are not texts.
         padding: Number of columns of zeros that `block` appends.
@@ -69,7 +69,7 @@ class Rows:
         return replace(self, padding=max(0, width - self.width))
 
     def block(self, rows: np.ndarray) -> np.ndarray:
-        """Reads rows.
+        """Reads the rows with the given numbers.
 
         Args:
             rows: Row numbers, ``(n,)``, ascending.

@@ -1,1 +1,1 @@
-"""A run's directory and the data read from it: provenance, figures, spending, exports."""
+"""A run's directory, and what is read or made from it: provenance, figures, spending, exports."""

@@ -1,4 +1,4 @@
-"""The directory of a run: the names of its files, and the functions that read and write them."""
+"""The directory of a run: the names of the run's files, and the functions that read and write them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RunDirectory:
         files: dict[str, str] | None = None,
         comments: Sequence[str] = (),
     ) -> RunDirectory:
-        """Makes the directory with its configuration and its secret key, all at once or not at all.
+        """Makes the directory with its configuration and its secret key: completely, or not at all.
 
         Args:
             path: Path of the directory.
@@ -118,7 +118,7 @@ class RunDirectory:
 
     @staticmethod
     def unused(path: str | Path) -> bool:
-        """Returns whether a run can be created at a path: nothing is there, or an empty directory.
+        """Returns whether a run can be created at a path: it does not exist, or is an empty directory.
 
         Raises:
             UserError: If the path cannot be checked: for example, its name is too long, or this user may not read the folder.
@@ -142,7 +142,7 @@ class RunDirectory:
 
     @classmethod
     def refuse_unusable(cls, path: str | Path) -> None:
-        """Rejects a path where no run can be made, by making a folder beside it and removing it again.
+        """Rejects a path where no run can be made; tests this by making a folder beside it and removing the folder again.
 
         Raises:
             UserError: If the directory is in use, or cannot be made.
@@ -230,13 +230,13 @@ class RunDirectory:
 
     @property
     def identity(self) -> str:
-        """Unique identity of the run, also among runs at the same path of other machines; "": there is no run."""
+        """Unique identity of the run, which differs even from runs at the same path on other machines; "": there is no run."""
         return self._lock.read_text(encoding="utf-8") if self._lock.is_file() else ""
 
     def refuse_odd_entries(self) -> None:
-        """Rejects pipes, broken links, and folders in the place of files.
+        """Rejects a directory with pipes, broken links, or folders where files belong.
 
-        Reading such an entry would fail late, or never end.
+        Reading an entry of this kind would fail late, or never end.
 
         Raises:
             UserError: If the directory holds an entry of this kind; the message names the first.
@@ -250,7 +250,7 @@ class RunDirectory:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Identity and origin of the run, see `dpfed.artifacts.provenance`.
+        """Contents of ``provenance.json``: identity and origin of the run, see `dpfed.artifacts.provenance`.
 
         Raises:
             UserError: If the file is missing or damaged.
@@ -271,7 +271,7 @@ class RunDirectory:
 
     @property
     def disclosures(self) -> set[str]:
-        """Names of further uses of the run's private records, beyond training, which the card must list.
+        """Names of the uses of the run's private records other than training, all of which the card must list.
 
         Raises:
             UserError: If the file is damaged.
@@ -374,13 +374,13 @@ class RunDirectory:
                 file.unlink(missing_ok=True)
 
     def locked(self, wait: float = 0.0) -> AbstractContextManager[None]:
-        """Holds the run for this process.
+        """Locks the run for this process during the ``with`` block.
 
         Args:
-            wait: Seconds to wait for another process that holds the run and may be about to end.
+            wait: Seconds to wait for another process that has locked the run and may be about to end.
 
         Raises:
-            UserError: If another process holds the run.
+            UserError: If another process has locked the run.
         """
         return noted_lock(self._lock, f"{self.path} is in use by another process that is training it right now.", wait)
 
@@ -416,7 +416,7 @@ class RunDirectory:
         return [line for _, line in sorted({line["step"]: line for line in lines}.items())]
 
     def rewind_metrics(self, step: int) -> None:
-        """Removes the metrics of all steps after a step: a resumed run writes them again."""
+        """Removes the metrics of all steps after the given step, because a resumed run writes them again."""
         kept = [line for line in self.metric_lines() if line["step"] <= step]
         self.write(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
@@ -447,7 +447,7 @@ def _json_of(file: Path) -> Any:
 
 
 def _instead(path: Path) -> str:
-    """Describes what is at the path instead of a run, and what to do."""
+    """Describes, for an error message, what is at the path instead of a run, and what to do."""
     if any((folder / "site.toml").is_file() for folder in (path, path / "site")):
         return f"it is a site of a federation, and `dpfed watch {path}` shows what the site has spent"
     if path.is_file():

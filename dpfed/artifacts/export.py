@@ -1,4 +1,4 @@
-"""Export of a run's model to a folder of its own."""
+"""Exports a run's model to a folder of its own."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def about_images(folder: str | Path) -> str:
 def export_model(
     folder: str | Path, dest: str | Path, hub: bool = False, license: str | None = None, format: str | None = None
 ) -> list[Path]:
-    """Copies the model of a finished run; the copied files get the time of copying.
+    """Copies the model of a finished run into a new folder; the copied files get the time of copying.
 
     Args:
         folder: Directory of the run.
         dest: Folder to make.
         hub: Whether to add a page for the Hugging Face hub, ``README.md`` (`dpfed.artifacts.model_card`).
-        license: License of the weights, for that page.
+        license: License of the weights, which the page of `hub` states.
         format: Name of another library's format (`dpfed.artifacts.formats`); ``None``: dpfed's own, with everything that
             `dpfed.load` reads.
 
     Returns:
-        Paths of what was written directly in `dest`, files and folders, sorted.
+        Paths of the files and folders that were written directly in `dest`, sorted.
 
     Raises:
         UserError: If the run is not finished, `dest` exists or cannot be written, the options do not fit together, the format

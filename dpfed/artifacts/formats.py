@@ -1,4 +1,4 @@
-"""Export of a run's model to the files of another library, with a text that shows how to load it."""
+"""Exports a run's model to the files of another library, with a text that shows how to load them."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ def _said_of_heads(description: dict[str, Any]) -> str:
 
 
 def _timm(source: Path, dest: Path, description: dict[str, Any]) -> str:
-    """Copies the files that timm reads; returns code that loads them."""
+    """Copies the files that timm reads; returns Python code that loads them."""
     for file in (TIMM_CONFIG, WEIGHTS):
         shutil.copy(source / file, dest)
     return loading_code("timm", description).replace("hf-hub:OWNER/NAME", "local-dir:DEST")
 
 
 def _open_clip(source: Path, dest: Path, description: dict[str, Any]) -> str:
-    """Copies the files that open_clip reads; returns code that loads them."""
+    """Copies the files that open_clip reads; returns Python code that loads them."""
     shutil.copytree(source, dest, dirs_exist_ok=True, ignore=shutil.ignore_patterns(DESCRIPTION, HEADS.file))
     return loading_code("open_clip", description).replace("hf-hub:OWNER/NAME", "local-dir:DEST")
 
 
 def _transformers(source: Path, dest: Path, description: dict[str, Any]) -> str:
-    """Copies the towers that transformers reads, image, text or both; returns code that loads them."""
+    """Copies those towers (image, text or both) that transformers can read; returns Python code that loads them."""
     code = []
     if (source / TIMM_CONFIG).is_file():
         _timm(source, dest, description)
@@ -113,7 +113,7 @@ def _onnx(source: Path, dest: Path, description: dict[str, Any]) -> str:
 
 
 def _state_dict(source: Path, dest: Path, description: dict[str, Any]) -> str:
-    """Writes all weights under their names in the model; returns code that builds the model."""
+    """Writes all weights under their names in the model; returns Python code that builds the model."""
     model = ModelConfig.model_validate(description["model"])
     tensors: dict[str, Tensor] = {}
     for part in described_parts(model, description):

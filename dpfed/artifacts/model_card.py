@@ -1,4 +1,4 @@
-"""The page of a model on the Hugging Face hub: ``README.md`` with metadata and the privacy card."""
+"""Writes the page of a model for the Hugging Face hub: ``README.md`` with metadata and the privacy card."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _LOADING = {
 def model_card(run: RunDirectory, license: str | None) -> str:
     """Returns the text of ``README.md``.
 
-    Evaluation metrics are exact functions of held-out records, and no epsilon covers them. So the page has them only if the
-    records are public.
+    Evaluation metrics are exact functions of held-out records, and no epsilon covers them. So the page shows the metrics only
+    if the records are public.
 
     Args:
         run: A finished run.

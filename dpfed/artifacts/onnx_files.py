@@ -1,4 +1,4 @@
-"""Export of a run's model as ONNX: the image tower, and the text tower where the model has one."""
+"""Exports a run's model as ONNX: the image tower and, if the model has a text tower, also that tower."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGEST = 2**30  # most bytes of weights inside the file; more go beside it, si
 
 
 class _Tower(nn.Module):
-    """A model's methods as one function of a tensor."""
+    """A module that calls some of a model's methods on one tensor, and returns all results, because ONNX exports modules."""
 
     def __init__(self, model: nn.Module, methods: list[Callable[[Tensor], Tensor]]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def write_onnx(source: Path, dest: Path, description: dict[str, Any]) -> str:
         description: Description of the model (`dpfed.models.description.describe`).
 
     Returns:
-        Python code that loads the files.
+        Python code, for the user, that loads the files.
 
     Raises:
         UserError: If onnx or onnxscript is not installed, or PyTorch cannot export the model.

@@ -1,9 +1,10 @@
 """The provenance of a run: its id, first day, code, hardware and records.
 
-Nothing here depends on the records that a private step drew. A run's duration does, so neither the duration nor the end of
-the run is recorded (docs/guarantee.md, Limits); the first day is known before the first step.
+No part of the provenance may depend on the records that a private step drew. A run's duration depends on them, so neither the
+duration nor the end of the run is recorded (docs/guarantee.md, Limits). The first day is known before the first step.
 
-This module also names the disclosures of private records beyond the model, as listed in a run's ``disclosures.json``.
+This module also names the ways in which a run may disclose private records beyond the model; ``disclosures.json`` of the run
+lists those that apply.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def began(
     Args:
         store: Records of the run.
         config: Configuration of the data.
-        public: Public records that join every group; ``None``: there are none.
-        start: Origin of the starting weights (`dpfed.runs.starts.origin_of`); ``None``: there are none.
+        public: Public records that are added to every group; ``None``: the run uses no public records.
+        start: Origin of the starting weights (`dpfed.runs.starts.origin_of`); ``None``: the run has no starting weights.
         own: Descriptions of the user's own parts, by their keys in the configuration.
         key: Key of the run, with which the contents of a data set are hashed; see `contents_of`.
         settings: Settings of the user's own parts; a resumed run must have the same.
@@ -88,7 +89,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Returns the commit of the running dpfed checkout, with ``-dirty`` if its code was changed; ``None``: no checkout."""
+    """Returns the git commit of the dpfed that runs, with ``-dirty`` if its code was changed; ``None``: it is no checkout."""
     root = Path(__file__).resolve().parents[2]
     # An installed package may be inside another repository, whose commit would not identify dpfed's code.
     if not (root / ".git").exists() or not (root / "pyproject.toml").is_file() or shutil.which("git") is None:
@@ -135,7 +136,7 @@ def data_facts(store: RecordSet, config: DataConfig, key: bytes = b"") -> dict[s
 
 
 def contents_of(store: RecordSet, key: bytes) -> str:
-    """Returns a hash of a data set's contents, keyed with a run's secret: a resumed run compares the hash.
+    """Returns a hash of a data set's contents, keyed with a run's secret, by which a resumed run recognises the data set.
 
     Args:
         store: Records of the run.
@@ -195,7 +196,7 @@ def with_origin(facts: CardFacts, start: dict[str, Any] | None) -> CardFacts:
 
     Args:
         facts: Facts of the run's card.
-        start: Origin of the starting weights (`dpfed.runs.starts.origin_of`); ``None``: there are none.
+        start: Origin of the starting weights (`dpfed.runs.starts.origin_of`); ``None``: the run has no starting weights.
     """
     if start is None:
         return facts
@@ -296,5 +297,5 @@ _FIGURES = ("knn", "linear_probe")
 
 
 def uses_labelled_bank(tasks: Iterable[str] = (), figures: Iterable[str] = ()) -> bool:
-    """Returns whether any of these tasks, or figures by name, is a function of labelled training records."""
+    """Returns whether any of the given tasks, or of the figures with the given names, reads labelled training records."""
     return any(task in _TASKS for task in tasks) or any(name.startswith(_FIGURES) for name in figures)

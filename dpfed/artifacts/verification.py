@@ -1,11 +1,11 @@
 """Checks that a card, a run's ledger, its plan and its model belong together, for the recipient of a model.
 
-Nothing here is secret or signed: a person who can write all of these files can forge a set that passes every check. The checks
-detect a card that was edited, a ledger that lost a line, and a card, report or weights of another run.
+These files are neither secret nor signed: a person who can write all of them can forge a set that passes every check. The
+checks detect a card that was edited, a ledger that lost a line, and a card, report or weights that belong to another run.
 
-This module also compares a run's ledger with every other file in the run's folder that records steps. Each line of a ledger
-follows from the line before, so a line that was changed, or removed from the middle, is detected. Removing the last lines
-leaves no trace in the ledger itself; checkpoints, kept releases and results.json reveal it.
+This module also compares a run's ledger with every other file in the run's folder that records steps. Each line of a ledger has
+a hash that depends on the lines before, so a line that was changed, or removed from the middle, is detected. If the last lines
+were removed, the ledger itself shows no trace; checkpoints, kept releases and results.json reveal the removal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def ledger_of(run: RunDirectory) -> Ledger:
 
 
 def _readable_results(run: RunDirectory) -> dict[str, Any]:
-    """Returns the readable parts of results.json; functions that need more of the file report its damage."""
+    """Returns those parts of results.json that can be read; functions that need other parts of the file report its damage."""
     try:
         results = json.loads(read_text(run.results))
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def _lost(run: RunDirectory, why: str) -> UserError:
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison.
+    """The result of one comparison.
 
     Attributes:
         what: Statement that holds if the check passes.
@@ -91,7 +91,7 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
         folder: Directory of the run, with its ledger, config.toml, results.json and model.
 
     Returns:
-        All comparisons, passed or failed.
+        The results of all comparisons, passed or failed.
 
     Raises:
         UserError: If the card, the ledger, config.toml or results.json cannot be read, or the ledger names no card yet. For a

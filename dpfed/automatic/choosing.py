@@ -40,8 +40,8 @@ class Chosen:
         config: Complete configuration.
         choices: Choices, in the order in which they are printed.
         plan: Privacy plan of the run.
-        seconds: Estimated duration of all steps (or of all features) on this machine, seconds; ``None``: the run is for other
-            machines.
+        seconds: Estimated duration of all steps (or of computing all features) on this machine, seconds; ``None``: the run is
+            for other machines.
         expectation: Expected result.
         heading: Line about the data set.
     """
@@ -143,7 +143,7 @@ def _imported(choices: list[Choice], situation: Situation, progress: Progress) -
 
 
 def _counted(situation: Situation, store: RecordStore, unit: Unit) -> Situation:
-    """Adds N, the evaluation split, and whether the records have a lifetime budget to the situation.
+    """Adds three facts to the situation: N, the evaluation split, and whether the records have a lifetime budget.
 
     Raises:
         UserError: If there are too few training records.
@@ -162,7 +162,7 @@ def configured(choices: list[Choice], given: dict[str, Any], name: str) -> Confi
     """Makes a configuration from the choices and the user's keys, and drops choices that then have no effect.
 
     Args:
-        choices: Choices; a later one overrides an earlier one.
+        choices: Choices; a later choice overrides an earlier choice of the same key.
         given: Values of the keys that the user set, by dotted key; they override every choice.
         name: Name of the run.
 
@@ -206,7 +206,8 @@ def _within(
     """Shortens the plan to the allowed time: first with a smaller batch, then with fewer steps.
 
     Args:
-        minutes: Longest training time, minutes; ``None``: 20, and a plan that cannot be shortened enough is not refused.
+        minutes: Longest training time, minutes; ``None``: 20 minutes, and a plan that cannot be shortened enough is not
+            refused.
         choices: Choices so far.
         config: Configuration that the choices give.
         seconds: Estimated duration with this configuration, seconds.
@@ -253,7 +254,7 @@ def _within(
 
 
 def _held_out(config: Config, store: RecordStore) -> int:
-    """Returns the number of evaluation records; if there are none, one sixth of the training records, at least 1."""
+    """Returns the number of evaluation records; if it is 0, one sixth of the training records, but at least 1."""
     split = config.evaluation.split
     return (store.count(split) if split != "none" else 0) or max(1, store.count("train") // HELD_OUT)
 

@@ -1,7 +1,7 @@
-"""Predicts a run's result from public numbers alone: N, epsilon, sigma and the number of held-out records.
+"""Predicts a run's result from public numbers alone: records N, epsilon, noise multiplier sigma, number of held-out records.
 
-The curves were fitted to the data sets of docs/results.md, which compares predicted with reached figures. Another data set may
-be easier or harder by about ten points, and no public number shows that.
+The curves were fitted to the data sets of docs/results.md, which compares predicted with measured figures. Another data set may
+be easier or harder by about ten percentage points, and no public number shows that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Expectation:
         figure: Name of the predicted metric, such as ``"R@10"``; ``None``: nothing is predicted.
         before: Value before training, percent; ``None``: unknown, and `after` is then a gain, percentage points.
         after: Value after training, percent; ``None``: nothing is predicted.
-        error: Error of `after`, percentage points; eight of ten runs end within this error. ``None``: nothing is predicted.
+        error: Error of `after`, percentage points; eight of ten runs reach a figure within this error of `after`. ``None``:
+            nothing is predicted.
         sentence: Prediction in words.
     """
 
@@ -85,7 +86,7 @@ def expected(config: Config, plan: PrivacyPlan, held_out: int, pretrained: str) 
 
 
 def recall_of_moments(records: int, noise_multiplier: float, held_out: int, public: bool = True) -> float:
-    """Predicts the R@10 of private moments between towers that were never aligned: percent, mean of both directions.
+    """Predicts the R@10, percent, of private moments of towers that were never trained together: the mean of both directions.
 
     Without noise, recall grows with N and falls with the number of candidates. Noise leaves a fraction of the recall above
     chance (`dpfed.runs.moment_forecast.kept_by`).
@@ -103,7 +104,7 @@ def recall_of_moments(records: int, noise_multiplier: float, held_out: int, publ
 
 
 def gain_of_images(strength: float) -> float:
-    """Predicts the gain in linear-probe accuracy over a procedural initialisation by training on private images.
+    """Predicts by how much training on private images raises the linear-probe accuracy of a procedural initialisation.
 
     Args:
         strength: N times epsilon.

@@ -25,8 +25,8 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
     """Chooses the plan of a federation.
 
     Args:
-        request: Request of the coordinator. Its ``data`` is the coordinator's own record store, for evaluation; an empty
-            string: the coordinator has no store.
+        request: Request of the coordinator. The request's ``data`` is the path of the coordinator's own record store, for
+            evaluation; if it is empty, the coordinator has no store.
         counts: Number of training records at each site.
         captions: Whether the records have captions.
 
@@ -64,7 +64,7 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
 
 
 def _own(path: Path, kind: str) -> tuple[dict[str, list[str]], str]:
-    """Returns the labels of the coordinator's own store, and the evaluation split. No record is read.
+    """Returns the labels of the coordinator's own store, and the evaluation split. It reads no record.
 
     Args:
         path: Path of the store.

@@ -23,10 +23,11 @@ _IMAGES = 16  # images in a timed pass of frozen towers
 
 
 def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
-    """Estimates a run's duration: the seconds for all noisy steps, or for the features of all records.
+    """Estimates a run's duration in seconds: of all noisy steps or, for private moments, of computing all records' features.
 
-    The estimate needs neither a procedural initialisation nor a basis of generated records, which may not exist yet. It counts
-    the records of such a basis, which dpfed makes once for two towers.
+    The estimate needs neither a procedural initialisation nor a basis of generated records, which may not exist yet. If dpfed
+    must still make such a basis, which it does once for each pair of towers, the estimate includes the features of the basis's
+    records.
 
     Args:
         config: Configuration of the run.
@@ -66,7 +67,7 @@ def _without_features(parts: Parts) -> int:
 
 
 def _seconds_of_a_record(parts: Parts) -> float:
-    """Measures the seconds per sampled record of a private pass over a few groups of random images."""
+    """Measures how many seconds a private pass over a few groups of random images takes per record."""
     learner, batch = parts.learner, parts.dummy_batch()
     engine = learner.engine(learner.model, learner.plan, Randomness.from_seed(0), 0)
     groups = len(batch.offsets) - 1
@@ -77,7 +78,7 @@ def _seconds_of_a_record(parts: Parts) -> float:
 
 @torch.no_grad()
 def _seconds_of_features(parts: Parts) -> float:
-    """Measures the seconds for all features of one record, on images of zeros."""
+    """Measures how many seconds all features of one record take, on images of zeros."""
     views, model, device = parts.learner.views, parts.model.eval(), parts.learner.device
     size = parts.views.size
     images = torch.zeros(_IMAGES, 3, size, size, device=device)

@@ -16,7 +16,7 @@ from dpfed.paths import local_path
 
 @dataclass(frozen=True)
 class Request:
-    """A data set, an epsilon, and the settings that the user chose.
+    """A user's request: a data set, an epsilon, and the settings that the user chose.
 
     Attributes:
         data: Path of a folder, a table, another file that an importer reads, or a record store.
@@ -97,7 +97,7 @@ def counts_of(text: str) -> list[int]:
     """Parses the numbers of records at the sites, such as ``3000,1200,800``.
 
     Raises:
-        UserError: If the text has another form.
+        UserError: If the text is not a list of numbers with commas.
     """
     parts = [part.strip().replace("_", "") for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 13 for part in parts):

@@ -1,7 +1,7 @@
-"""The rules. Each rule makes a choice from public numbers alone (docs/automatic.md; figures in docs/results.md).
+"""The rules by which dpfed chooses a run's settings. Each rule makes a choice from public numbers alone.
 
 A rule returns a `Choice`: keys of a configuration, their meaning in a few words, and the reason. The user's keys override the
-keys of a choice.
+keys of a choice. docs/automatic.md describes the rules, and docs/results.md has the figures behind them.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class Situation:
 
     @property
     def known_records(self) -> int:
-        """N, which is known after the import."""
+        """N, number of training records; it is known only after the import."""
         assert self.records is not None
         return self.records
 
     @property
     def strength(self) -> float:
-        """N times epsilon, which determines the signal-to-noise ratio of the gradients; B and T hardly matter."""
+        """N times epsilon, which determines the gradients' signal-to-noise ratio; batch and number of steps hardly matter."""
         return self.known_records * self.epsilon
 
 
@@ -138,7 +138,7 @@ def _size(survey: Survey, device: str) -> Choice:
 
 
 def after_import(situation: Situation) -> Iterator[Choice]:
-    """Yields the other choices, which need the number of training records."""
+    """Yields the choices other than those of `before_import`; they need the number of training records."""
     yield _model(situation)
     method = _method(situation)
     yield method
@@ -156,7 +156,7 @@ def _model(situation: Situation) -> Choice:
 
 
 def small_towers(reads_text: bool, device: str, records: int | None) -> Towers:
-    """Returns the small model that is trained if there is no pretrained tower; its initial weights depend on no record.
+    """Returns the small model that is trained if no pretrained tower is available; its initial weights depend on no record.
 
     Args:
         reads_text: Whether the records have captions.
@@ -213,7 +213,7 @@ def _method(situation: Situation) -> Choice:
 
 
 def _beside(public: Path | None, situation: Situation) -> dict[str, Any]:
-    """Returns the keys of the public records for public contrast; none for image-text pairs without a public store."""
+    """Returns the keys that set the public records of public contrast; no keys for image-text pairs without a public store."""
     if public is not None:
         return {"public.source": "store", "public.path": str(public)}
     return {} if situation.reads_text else {"public.source": "procedural", "public.centring": 0.0}

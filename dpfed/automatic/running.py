@@ -36,7 +36,7 @@ def pretrain(
     callbacks: Iterable[Callback] = (),
     say: Callable[[Chosen], None] | None = None,
 ) -> RunDirectory:
-    """Makes all choices and trains; the same request resumes an interrupted run, and returns a finished one.
+    """Makes all choices and trains; the same request resumes an interrupted run, and returns a finished run.
 
     Args:
         request: Request of the user.
@@ -89,8 +89,8 @@ def settle(
 def refuse_another(request: Request, folder: str | Path) -> None:
     """Refuses to resume a run that differs from the request.
 
-    The comparison leaves out keys that the user did not set or that the user reset to their default (except ``model.start``),
-    keys for which the run chooses a value itself (``auto``), and the minutes, which no run stores.
+    The comparison leaves out three kinds of settings: keys that the user did not set, or set to their default (except
+    ``model.start``); keys for which the run chooses a value itself (``auto``); and the minutes, which no run stores.
 
     Args:
         request: Request of the user. Its data set, epsilon, model and public records, and every key that it sets, must be those

@@ -1,6 +1,7 @@
 """Counts the records at a path before an import: their number, their kind, and the size of their images.
 
-The choices depend on these numbers of the data set and on no others. The numbers count as public, as N does in every run.
+The choices depend on these facts of the data set and on no others. The facts count as public, as N, the number of training
+records, does in every run.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Survey:
         records: Number of records in all splits, or in the training split of a store; ``None``: only an import can count them.
         splits: Splits that the data set has.
         labels: Class names of each label, by the label's name.
-        unit_name: Privacy unit that the records name, such as ``"person"``; ``None``: they name none.
+        unit_name: Privacy unit that the records name, such as ``"person"``; ``None``: the records name no unit.
         side: Shorter side of most images, pixels, rounded to a power of two; for a store of square images, their exact side.
             0: not known.
         squares: Whether the records are a store of square images.
@@ -57,7 +58,7 @@ class Survey:
 
     @property
     def classes(self) -> int:
-        """The largest number of classes of a label; 0: there are no labels."""
+        """The number of classes of the label that has most; 0: there are no labels."""
         return max((len(names) for names in self.labels.values()), default=0)
 
 
@@ -94,7 +95,7 @@ def survey(given: str | Path) -> Survey:
 
 
 def _usual_side(items: Iterator[Item], access: Access) -> int:
-    """Returns the most frequent shorter side of the first images, pixels, rounded to a power of two; 0: none could be read."""
+    """Returns the most frequent shorter side of the first images, pixels, rounded to a power of two; 0: none was readable."""
     sides = [side for item in itertools.islice(items, _LOOKED_AT) if (side := _side(item, access))]
     counted = Counter(2 ** round(math.log2(side)) for side in sides)
     return counted.most_common(1)[0][0] if counted else 0

@@ -66,7 +66,7 @@ def given_towers(name: str, reads_text: bool, given: dict[str, Any]) -> Towers:
         given: Values of the keys that ``--set`` sets, such as weights or a text tower.
 
     Raises:
-        UserError: If the name has another form, or its library does not know it.
+        UserError: If the name has an unknown form, or its library does not know it.
     """
     kind = "image-text" if reads_text else "image"
     why = "given by --model"
@@ -142,7 +142,7 @@ def towers_at_hand(reads_text: bool) -> Towers | None:
 
 
 def _encoder(family: str, name: str, kind: str, why: str, given: dict[str, Any]) -> Towers:
-    """Returns an encoder of timm or torchvision with the given or usual weights; for image-text records, also a text tower."""
+    """Returns an encoder of timm or torchvision, with given or usual weights; for image-text records, also a text tower."""
     base, _, tag = name.partition(".")
     weights = given.get("model.weights") or tag or _usual_tag(family, base)
     keys = {"model.kind": kind, "model.image": f"{family}/{base}", "model.weights": weights}
@@ -197,7 +197,7 @@ def _open_clip(name: str, why: str) -> Towers:
 
 
 def _run(path: Path, why: str) -> Towers:
-    """Returns the model of a finished run. `dpfed.runs.starts.checked_start` later checks whether a run may start from it."""
+    """Returns the model of a finished run; `dpfed.runs.starts.checked_start` later checks whether a run may start from it."""
     run = RunDirectory.open(path)
     model = run.config().model
     left_out = {"start", "start_digest", "digest", "weights"}

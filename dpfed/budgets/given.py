@@ -1,4 +1,4 @@
-"""A lifetime budget given in Python, for records that have no store."""
+"""Sets a lifetime budget that was given in Python, for records that have no store."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def set_given(records: RecordSet, budget: Budget, unit: Unit) -> None:
         unit: Privacy unit of the run.
 
     Raises:
-        UserError: If `dpfed.budgets.spending.set_budget` refuses the budget, or if the budget differs from one that the records
-            keep.
+        UserError: If `dpfed.budgets.spending.set_budget` refuses the budget, or if the records come from a record set whose
+            budget, which they keep, differs.
     """
     epsilon, delta = numbers_of(budget)
     matches = budgets_of(records)

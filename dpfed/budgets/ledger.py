@@ -1,4 +1,4 @@
-"""One budget's ledger and the meaning of its lines. `dpfed.budgets.replicas` reads and writes the ledger's replicas.
+"""A budget's ledger, and the meaning of its lines. `dpfed.budgets.replicas` reads and writes the ledger's replicas.
 
 The first line identifies the budget. Every other line is an entry: the budget was set, a plan was reserved, a reservation was
 settled, or something was released that no budget covers. Each entry has an id of its own, and the state of a budget does not
@@ -35,8 +35,8 @@ class Head(BaseModel):
         unit: Privacy unit: a record, or all records of a user.
         fingerprint: Fingerprint of the record set.
         store: Path of the record set when the budget was set, for readers.
-        orders: Renyi orders of the filter.
-        shares: Fractions of delta, one for each order.
+        orders: Renyi orders at which the budget's privacy filter counts cost.
+        shares: Fractions of delta that are assigned to the orders, one for each order.
         distinct: Ids of budgets of other record sets with the same record names -> reason why the record sets differ.
     """
 
@@ -58,24 +58,24 @@ class Head(BaseModel):
 
 
 class Entry(BaseModel):
-    """A line after the first.
+    """A line of the ledger after the first.
 
     Attributes:
         id: Id of the entry.
         event: Kind of the entry.
         day: Day of the entry, UTC, for readers.
-        number: Number of the entry; among the entries about one account, or of event ``set``, the one with the largest
-            number counts.
+        number: Number of the entry; among the entries about one account, and among those of event ``set``, the entry with the
+            largest number counts.
         epsilon: New epsilon; event ``set``.
         delta: New delta; event ``set``.
-        of: Id of the run that holds the account; this field and the next ones, up to `cost`, are of events ``reserve`` and
+        of: Id of the run that holds the account. This field and those up to `cost` belong to the events ``reserve`` and
             ``settle``.
         what: Kind of the account: ``run``, ``site`` (of a federation), or ``sweep`` (a run of a sweep, not started yet).
         name: Name of the run, for readers.
         place: Folder of the run.
         plan: Plan of the run, as in the header of its ledger.
         steps: Number of reserved or charged steps.
-        cost: Cost of these steps at each order of the head; ``None`` in place of a number: infinite.
+        cost: Cost of these steps at each order of the head; ``None`` instead of a number means infinite.
         instead: Id of the account that this account replaces; event ``reserve``.
         why: Description of the release and the operator's justification; event ``uncovered``.
     """
@@ -156,7 +156,7 @@ class BudgetLedger:
     """The content of a budget's ledger.
 
     Attributes:
-        head: First line.
+        head: First line of the ledger.
         entries: Other lines, in the order of the file.
     """
 
@@ -229,7 +229,7 @@ def _rank(entry: Entry) -> tuple[int, int]:
 
 
 def _account(entry: Entry, most: Entry | None) -> Account:
-    """Makes an account from its latest entry, but with the most steps ever settled: a run may have continued in two places."""
+    """Makes an account from its latest entry, with the most steps ever settled: a run may have continued in two places."""
     least = (most.steps or 0) if most else 0
     counts = most if most is not None and least > (entry.steps or 0) else entry
     of, what, name, place = (str(value) for value in (entry.of, entry.what, entry.name, entry.place))

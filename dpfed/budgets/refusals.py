@@ -22,7 +22,7 @@ _HALVINGS = 40  # steps of the bisection of the noise multiplier
 
 
 def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> None:
-    """Refuses a plan whose cost does not bound the cost for the unit that the budget protects.
+    """Refuses a plan whose cost is no upper bound on the cost for the privacy unit that the budget protects.
 
     Raises:
         UserError: If the plan protects another unit or uses another neighbouring relation; the message suggests a change.
@@ -61,7 +61,7 @@ def related(found: Found, store: RecordSet) -> str:
 
 
 def question(found: Found, store: RecordSet) -> str:
-    """Returns the question to ask where a budget holds for a store by record names alone; otherwise ""."""
+    """Returns the question to ask if record names are the only evidence that a budget holds for a store; otherwise ""."""
     if not found.asks:
         return ""
     return (
@@ -158,13 +158,13 @@ def _rounded_down(value: float) -> float:
 
 
 def shown(budget: BudgetLedger) -> str:
-    """Returns a budget in a few words: epsilon, delta and the privacy unit."""
+    """Describes a budget in a few words: epsilon, delta and the privacy unit."""
     unit = "record" if budget.head.unit == "record" else "user"
     return f"({budget.filter.epsilon!r}, {round_up(budget.filter.delta)}) for each {unit}"
 
 
 def told(entry: Entry, budget: BudgetLedger) -> str:
-    """Returns an entry that reserves or settles in a few words."""
+    """Describes an entry that reserves or settles, in a few words."""
     verb = "reserved" if entry.event == "reserve" else "settled"
     return f"{verb} {entry.steps:,} steps, {percent(budget.filter.part(entry.curve))} of the budget"
 

@@ -1,9 +1,10 @@
-"""The replicas of a budget's ledger, one in the store and one in this user's registry, and the search for a store's budgets.
+"""Keeps two replicas of a budget's ledger, in the store and in this user's registry, and searches for a store's budgets.
 
-The registry is a folder of this user (or the folder that DPFED_BUDGETS names). It holds every budget that was set or used
-here. So a store is recognised even if it was copied, if its ledger was removed, or if its ledger is older than the last run: by
-the fingerprint of its records, which a copy keeps, and by the names of its training records (hashed with a secret of the
-registry), which a repeated import keeps. The union of two replicas counts, and each replica receives the entries that it lacks.
+The registry is a folder of this user (or the folder that DPFED_BUDGETS names). It holds every budget that this user set or used
+on this machine. So a store is recognised even if it was copied, if its ledger was removed, or if its ledger is older than the
+last run. The registry recognises it by the fingerprint of its records, which a copy keeps, and by the names of its training
+records (hashed with a secret of the registry), which a repeated import keeps. The union of two replicas counts, and each
+replica receives the entries that it lacks.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def registry() -> Path:
     """Returns the folder of this user's registry.
 
     Raises:
-        UserError: If the user has no home directory, such as a container's random user, or if the path depends on the
+        UserError: If the user has no home directory, as a random user id in a container has none; or if the path depends on the
             current folder, so that budgets could be overlooked.
     """
     if given := os.environ.get(_FOLDER):
@@ -99,7 +100,7 @@ def possible(folder: Path | None) -> bool:
 
 
 def budgets_of(store: RecordSet) -> list[Found]:
-    """Returns the budgets that are known here to hold for a store's records. The function writes no file.
+    """Returns the budgets that, as far as this user's files show, hold for a store's records. The function writes no file.
 
     Raises:
         UserError: If a ledger or a sample in the registry is damaged, if two replicas of a ledger have different first lines,
@@ -223,7 +224,7 @@ def known_by(id: str, store: Path | None = None) -> BudgetLedger | None:
 
 
 def replicas_of(id: str, store: Path | None = None) -> tuple[Path, Path | None]:
-    """Returns the paths of a ledger's replicas, which need not exist: in the registry, and in a store if one is given."""
+    """Returns the paths of a ledger's replicas, which need not exist: in the registry, and in the store if one is given."""
     return registry() / f"{id}.jsonl", store / BUDGET_LEDGER if store else None
 
 
@@ -240,7 +241,7 @@ def _in_registry() -> tuple[dict[str, BudgetLedger], list[Path]]:
 
 
 def _together(first: BudgetLedger, second: BudgetLedger | None) -> BudgetLedger:
-    """Returns the union of two replicas of a ledger; ``None`` as the second: the first alone."""
+    """Returns the union of two replicas of a ledger; if the second is ``None``, the first."""
     if second is None:
         return first
     if second.head != first.head:

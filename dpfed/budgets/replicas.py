@@ -1,7 +1,7 @@
-"""A replica of a budget's ledger on disk: an append-only file of JSON lines, each chained to the line before.
+"""Reads and writes a replica of a budget's ledger: an append-only file of JSON lines, each chained to the line before.
 
-A line without its newline was never acted on: a reservation counts when its line is complete and on disk. Only then does a run
-begin.
+A run begins only when the line of its reservation is complete and on disk. So no run has acted on a last line that lacks its
+newline. A line is chained by a hash of itself and of the lines before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from dpfed.privacy.ledger import link
 def read(path: Path) -> BudgetLedger | None:
     """Reads a replica of a ledger and checks every line; ``None``: the file is missing, or its first line is truncated.
 
-    A first line is written atomically, so a truncated one is damage: callers refuse it unless they find another replica.
+    A first line is written atomically, so a truncated first line means damage: callers refuse it unless they find another
+    replica.
 
     Raises:
         UserError: If the file cannot be read, or is damaged; the message names the line.
@@ -69,7 +70,7 @@ def _chained(lines: list[dict[str, Any]], chain: str = "") -> Iterator[dict[str,
 
 
 def _read(path: Path, mend: bool = False) -> tuple[BudgetLedger | None, str, int]:
-    """Returns a replica, the hash of its last complete line, and the length of its complete lines in bytes."""
+    """Returns a replica, the hash of its last complete line, and the total length of its complete lines in bytes."""
     try:
         lines = read_lines(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The entries that a run adds to a budget's ledger: a reservation of its plan, or a settlement. No file is read or written."""
+"""Makes the entries that a run adds to a budget's ledger: a reservation of its plan, or a settlement. Touches no file."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def reserved(found: Found, store: RecordSet, reservations: Sequence[Reservation]
 
 
 def _holds_already(known: Account, reservation: Reservation) -> bool:
-    """Returns whether an account already holds a reservation, so that no entry is needed.
+    """Returns whether an account already holds what a reservation asks for, so that the ledger needs no further entry.
 
     Raises:
         UserError: If the run is a copy of the run that reserved, or its plan has changed.
@@ -116,7 +116,7 @@ def _refuse_copy(known: Account, reservation: Reservation) -> None:
 
 
 def _is_elsewhere(known: Account, reservation: Reservation) -> bool:
-    """Returns whether the run also exists in the account's folder, and that folder is not another path of the reservation's."""
+    """Returns whether the run also exists in the account's folder, which is another folder than the reservation's."""
     place = Path(known.place)
     try:
         same = place.exists() and reservation.place.exists() and place.samefile(reservation.place)

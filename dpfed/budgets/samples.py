@@ -1,6 +1,7 @@
-"""Samples that identify a record set after a new import: names and contents of a few records, hashed with a secret.
+"""Keeps samples that identify a record set after a new import: names and contents of a few records, hashed with a secret.
 
-Different record sets may share names, such as ``0.png`` or ``img_001.jpg``. So the contents of these records are compared, too.
+Different record sets may share names, such as ``0.png`` or ``img_001.jpg``. So the contents of records with equal names are
+compared, too.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Samples:
     def keep(self, id: str) -> None:
         """Stores a sample of the store's records for a budget, unless an intact sample exists or the records are public.
 
-        Public records are identified by their fingerprint, which a repeated import keeps. Generated records share their names.
+        Public records need no sample: their fingerprint stays the same in a repeated import. All sets of generated records have
+        the same names.
 
         Args:
             id: Id of the budget.

@@ -1,8 +1,8 @@
-"""The operations on a budget: it is set, a plan reserves its whole cost, and a finished run settles its charges.
+"""Carries out the operations on a budget: sets it, reserves a plan's whole cost, and settles a finished run's charges.
 
 Every change is made under the locks of the ledgers, on the union of all replicas, and is on disk in all of them when the
-function returns. So two processes cannot both take the rest of a budget, and a crash leaves a reservation behind, never an
-uncounted charge.
+function returns. So two processes cannot both take the rest of a budget. A crash can leave a reservation behind, but never a
+charge that is not counted.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def set_budget(
 def reserve(store: RecordSet, reservations: Sequence[Reservation], dry: bool = False) -> list[BudgetLedger]:
     """Reserves plans in every budget that holds for a store's records: all of the plans, or none.
 
-    A run that has already reserved its plan and continues reserves nothing more. A settled run that continues takes back the
-    part of its reservation that its settlement returned.
+    A run that has reserved its plan already reserves nothing more when it continues. If a settled run continues, it reserves
+    again what its settlement returned.
 
     Args:
         store: Store of the records.
@@ -140,7 +140,7 @@ def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation
 
 
 def note_uncovered(store: RecordSet, what: str, why: str | None, dry: bool = False) -> bool:
-    """Writes into the ledgers of a store's budgets that no budget covers a release. The caller releases only afterwards.
+    """Notes in the ledgers of a store's budgets a release that no budget covers. The caller must release only afterwards.
 
     Args:
         store: Store of the records; without a budget for them, nothing is recorded.

@@ -1,4 +1,4 @@
-"""Size and shape of a configuration's images. torch is imported for a timm model only."""
+"""Tells the size and shape of a configuration's images. It imports torch for a timm model only."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from dpfed.privacy.method import method_named
 def model_of(
     config: Config, load_weights: bool = True, start: StartingWeights | None = None, adaptation: AdaptationConfig | None = None
 ) -> Model:
-    """Makes the model of a configuration before training, with centres if the configuration asks for them.
+    """Makes the untrained model of a configuration, with centres of its embeddings if the configuration asks for them.
 
     Args:
         config: Configuration with its defaults resolved.
@@ -42,12 +42,12 @@ def model_of(
 
 
 def has_centres(config: Config) -> bool:
-    """Returns whether private and public records each have a centre (`dpfed.models.centres`)."""
+    """Returns whether the model has a centre for private records, and another for public records (`dpfed.models.centres`)."""
     return method_named(config.bounding.method).public_records and config.public.centring > 0
 
 
 def facts_of(config: Config) -> ModelFacts:
-    """Returns the facts that a model folder keeps of a configuration whose defaults are resolved."""
+    """Returns the facts about a configuration, whose defaults are resolved, that a model's folder keeps."""
     preprocessing = preprocessing_of(config.model, config.data.resize)
     return ModelFacts(config.model, config.objective, image_size(config), preprocessing, image_shape(config))
 

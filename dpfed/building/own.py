@@ -1,4 +1,4 @@
-"""Parts of a run that are the user's own: passed in Python, or found by the names in a configuration."""
+"""Collects the parts of a run that are the user's own: passed in Python, or found by the names in a configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class OwnParts:
         model: Model, trained in place. (An encoder that a configuration names becomes part of a model that dpfed builds.)
         views: Random views of the records.
         loss: Loss of one group's embeddings (`dpfed.objectives.own.OwnLoss`).
-        optimizer: Optimizer with its own learning rates. (An optimizer that a configuration names has the configuration's.)
+        optimizer: Optimizer with its own learning rates. (If a configuration names the optimizer, the learning rates are the
+            configuration's.)
     """
 
     records: Records | None = None

@@ -1,4 +1,4 @@
-"""Makes the privacy plan of a configuration. Nothing here imports torch, so that a mistake is reported at once."""
+"""Makes the privacy plan of a configuration. This module does not import torch, so a mistake is reported at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plan_of(records: int, config: Config) -> PrivacyPlan:
         config: Configuration of the run.
 
     Raises:
-        UserError: If no such plan is possible.
+        UserError: If the configuration allows no plan for so many records.
     """
     plan = _draft(records, config).calibrated()
     if plan.statistics is not None:
@@ -50,9 +50,9 @@ def sketch_of(config: Config, at_most: int = MOST_RECORDS) -> PrivacyPlan:
 
 
 def describes(config: Config, plan: PrivacyPlan) -> bool:
-    """Returns whether a configuration describes a plan: the same mechanism, with enough noise for its epsilon.
+    """Returns whether a plan is that of a configuration: has the same mechanism, and enough noise for the epsilon.
 
-    The noise is not calibrated again, because another version of an accountant may find slightly more or less.
+    The noise is not calibrated again, because another version of an accountant may find slightly more or less noise.
     """
     delta, target = plan.promise.delta, plan.promise.target_epsilon
     given = {"epsilon": None, "noise_multiplier": plan.noise.multiplier if plan.private else None, "delta": delta}
@@ -63,7 +63,7 @@ def describes(config: Config, plan: PrivacyPlan) -> bool:
 
 
 def _draft(records: int, config: Config) -> PrivacyPlan:
-    """Makes a plan whose noise is given, or still to be calibrated for its target epsilon."""
+    """Makes a plan whose noise multiplier is either given or still to be calibrated for the target epsilon."""
     privacy, method = config.privacy, method_named(config.bounding.method)
     closed_form = method.closed_form
     noise, promise = _noise(config), _promise(records, config)

@@ -1,6 +1,6 @@
-"""Observers of a training: `Callback`, the summary of a step that it receives, and trackers of other packages.
+"""Observers of a training: `Callback`, the step summary that a callback receives, and trackers of other packages.
 
-A tracker's package is imported only when the tracker is made.
+A tracker is a callback that sends figures to a program such as MLflow, whose package is imported when the tracker is made.
 """
 
 from dpfed.callbacks.callback import Callback, RunInfo, StepSummary

@@ -1,7 +1,7 @@
 """Callbacks, which observe a training.
 
-Of a step, a callback receives only a summary, which follows from the noisy sum and the plan, and is released and charged. The
-figures of an evaluation are exact, and no epsilon covers them.
+A callback receives only a summary of each step. The summary follows from the noisy sum and the plan, and the step has been
+released and charged before. The figures of an evaluation are exact, and no epsilon covers them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StepSummary:
 
     @property
     def is_reported(self) -> bool:
-        """Returns whether metrics.jsonl gets a line for this step: about 50 in a run, the last one, and each window's end."""
+        """Returns whether metrics.jsonl gets a line for this step: for about 50 steps, the last step, and each window's end."""
         often = self.done % max(1, self.steps // _REPORTS) == 0
         return often or self.done == self.steps or self.window is not None
 
@@ -61,7 +61,7 @@ class StepSummary:
         return metrics if self.window is None else {**metrics, "phase": self.window.figures()}
 
     def scalars(self) -> dict[str, float]:
-        """Returns all numbers of this step by names for trackers, such as ``training/epsilon``."""
+        """Returns all numbers of this step, by the names that trackers use, such as ``training/epsilon``."""
         numbers = {
             "epsilon": self.epsilon,
             "learning_rate": self.learning_rate,
@@ -74,7 +74,7 @@ class StepSummary:
         return scalars
 
     def sendable(self) -> StepSummary:
-        """Returns a copy with epsilon already computed, which can be pickled for another process."""
+        """Returns a copy whose epsilon is already computed, so that it can be pickled for another process."""
         epsilon = self.epsilon
         return replace(self, spent=functools.partial(_given, epsilon))
 
@@ -85,7 +85,7 @@ def _given(epsilon: float | None, done: int) -> float | None:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The run that a callback observes. dpfed itself never sends it to another machine.
+    """The run that a callback observes. dpfed itself never sends this information to another machine.
 
     Attributes:
         name: Name of the run.
@@ -105,15 +105,16 @@ class RunInfo:
 class Callback:
     """An observer of a training. Subclass it, and override the methods that you need.
 
-    A step is on disk and charged before `on_step` receives it. A method that raises ends the run, which can be resumed. A
-    resumed run shows the steps of its last commit again, with the same numbers: callbacks may not have seen all of them.
+    A step is on disk and charged before `on_step` receives it. If a method raises an exception, the run ends, and can be
+    resumed. A resumed run shows the steps of its last commit again, with the same numbers: callbacks may not have seen all of
+    them.
 
     Attributes:
         every: Number of steps between calls of `on_step`, which is also called after the last step; ``None``: whenever
             metrics.jsonl gets a line (`StepSummary.is_reported`).
         waits: Whether `on_step` may be called some steps later, with the same summaries in the same order, when the model has
-            already changed. Set it if the callback reads only the summary: then it does not make the run write its state to
-            disk.
+            already changed. Set this if the callback reads only the summary: the run then need not write its state to disk for
+            each call.
     """
 
     every: int | None = None
@@ -126,13 +127,13 @@ class Callback:
         return step.done % self.every == 0 or step.done == step.steps
 
     def on_run(self, run: RunInfo) -> None:
-        """Called when a run begins or resumes, before it measures or spends. Not called by `dpfed.training.steps.Steps`."""
+        """Called when a run begins or resumes, before it measures or spends. `dpfed.training.steps.Steps` never calls it."""
 
     def on_begin(self, done: int) -> None:
         """Called when the steps begin, or continue after an interruption.
 
         Args:
-            done: Number of finished steps. Later steps that a callback already recorded are shown again.
+            done: Number of finished steps. Steps after them are shown, even if a callback recorded them before.
         """
 
     def on_step(self, step: StepSummary) -> None:
@@ -142,7 +143,7 @@ class Callback:
         """Called after the model was measured. The figures are exact: no epsilon covers them."""
 
     def on_end(self) -> None:
-        """Called when a run is over and all its files are written. Not called by `dpfed.training.steps.Steps` alone."""
+        """Called when a run is over and all its files are written. `dpfed.training.steps.Steps` alone never calls it."""
 
     def on_stop(self) -> None:
-        """Called when a run was interrupted or failed; it may be resumed. Not called by `dpfed.training.steps.Steps` alone."""
+        """Called when a run was interrupted or failed; it may be resumed. `dpfed.training.steps.Steps` alone never calls it."""

@@ -23,15 +23,15 @@ _LONGEST = 500  # most characters of a parameter's value
 class MLflow(Tracker):
     """A tracker that sends figures to MLflow.
 
-    A resumed run continues its MLflow run. Neither the user's name nor the program's is sent. The timestamps of figures are
-    derived from step numbers.
+    A resumed run continues its MLflow run. The tracker sends neither the user's name nor the program's. The timestamps of
+    figures are derived from step numbers.
 
     Args:
-        uri: URI of the tracking server or store; ``None``: that of MLFLOW_TRACKING_URI, or the folder ``mlruns`` next to the
-            run's folder.
-        experiment: Name of the experiment; ``None``: that of MLFLOW_EXPERIMENT_NAME, or ``dpfed``.
-        run_id: Id of the MLflow run to continue; ``None``: a resumed run finds its own.
-        every: Number of steps between two rows; ``None``: a row whenever metrics.jsonl gets a line.
+        uri: URI of the tracking server or store; ``None``: the value of MLFLOW_TRACKING_URI, or the folder ``mlruns`` next to
+            the run's folder.
+        experiment: Name of the experiment; ``None``: the value of MLFLOW_EXPERIMENT_NAME, or ``dpfed``.
+        run_id: Id of the MLflow run to continue; ``None``: a resumed run finds its MLflow run by itself.
+        every: Number of steps between two rows of figures; ``None``: the tracker gets a row whenever metrics.jsonl gets a line.
 
     Raises:
         UserError: If the package mlflow is missing, or cannot reach the server or store.
@@ -118,9 +118,9 @@ class MLflow(Tracker):
 
 @contextlib.contextmanager
 def _asked_once() -> Iterator[None]:
-    """Limits MLflow to one retry, unless the user set a number: before a run, an unreachable server shall fail fast.
+    """Limits MLflow to one retry before a run, so that an unreachable server fails fast; a number that the user set stays.
 
-    Within a run, MLflow may retry for minutes.
+    While the run continues, MLflow may retry for minutes.
     """
     given = os.environ.get(_RETRIES)
     os.environ[_RETRIES] = given or "1"

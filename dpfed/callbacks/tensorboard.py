@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 class TensorBoard(Tracker):
     """A tracker that writes event files for TensorBoard.
 
-    A resumed run adds a file that replaces all entries after the step from which it resumes. The timestamps in these files are
-    step numbers, because the duration of a step depends on the records that it sampled.
+    A resumed run adds a file, which replaces all earlier entries about steps after the step from which the run resumes. The
+    timestamps in these files are step numbers, because the duration of a step depends on the records that it sampled.
 
     Args:
         folder: Folder for the files of this run only; ``None``: ``tensorboard/`` in the run's folder.
-        every: Number of steps between two rows; ``None``: a row whenever metrics.jsonl gets a line.
+        every: Number of steps between two rows of figures; ``None``: the tracker gets a row whenever metrics.jsonl gets a line.
 
     Raises:
         UserError: If the package tensorboard is missing.

@@ -1,4 +1,4 @@
-"""The common part of all trackers: rows of figures by step, the card and public pictures at the end, and nothing private.
+"""The common part of all trackers: sends rows of figures by step, the card and public pictures at the end, nothing private.
 
 A tracker receives the released figures of steps, the figures of evaluations, the configuration without paths, the privacy card,
 and the gallery, which exists for public records only. It opens no other file of a run.
@@ -53,11 +53,11 @@ class Tracker(Callback):
     also in a resumed run.
 
     Args:
-        every: Number of steps between two rows; ``None``: a row whenever metrics.jsonl gets a line.
+        every: Number of steps between two rows of figures; ``None``: the tracker gets a row whenever metrics.jsonl gets a line.
 
     Attributes:
         title: Name of the tracker, for messages.
-        package: Name of the needed package for pip.
+        package: Name of the needed package, as pip knows it.
         module: Name of the module to import.
     """
 
@@ -118,19 +118,19 @@ class Tracker(Callback):
             self._close(finished=False)
 
     def _open(self, run: RunInfo) -> None:
-        """Begins the tracker's own run, or continues it."""
+        """Begins or continues the run at the tracker, in which the tracker stores the figures of dpfed's run."""
         raise NotImplementedError
 
     def _write(self, rows: Rows) -> None:
-        """Writes rows in order. Rows that an interrupted run wrote before must not appear twice."""
+        """Writes rows in order. Rows that were written before an interruption must not appear twice."""
         raise NotImplementedError
 
     def _add(self, card: Path | None, shown: list[Picture]) -> None:
-        """Adds the card, if there is one, and pictures, after the last row."""
+        """Adds the card (if the run has a card) and pictures, after the last row."""
         raise NotImplementedError
 
     def _close(self, finished: bool) -> None:
-        """Ends the tracker's own run, as finished or as interrupted."""
+        """Ends the run at the tracker, as finished or as interrupted."""
         raise NotImplementedError
 
     def _import(self) -> Any:
@@ -156,7 +156,7 @@ class Tracker(Callback):
 
     @contextlib.contextmanager
     def _accepting(self) -> Iterator[None]:
-        """Turns any exception of a tracker into a `UserError` of one sentence."""
+        """Turns any exception of the tracker's package into a `UserError` of one sentence."""
         try:
             yield
         except UserError:
@@ -170,7 +170,7 @@ class Tracker(Callback):
 
 
 def finite(figures: Mapping[str, float]) -> dict[str, float]:
-    """Returns the finite figures, which a curve can show."""
+    """Returns the figures that are finite numbers, which a curve can show."""
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 

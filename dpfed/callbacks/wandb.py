@@ -18,15 +18,16 @@ _WRITTEN = "written-{}"  # file with the last step written offline
 class WandB(Tracker):
     """A tracker that sends figures to Weights & Biases.
 
-    A resumed run continues its W&B run. The machine's name and load, the program, its arguments, its output, its packages and
-    its git repository are not sent.
+    A resumed run continues its W&B run. The tracker does not send the machine's name and load, nor the program, its arguments,
+    output, packages and git repository.
 
     Args:
-        project: Project at W&B; ``None``: that of WANDB_PROJECT, or ``dpfed``.
-        entity: User or team at W&B; ``None``: that of WANDB_ENTITY, or the user's default.
-        mode: Mode, ``online``, ``offline`` or ``disabled``; ``None``: that of WANDB_MODE or W&B's settings (`wandb offline`).
+        project: Project at W&B; ``None``: the value of WANDB_PROJECT, or ``dpfed``.
+        entity: User or team at W&B; ``None``: the value of WANDB_ENTITY, or the user's default.
+        mode: Mode, ``online``, ``offline`` or ``disabled``; ``None``: the value of WANDB_MODE, or W&B's setting (`wandb
+            offline`).
         id: Id of the W&B run; ``None``: derived from the dpfed run, so that a resumed run finds it.
-        every: Number of steps between two rows; ``None``: a row whenever metrics.jsonl gets a line.
+        every: Number of steps between two rows of figures; ``None``: the tracker gets a row whenever metrics.jsonl gets a line.
 
     Raises:
         UserError: If the package wandb is missing, or nobody has logged in.
@@ -59,7 +60,7 @@ class WandB(Tracker):
         return super()._import()
 
     def _require_login(self) -> None:
-        """Raises an error if W&B needs a login and has none: otherwise W&B would ask in the middle of a run, or end it."""
+        """Raises an error if W&B lacks a needed login: W&B would ask for it in the middle of a run, or end the run."""
         if self._mode in (*_OFFLINE, "disabled"):
             return
         with self._accepting():

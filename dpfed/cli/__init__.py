@@ -37,7 +37,7 @@ _ORDER = [name for names in PANELS.values() for name in names]
 
 
 class _Ordered(TyperGroup):
-    """A group that lists its commands in the order of `PANELS`: those that a newcomer needs come first."""
+    """A group that lists its commands in the order of `PANELS`: the commands that a newcomer needs come first."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         names = super().list_commands(ctx)

@@ -1,4 +1,4 @@
-"""`dpfed pretrain --data`: its options, and how it prints its choices."""
+"""`dpfed pretrain --data`: reads the command's options, and prints the choices that dpfed makes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def requested(config: Path | None, data: str | None, assignments: list[str] | No
 def show(chosen: Chosen, as_json: bool = False) -> None:
     """Prints the choices, each with its reason, and the expected result.
 
-    A wide terminal has the reasons in a column of their own; otherwise each reason is below its choice.
+    In a wide terminal the reasons have a column of their own; otherwise each reason is below its choice.
 
     Args:
         chosen: Choices for the run.
@@ -182,7 +182,7 @@ def settled(
         stopping: Values of ``--dry-run``, ``--save-config`` and ``--json``.
 
     Raises:
-        UserError: If nothing can be chosen, see `dpfed.automatic.choosing.choose`; if the launcher is torchrun; if the file of
+        UserError: If dpfed cannot choose, see `dpfed.automatic.choosing.choose`; if the launcher is torchrun; if the file of
             ``--save-config`` exists or cannot be written.
         typer.Exit: With ``--dry-run`` or ``--save-config``, after the choices are printed or written.
     """

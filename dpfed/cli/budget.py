@@ -1,4 +1,4 @@
-"""`dpfed budget`: the lifetime privacy budget of a record set, and what of it was spent."""
+"""`dpfed budget`: sets the lifetime privacy budget of a record set, and shows how much of it is spent."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _opened(store: Path) -> RecordSet:
 
 
 def _found(store: Path) -> tuple[RecordSet | None, list[Found]]:
-    """Opens records and returns them with their budgets. A run's folder has only the ledgers, so its records are ``None``."""
+    """Opens records and returns them with their budgets. Given a run's folder, it returns ``None`` for the records."""
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.budgets.registry import BUDGET_LEDGER, Found, budgets_of, known_by
     from dpfed.budgets.replicas import read

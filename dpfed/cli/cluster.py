@@ -58,7 +58,7 @@ def run_on_cluster(
     Args:
         kind: Launcher: ``ray`` or ``torchrun``.
         folder: Folder of the run.
-        config: Configuration of the run; ``None``: the run exists.
+        config: Configuration of a new run; ``None``: the run exists.
         resume: Whether to resume the run if it exists.
         progress: Progress, which shows the stages.
         callbacks: Callbacks, which run in the process of rank 0.

@@ -95,7 +95,7 @@ def _show_keys(matches: list[Key]) -> None:
 
 
 def _meaning(key: Key) -> str:
-    """Returns a key's meaning, with the keys that decide whether it has an effect."""
+    """Returns a key's meaning, and the other keys that decide whether this key has an effect."""
     return f"{key.meaning} [depends on {', '.join(key.depends_on)}]" if key.depends_on else key.meaning
 
 
@@ -159,6 +159,6 @@ def _comment(name: str) -> list[str]:
 
 
 def _about(comment: list[str]) -> str:
-    """Returns the first sentence of a comment. Indented lines are commands, and are skipped."""
+    """Returns the first sentence of a comment. Indented lines are commands: they are skipped."""
     words = " ".join(line for line in comment if not line.startswith(" "))
     return words.split(". ")[0].rstrip(".") + "."

@@ -151,7 +151,7 @@ def _what_was_converted(report: ImportReport) -> list[str]:
 
 
 def _what_is_there_twice(report: ImportReport) -> list[str]:
-    """Returns sentences on files with several pictures, pictures of several records, and classes with almost the same name."""
+    """Returns sentences on files with several pictures, pictures that several records share, and classes with similar names."""
     sentences = []
     if report.several:
         sentences.append(

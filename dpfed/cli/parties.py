@@ -1,4 +1,4 @@
-"""Output that `dpfed federation` and `dpfed site` share: lines with a name, terms, findings of the doctors.
+"""Prints output that `dpfed federation` and `dpfed site` share: lines with a name, terms, findings of the doctors.
 
 The module also declares the options of `dpfed pretrain` that simulate institutions in one process.
 """
@@ -36,7 +36,7 @@ def tell(text: str) -> None:
 
 
 def show_terms(terms: Terms, own: int | None = None, confirmed: Collection[str] = ()) -> None:
-    """Prints what terms mean; see `dpfed.protocol.statement.statement` for the arguments."""
+    """Prints what the terms of a federation mean; see `dpfed.protocol.statement.statement` for the arguments."""
     from dpfed.protocol.statement import statement
 
     for name, value in statement(terms, own, confirmed):

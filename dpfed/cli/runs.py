@@ -199,8 +199,8 @@ def _watch(
         work: Function that does the work and returns the finished run; ``None`` in a process other than rank 0.
         as_json: Whether to print the results as JSON only.
         silently: Whether to show nothing, because the user watches another process.
-        only_shown: Folder of a run that was finished before. A line says so after `work` has confirmed that the
-            folder holds the same run; ``None``: not finished before.
+        only_shown: Folder of a run that was finished before. A line says that the run is finished, once `work` has confirmed
+            that the folder holds the same run. ``None``: it was not finished before.
     """
     from dpfed.console.terminal import show_run, watching
     from dpfed.progress import Silent

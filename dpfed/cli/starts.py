@@ -1,4 +1,4 @@
-"""`dpfed start`: initial weights for a model, from procedural images."""
+"""`dpfed start`: makes initial weights for a model, from procedural images."""
 
 from __future__ import annotations
 

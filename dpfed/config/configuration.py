@@ -1,8 +1,8 @@
 """The configuration of a run as a value: `Config`, and `ResolvedConfig`, in which every automatic choice has been made.
 
-Every key has the usual name in the literature, a sensible default, and a line that explains it. A configuration in which a
-given key has no effect cannot be made. Sections declare the conditions between their own keys (`dpfed.schema.conditions`);
-the end of this file declares the conditions across sections.
+Every key has the usual name in the literature, a sensible default, and a line that explains it. A configuration cannot be made
+if it gives a key that has no effect. Sections declare the conditions between their own keys (`dpfed.schema.conditions`); the
+end of this file declares the conditions across sections.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ class Config(Section):
     def refuse_idle(self, origin: str = "config") -> None:
         """Refuses keys that are given and have no effect, and a warm-up that is longer than the run.
 
-        The constructor calls this check. `model_copy`, which changes a configuration, does not.
+        The constructor calls this check. `model_copy`, which returns a changed configuration, does not call it.
 
         Args:
             origin: Origin of the configuration, such as its file, for the message.
 
         Raises:
-            UserError: If there are such keys; the message names them, the reason, and the remedy.
+            UserError: If there are such keys or such a warm-up; the message names the keys, the reason, and the remedy.
         """
         _CONDITIONS.refuse(self, origin)
         warmup, steps = self.optimizer.warmup, self.privacy.steps
@@ -117,7 +117,7 @@ class Config(Section):
 
     @property
     def cached_views(self) -> int:
-        """V, the number of views of each image whose features are computed once; 0: none, or the image tower is trained."""
+        """V, the number of views of each image whose features are computed once; 0: no features are kept for all steps."""
         return self.views.cached if self.images_are_frozen else 0
 
     @property
@@ -136,7 +136,10 @@ class Config(Section):
 
     @property
     def is_aligned(self) -> bool:
-        """Returns whether a pair's two features are alike before training: views of one image, or towers trained together."""
+        """Returns whether a record's two features are alike before training.
+
+        They are alike if both come from views of one image, or if the image and the text tower were trained together.
+        """
         return self.model.kind != "image-text" or self.model.start is not None
 
     @property
@@ -151,7 +154,7 @@ class Config(Section):
 
     @property
     def writes_store(self) -> bool:
-        """Returns whether the run writes a record store: of its own records, of public ones, or for its starting weights."""
+        """Returns whether the run writes a record store: of its own records, of public records, or for its starting weights."""
         if self.data.from_nothing or self.data.source == "scenes" or self.model.start == PROCEDURAL:
             return True
         if self.method.public_records and self.public.is_generated:
@@ -215,7 +218,7 @@ def refuse_unmeasured(config: Config, tasks: tuple[str, ...]) -> None:
         tasks: Tasks that the run's records allow.
 
     Raises:
-        UserError: If there are such settings, see `Config.refuse_idle`.
+        UserError: If the configuration has such settings, see `Config.refuse_idle`.
     """
     if config.evaluation.tasks or not tasks:
         return

@@ -1,4 +1,4 @@
-"""Every key of a configuration, with its allowed values, its default and its meaning, read from the schema itself."""
+"""Lists every key of a configuration, with its allowed values, its default and its meaning, as the schema declares them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Key:
 
     Attributes:
         name: Dotted name, such as ``privacy.epsilon``.
-        section: Section, such as ``privacy``; empty: the key stands above all sections.
+        section: Section, such as ``privacy``; empty: the key belongs to no section and stands at the top of the file.
         allowed: Allowed values, in words.
-        choices: Allowed values, if they can be listed; for a list, those of its members.
+        choices: Allowed values, if they can be listed; if the value is a list, the allowed values of its members.
         default: Value if the key is left out; ``None``: no value, or the value that the meaning states.
         meaning: Explanation of the key.
         depends_on: Keys that decide whether this key has an effect; giving it where it has none is an error.
@@ -83,7 +83,7 @@ def all_keys() -> list[Key]:
 
 
 def _method_keys() -> Iterator[Key]:
-    """Yields the keys that only certain methods have, ``bounding.options.NAME``; a default may depend on the loss."""
+    """Yields the keys ``bounding.options.NAME``, which only certain methods have; a default may depend on the loss."""
     schemas: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for method in METHODS:
         options = method_named(method).options

@@ -78,7 +78,7 @@ def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
 
 
 def read_back(tree: dict[str, Any], origin: str) -> Config:
-    """Makes a configuration from one that dpfed wrote itself. Keys without an effect may be given; they are reset to defaults.
+    """Makes a configuration from a file that dpfed wrote itself. Keys without an effect may be given: they get their defaults.
 
     Args:
         tree: Sections and keys.
@@ -133,5 +133,5 @@ def _known(key: str, tree: dict[str, Any]) -> bool:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Returns the first error of settings that are not a run's configuration, in a few words."""
+    """Returns the first error, in a few words, of settings that do not belong to a run's configuration."""
     return problem(error)

@@ -1,9 +1,9 @@
 """The sections of a configuration: every key, its default, and a line that explains it.
 
-A section that one package uses is declared there: in `dpfed.data.options`, `dpfed.models.options`, `dpfed.objectives`,
-`dpfed.training.options` or `dpfed.evaluation.options`. The other sections are declared here. A section declares the allowed
-values of its keys, and under which values of its other keys a key has an effect. Conditions between sections are in
-`dpfed.config.configuration`.
+A section that only one package uses is declared in that package: in `dpfed.data.options`, `dpfed.models.options`,
+`dpfed.objectives`, `dpfed.training.options` or `dpfed.evaluation.options`. This module declares the other sections. A section
+declares the allowed values of its keys, and for each key the values of its other keys under which the key has an effect.
+Conditions between sections are in `dpfed.config.configuration`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class BoundingConfig(Section):
 
 
 class PrivacyConfig(Section):
-    """The guarantee. Give `epsilon` (the noise is calibrated to it) or `noise_multiplier` (epsilon follows from it)."""
+    """The privacy guarantee. Give `epsilon` (the noise is calibrated to it) or `noise_multiplier` (epsilon follows from it)."""
 
     epsilon: float | None = Field(None, description="the guarantee for the whole run: smaller is more private and noisier")
     noise_multiplier: float | None = Field(None, description="sigma: standard deviation of the noise over the sensitivity")
@@ -137,7 +137,7 @@ class PrivacyConfig(Section):
 
 
 class TrainingConfig(Section):
-    """Device, precision and checkpoints."""
+    """Settings of the training process: device, precision and checkpoints."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto: a GPU if there is one")
     precision: Literal["fp32", "bf16"] = Field(
@@ -154,7 +154,7 @@ class TrainingConfig(Section):
     )
 
     def checkpointed(self, steps: int) -> int:
-        """Returns the steps between two checkpoints of a run of `steps` steps."""
+        """Returns the number of steps between two checkpoints of a run of `steps` steps."""
         return self.checkpoint_every or max(1, min(50, steps // 5))
 
 

@@ -1,1 +1,1 @@
-"""Code that all commands of the project share: how a command ends, and its output."""
+"""Code that all commands of the project share: their output, and how they end."""

@@ -1,9 +1,9 @@
-"""Ctrl-C and SIGTERM end a command, even where a library swallows the exception.
+"""Makes Ctrl-C and SIGTERM end a command, even where a library swallows the exception.
 
-Python raises a signal's exception wherever the main thread is. While an extension module (in C) is initialised, its code may
-drop the exception (numpy.random, Triton, pandas), turn it into an ImportError (NumPy), or abort the process (PyTorch). So a
-signal waits until the initialisation is over. Other code may also drop the exception, so the signal is repeated until the
-exception has arrived.
+Python raises a signal's exception wherever the main thread is at that moment. While an extension module (in C) is initialised,
+the module's code may drop the exception (numpy.random, Triton, pandas), turn it into an ImportError (NumPy), or abort the
+process (PyTorch). So dpfed delays a signal until the initialisation is over. Other code may also drop the exception, so dpfed
+repeats the signal until the exception has reached dpfed's own handler.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _C_MODULES = {function.__code__ for function in (ExtensionFileLoader.create_modu
 class Interrupted(KeyboardInterrupt):
     """Raised when SIGINT or SIGTERM arrives.
 
-    It is a subclass because Python remembers a plain ``KeyboardInterrupt`` that leaves an ``exec``, and then ends by SIGINT
-    even if the exception is handled.
+    It is a subclass of ``KeyboardInterrupt``, and not that class itself: if a plain ``KeyboardInterrupt`` leaves an ``exec``,
+    Python remembers it, and ends by SIGINT even if the exception is handled.
 
     Attributes:
         code: Exit code of the command that the signal ends.
@@ -49,7 +49,7 @@ class _Received:
 
     Attributes:
         number: Number of the first signal; ``None``: no signal arrived, or it has been handled.
-        repeated: Whether the next signal is a repetition.
+        repeated: Whether the next signal is one that dpfed repeats, and not a new one.
         answered: Signals that `interruptible` handles.
     """
 
@@ -67,7 +67,7 @@ def exit_code() -> int | None:
 
 
 def accept() -> None:
-    """Marks the received signal as handled, so that it is not repeated."""
+    """Marks the received signal as handled, so that dpfed does not repeat it."""
     _received.number = None
 
 
@@ -84,7 +84,7 @@ def until_ctrl_c() -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_asked() -> Iterator[threading.Event]:
-    """Yields an event that SIGINT and SIGTERM set, so that the block can end in good order. The signals raise no exception."""
+    """Yields an event that SIGINT and SIGTERM set, so that the block can end in good order; the signals raise no exception."""
     asked, kept = threading.Event(), {}
     if threading.current_thread() is threading.main_thread():
         kept = {number: usual for number in CODES if (usual := signal.getsignal(number)) is not signal.SIG_IGN}
@@ -128,7 +128,7 @@ def interruptible() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """Makes Ctrl-C end this process at once from here on, like SIGTERM: no work is left, and no traceback is shown."""
+    """Makes Ctrl-C end this process at once from now on, like SIGTERM. No work is left then, and no traceback is shown."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, OSError, ValueError):  # the stream is closed, or its reader has ended
@@ -176,7 +176,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _show_unless_interrupted(shows: Callable[[Any], object], forgotten: Any) -> None:
-    """Shows an unraisable exception as Python does, except an interruption: the signal is repeated, so nothing was lost."""
+    """Shows an unraisable exception as Python does, but no interruption: its signal is repeated, so nothing was lost."""
     if not issubclass(forgotten.exc_type, Interrupted):
         shows(forgotten)
 

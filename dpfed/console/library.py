@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def shown(progress: Progress | bool | None) -> Iterator[Progress]:
-    """Yields the progress display that the caller asks for.
+    """Yields the progress display that the caller asked for.
 
     Args:
-        progress: A `Progress` to use; ``None``: bars in a terminal or notebook, nothing elsewhere; ``True``: bars, elsewhere
-            a line now and then; ``False``: nothing.
+        progress: A `Progress` to use; ``None``: bars in a terminal or notebook, nothing elsewhere; ``True``: bars in a terminal
+            or notebook, elsewhere a line now and then; ``False``: nothing.
 
     Raises:
         UserError: If the value is none of these.
@@ -75,13 +75,13 @@ def pretrain(
         run = dpfed.pretrain("quickstart", "runs/quickstart")
         run = dpfed.pretrain(data="my-images", epsilon=8, out="runs/mine")
 
-    The second form resumes an interrupted run, and returns a finished one.
+    The second form resumes an interrupted run, and returns a finished run.
 
     Args:
         config: Configuration, its path, or the name of a configuration that dpfed ships (`load_config` reads path and name).
         folder: Folder of the run. It must not be in use, except by the same run with `resume`.
-        progress: Display of the progress. ``None``: bars in terminals and notebooks; ``True``: elsewhere a line now and then;
-            ``False``: nothing (`shown`).
+        progress: Display of the progress. ``None``: bars in terminals and notebooks, and nothing elsewhere; ``True``: elsewhere
+            a line now and then; ``False``: nothing at all.
         resume: Whether to continue a run that `folder` already holds.
         callbacks: Callbacks that see the steps and evaluations while the model trains.
         data: Folder of images, a table, another data set that dpfed reads, or a record store.
@@ -93,7 +93,7 @@ def pretrain(
         minutes: Longest training time on this machine; default 20.
         batch: B, the expected number of records in a step; default: dpfed chooses it.
         steps: T, the number of noisy steps; default: dpfed chooses it.
-        public: Public record store; private records are compared with its records.
+        public: Path of a public record store, whose records the loss contrasts with the private records.
         overrides: Further assignments ``section.key=value``, applied to the configuration or to the choices.
 
     Returns:

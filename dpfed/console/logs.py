@@ -1,4 +1,4 @@
-"""Logs for machines: one JSON object per line, on stderr, which service managers and containers collect.
+"""Writes logs for machines: one JSON object per line, on stderr, which service managers and containers collect.
 
 Each line has a time, as operators expect. The duration of a step depends on the records that it drew, and epsilon does not
 cover it. So the logs must stay with the operator.
@@ -36,7 +36,7 @@ def set_up(form: str | None = None) -> None:
         form: ``text`` or ``json``; ``None``: the value of ``DPFED_LOG_FORMAT`` in the environment, otherwise ``text``.
 
     Raises:
-        UserError: If the format is another one.
+        UserError: If `form`, or the value in the environment, is neither ``text`` nor ``json``.
     """
     form = form or os.environ.get(FORMAT) or "text"
     if form not in ("text", "json"):
@@ -52,7 +52,7 @@ def set_up(form: str | None = None) -> None:
 
 
 def end() -> None:
-    """Ends JSON logging: output is text for people again."""
+    """Ends JSON logging: from then on, output is text for people again."""
     logging.getLogger().removeHandler(_OTHERS)
     logging.captureWarnings(False)
     for handler in list(_LOG.handlers):
@@ -112,7 +112,7 @@ class JsonProgress(Progress):
 
 
 class _OfOthers(logging.Handler):
-    """Handler that writes warnings of libraries and Python as JSON lines: the log then has no other lines."""
+    """Handler that writes warnings of libraries and of Python as JSON lines, so that the log has no other lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""

@@ -1,4 +1,4 @@
-"""The terminal output of a run: progress with the time left, and a table of results at the end."""
+"""Prints a run's output to the terminal: progress with the time left, and a table of results at the end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def on_command_line(given: Path | str, options: Iterable[tuple[str, str | None]]
 
 
 def say_if_shipped(given: Path) -> None:
-    """Prints a line to stderr if a name was resolved to a shipped file, because the user may have meant a file of their own."""
+    """Prints a line to stderr if a name stands for a shipped file, because the user may have meant a file of their own."""
     from dpfed.files.shipped import shipped_name
 
     if name := shipped_name(given):
@@ -83,7 +83,7 @@ def say(text: str, beside_output: bool = False) -> None:
 
 
 class TerminalProgress(Progress):
-    """A `Progress` that shows the stages of a run as progress bars. `watching` makes one."""
+    """A `Progress` that shows the stages of a run as progress bars. `watching` makes an instance."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
@@ -121,7 +121,7 @@ def draws(out: Console) -> bool:
 
 
 def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
-    """Shows progress in the log of a job, where no bar can be drawn: a line at the start, and another line now and then."""
+    """Shows a stage's progress where no bar can be drawn, as in a job's log: a line at the start, and others now and then."""
     if total:
         out.print(f"[dim]{escape(name)}: {total}[/]", highlight=False, soft_wrap=True)
     started = last = time.monotonic()
@@ -146,7 +146,7 @@ def _times(throughput: Throughput, steps: float, so_far: float) -> str:
 
 
 class _Times(ProgressColumn):
-    """A column with the time left and the time so far."""
+    """A column of a progress bar, with the time left and the time so far."""
 
     max_refresh = 0.5
 
@@ -157,7 +157,7 @@ class _Times(ProgressColumn):
 
 @contextlib.contextmanager
 def watching(as_json: bool = False) -> Iterator[TerminalProgress | logs.JsonProgress]:
-    """Yields a progress that draws bars in a terminal, prints a line now and then elsewhere, or writes JSON lines to the log.
+    """Yields a `Progress`: it draws bars in a terminal, prints a line now and then elsewhere, or writes JSON lines to the log.
 
     Args:
         as_json: Whether stdout is for JSON only, so that the progress goes to stderr.

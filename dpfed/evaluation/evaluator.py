@@ -19,7 +19,7 @@ class Evaluator:
 
     Attributes:
         store: Records; labels of the training split are read for k-NN and the linear probe.
-        embedder: Function that returns the embedder of a model.
+        embedder: Function that returns the `Embedder` of a model, which computes its features and embeddings.
         options: Options that choose split and sizes.
         tasks: Tasks to measure (`dpfed.evaluation.tasks.tasks_of`); empty: nothing is measured.
     """

@@ -1,4 +1,4 @@
-"""Frozen features and embeddings of many records, batch by batch."""
+"""Computes a frozen model's features and embeddings of many records, batch by batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TEXTS = 512  # captions in one forward pass
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Puts a model in evaluation mode without gradients, and afterwards restores its mode."""
+    """Puts a model in evaluation mode without gradients for the block, and then restores its mode."""
     was_training = model.training
     model.eval()
     try:
@@ -36,7 +36,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class Embedder:
-    """Features and embeddings of records and captions by one model.
+    """Computes one model's features and embeddings of records and captions.
 
     Attributes:
         model: Model with ``features``, and for captions ``embed_images`` and ``embed_text``.
@@ -77,7 +77,7 @@ class Embedder:
         return _in_batches(captions, _TEXTS, self.model, lambda part: embed(tokens(part).to(self.device)))
 
     def _reader(self, indices: np.ndarray) -> Callable[[np.ndarray], Tensor]:
-        """Returns a function that maps some of these indices to the input of the model, on its device."""
+        """Returns a function from a part of these indices to the model's input, on the model's device."""
         # Bytes are sent to the device and converted to floats there: a quarter of the traffic.
         return lambda part: self.images_fn(self.read(part).to(self.device)).to(self.device)
 

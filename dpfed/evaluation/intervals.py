@@ -1,17 +1,20 @@
 """95% intervals of figures over the draw of held-out records, and of the changes that training made.
 
-A figure counts queries: held-out images, or captions. Queries that belong together (captions of one image, records of one
-person) form a cluster, which is one draw: more queries from the same clusters add little information.
+A figure is a share of queries; a query is a held-out image or caption. Queries that belong together (captions of one image,
+records of one person) form a cluster, which is drawn as a whole: more queries from the same clusters add little information.
 
 - A share of right answers has Wilson's interval (Wilson 1927), which is reliable for few queries and for shares near 0 and 1.
-  With clusters, the number of queries is divided by the design effect: the variance between clusters over that of single draws.
-- The change of a share between two models on the same queries is paired: only queries that one model has right and the other
-  wrong count, as in McNemar's test. Agresti and Min's (2005) interval: two queries are added, one won and one lost by half.
+  With clusters, the number of queries is divided by the design effect: the share's variance if clusters are drawn, over its
+  variance if single queries are drawn.
+- The change of a share between two models on the same queries is paired: only queries count that one model answers right and
+  the other wrong, as in McNemar's test. The interval of Agresti and Min (2005) adds two queries: half a query is won, half is
+  lost, and one is equal for both models.
 - Noise changes figures even if nothing is learnt. `beyond_noise` widens the interval of a change by Student's prediction
-  interval of the figures that noise alone gives (`dpfed.runs.noise_alone`). Both are added as independent errors. As the
-  second includes a part of the first, a run without signal falls outside in about one of 100 cases, not in five.
+  interval of the figures that noise alone gives (`dpfed.runs.noise_alone`). Both errors are added as if they were independent.
+  As the second includes a part of the first, the interval of a run without signal excludes zero in about one of 100 cases, not
+  in five.
 
-The intervals do not include the variation of trained models from run to run.
+The intervals do not cover how trained models vary from run to run.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ class Outcomes:
 
 
 def wilson(share: float, count: float) -> Interval:
-    """Returns Wilson's interval of a share among `count` independent draws; `count` need not be whole."""
+    """Returns Wilson's 95% interval of a share among `count` independent draws; `count` need not be a whole number."""
     z = ndtri((1 + CONFIDENCE) / 2)
     middle, scale = share + z**2 / (2 * count), 1 + z**2 / count
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
@@ -77,7 +80,7 @@ def wilson(share: float, count: float) -> Interval:
 
 
 def apart(after: float, after_interval: Interval, before: float, before_interval: Interval) -> Interval:
-    """Returns the interval of a difference of two figures that were measured on independent draws (Newcombe 1998)."""
+    """Returns the 95% interval of a difference of figures that were measured on independent draws (Newcombe 1998)."""
     change = after - before
     down = math.hypot(after - after_interval[0], before_interval[1] - before)
     up = math.hypot(after_interval[1] - after, before - before_interval[0])
@@ -85,7 +88,7 @@ def apart(after: float, after_interval: Interval, before: float, before_interval
 
 
 def beyond_noise(change: Interval, figure: float, draws: Sequence[float]) -> Interval:
-    """Returns the interval of a change, widened by the spread of the figures that noise alone gives.
+    """Returns the 95% interval of a change, widened by the spread of the figures that noise alone gives.
 
     Args:
         change: Interval of the change over the draw of held-out records.
@@ -100,7 +103,7 @@ def beyond_noise(change: Interval, figure: float, draws: Sequence[float]) -> Int
 
 
 def _effective(values: np.ndarray, clusters: np.ndarray) -> float:
-    """Returns the number of independent draws with the same variance as these clusters, at most the number of queries."""
+    """Returns the number of independent queries with which the share would vary as much; at most the number of queries."""
     count, share = len(values), float(values.mean())
     sums, sizes = _by_cluster(values, clusters)
     if len(sums) == count:
@@ -114,7 +117,7 @@ def _effective(values: np.ndarray, clusters: np.ndarray) -> float:
 
 
 def _paired(differences: np.ndarray, clusters: np.ndarray) -> Interval:
-    """Returns the interval of the mean of paired differences, each -1, 0 or 1."""
+    """Returns the 95% interval of the mean of paired differences, each -1, 0 or 1."""
     count, change = len(differences), float(differences.mean())
     sums, sizes = _by_cluster(differences, clusters)
     z = ndtri((1 + CONFIDENCE) / 2)

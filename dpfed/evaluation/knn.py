@@ -27,11 +27,11 @@ def knn_correct(
     Discrimination"; the default of the lightly library).
 
     Args:
-        train_x: Features of labelled records, shape ``(n, F)``.
-        train_y: Their labels, int64 ``(n,)``, 0 and above.
+        train_x: Features of labelled training records, shape ``(n, F)``.
+        train_y: Labels of the training records, int64 ``(n,)``, 0 and above.
         test_x: Features of test records, shape ``(m, F)``.
-        test_y: Their labels, int64 ``(m,)``.
-        k: Number of neighbours that vote; all n if there are fewer.
+        test_y: Labels of the test records, int64 ``(m,)``.
+        k: Number of neighbours that vote; all n training records if n is smaller.
         temperature: Temperature of the vote weights ``exp(similarity / temperature)``; ``None``: each neighbour has one vote.
         chunk: Number of test records compared at a time; default: as many as keep the similarities within 256 MiB.
 

@@ -21,14 +21,14 @@ _SCIPY_SWITCH = "SCIPY_ARRAY_API"
 def linear_probe_right(
     train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, l2: float = 1e-4, iterations: int = 100
 ) -> Tensor:
-    """Returns the per-record correctness of multinomial logistic regression on standardised frozen features. Deterministic.
+    """Returns which test records a multinomial logistic regression on standardised frozen features classifies correctly.
 
     Args:
-        train_x: Features of labelled records, shape ``(n, F)``; their mean and standard deviation standardise both sets.
-            Values that are not finite count as 0.
-        train_y: Their labels, int64 ``(n,)``.
+        train_x: Features of labelled records, shape ``(n, F)``; training and test features are standardised by their mean and
+            standard deviation. Values that are not finite count as 0.
+        train_y: Labels of the training records, int64 ``(n,)``.
         test_x: Features of test records, shape ``(m, F)``, on the same device.
-        test_y: Their labels, int64 ``(m,)``; a label that no training record has counts as wrong.
+        test_y: Labels of the test records, int64 ``(m,)``; a record whose label no training record has counts as wrong.
         l2: Strength of the penalty; see `fit`.
         iterations: Largest number of iterations; see `fit`.
 
@@ -53,14 +53,14 @@ def linear_probe_right(
 def fit(x: Tensor, y: Tensor, l2: float, iterations: int) -> Pipeline:
     """Fits multinomial logistic regression to standardised features, by L-BFGS from zero.
 
-    The fit minimises ``mean cross-entropy + l2/2 * ||weight||^2``; the bias is not penalised. Two classes share one weight
-    vector, which separates the second from the first.
+    The fit minimises ``mean cross-entropy + l2/2 * ||weight||^2``; the bias is not penalised. If there are only two classes,
+    there is one weight vector, which separates the second class from the first.
 
     Args:
         x: Features, float32 ``(n, F)``, on any device.
         y: Labels, int64 ``(n,)``, on the same device, with at least two different values.
         l2: Strength of the penalty.
-        iterations: Largest number of L-BFGS iterations; if the fit has not converged then, the last iterate counts.
+        iterations: Largest number of L-BFGS iterations; if the fit has not converged by then, the last iterate is used.
 
     Returns:
         The fitted scikit-learn pipeline, for tensors on the same device.
@@ -80,8 +80,8 @@ def fit(x: Tensor, y: Tensor, l2: float, iterations: int) -> Pipeline:
 def _tensors_in_sklearn() -> Iterator[None]:
     """Lets scikit-learn compute on tensors on their own device, a CPU or a GPU.
 
-    scikit-learn requires SciPy's array API switch, too. The functions used here pass no tensor to SciPy, so the switch is reset
-    at the end of the block.
+    scikit-learn requires that SciPy's switch for the array API is set as well. scikit-learn's functions that `fit` uses pass no
+    tensor to SciPy. The switch is reset at the end of the block.
     """
     import sklearn
 

@@ -23,7 +23,7 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
 
 
 def wrong_fact(facts: object) -> str | None:
-    """Returns the first wrong key of an object that should be `Evaluation.facts`, read from JSON; ``None``: all are right."""
+    """Returns the first key with which an object from JSON differs in form from `Evaluation.facts`; ``None``: no key."""
     if not isinstance(facts, dict):
         return "name"
     for key, kind in _FACTS.items():
@@ -55,7 +55,8 @@ class Evaluation:
         change: 95% interval of this figure minus the untrained model's, over the draw of held-out records and, where measured,
             the effect of noise alone; ``None``: not compared.
         chance: Expected value of the figure for a model that guesses; ``None``: not known.
-        outcomes: Outcome of each query. Outcomes are never written: they are exact, and reveal more than the figure does.
+        outcomes: Outcome of each query. Outcomes are never written to a file: they are exact, and reveal more than the figure
+            does.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Evaluation:
     outcomes: Outcomes | None = field(default=None, compare=False, repr=False)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the known fields, without the outcomes, for JSON."""
+        """Returns the fields that are known, without the outcomes, as a JSON object."""
         fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "outcomes"}
         return {name: value for name, value in fields.items() if value is not None}
 

@@ -15,7 +15,7 @@ _MEASURED = only("evaluation.split", "validation", "test")
 
 
 def _with(*tasks: Task) -> When:
-    """Returns the condition that the configuration allows at least one of these tasks."""
+    """Returns the condition that the configuration allows at least one of the given tasks."""
 
     def holds(config: EvaluationConfig) -> bool:
         return not config.tasks or not set(tasks).isdisjoint(config.tasks)
@@ -24,7 +24,7 @@ def _with(*tasks: Task) -> When:
 
 
 class EvaluationConfig(Section):
-    """Measurements of the untrained and the trained model on held-out records."""
+    """Settings that say how the untrained and the trained model are measured on held-out records."""
 
     tasks: Annotated[Items[Task], _MEASURED] = Field((), description="what is measured; empty: all that is possible")
     match: Annotated[Literal["record", "unit"], _MEASURED, _with("retrieval")] = Field(

@@ -22,10 +22,10 @@ TIE = 1e-6  # cosines that differ by less than float32 can resolve are ties
 
 
 def right_pairs(captions: list[list[str]], units: np.ndarray | None = None) -> tuple[list[str], Tensor, Tensor]:
-    """Returns the different captions, and the right (image, text) pairs.
+    """Returns the distinct captions, and the right (image, text) pairs.
 
-    Equal captions are one text, which is right for every image that has it: counting one of two identical candidates as wrong
-    would measure only chance.
+    Equal captions are one text, which is right for every image that has it: if one of two identical candidates counted as
+    wrong, the figure would measure chance.
 
     Args:
         captions: Captions of n images, at least one each.
@@ -33,7 +33,7 @@ def right_pairs(captions: list[list[str]], units: np.ndarray | None = None) -> t
             caption is right only for the images that have it.
 
     Returns:
-        The m different captions, and the right pairs as indices of images ``(P,)`` and of texts ``(P,)``, int64.
+        The m distinct captions, and the P right pairs as indices of images ``(P,)`` and of texts ``(P,)``, int64.
     """
     numbers: dict[str, int] = {}
     of_images = [[numbers.setdefault(text, len(numbers)) for text in texts] for texts in captions]
@@ -69,8 +69,8 @@ def retrieval_ranks(
     """Computes the ranks of the best right answers in both directions.
 
     Args:
-        image_z: Image embeddings, shape ``(n, D)``; normalised here.
-        text_z: Text embeddings, shape ``(m, D)``; normalised here.
+        image_z: Image embeddings, shape ``(n, D)``; this function normalises them.
+        text_z: Text embeddings, shape ``(m, D)``; this function normalises them.
         pairs_image: Index of the image of each right pair, int64 ``(P,)``.
         pairs_text: Index of the text of each right pair, int64 ``(P,)``; every image and every text is in a pair.
         chunk: Number of queries compared at a time; default: as many as keep the similarities within 256 MiB.
@@ -96,8 +96,8 @@ def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: 
     compete, and a tie never counts in the model's favour, so a model that embeds all inputs alike ranks last.
 
     Args:
-        query: Query embeddings, shape ``(n, D)``; normalised here.
-        candidate: Candidate embeddings, shape ``(m, D)``; normalised here.
+        query: Query embeddings, shape ``(n, D)``; this function normalises them.
+        candidate: Candidate embeddings, shape ``(m, D)``; this function normalises them.
         pair_query: Index of the query of each right pair, int64 ``(P,)``.
         pair_candidate: Index of the candidate of each right pair, int64 ``(P,)``.
         chunk: Number of queries compared at a time; see `retrieval_ranks`.
@@ -130,7 +130,7 @@ def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: 
 
 
 def summary(direction: str, ranked: Tensor, clusters: np.ndarray) -> dict[str, Outcomes]:
-    """Returns the outcomes of recall in one direction, by the names of the metrics.
+    """Returns whether each query has a right answer among the first k, by the name of each recall metric R@k.
 
     Args:
         direction: Direction, ``image_to_text`` or ``text_to_image``.
@@ -142,7 +142,7 @@ def summary(direction: str, ranked: Tensor, clusters: np.ndarray) -> dict[str, O
 
 
 def chance_of_recall(name: str, right: Tensor, among: int) -> float:
-    """Returns the recall of a random order of the candidates: the mean over the queries of 1 - C(m - r, k)/C(m, k).
+    """Returns the recall if candidates are ordered at random: the mean over the queries of 1 - C(m - r, k)/C(m, k).
 
     Args:
         name: Name of the metric, from `summary`; it ends in ``@k``.

@@ -34,7 +34,7 @@ def evaluate(
     """Measures a model on held-out records.
 
     Args:
-        embedder: Embedder of records and captions, which uses the model.
+        embedder: Embedder, which computes features and embeddings of records and captions with the model.
         store: Records; labels of the training split are read for k-NN and the linear probe.
         options: Options that choose split and sizes.
         tasks: Tasks to measure (`tasks_of`).
@@ -83,7 +83,7 @@ def evaluate(
 
 
 def subset(store: RecordSet, indices: np.ndarray, limit: int) -> np.ndarray:
-    """Returns the `limit` indices with the smallest keys (0: all): the same records, whatever their order in the store."""
+    """Returns the `limit` indices with the smallest record keys (0: all), which do not depend on the order in the store."""
     if not limit or limit >= len(indices):
         return indices
     return np.sort(indices[np.argsort(store.keys[indices], kind="stable")[:limit]])
@@ -187,7 +187,7 @@ def _classification(store: RecordSet, options: EvaluationConfig, features: Embed
 
 
 def _labelled(store: RecordSet, columns: list[str], split: str) -> Callable[[int, int], np.ndarray]:
-    """Returns a function from a range of rows to a mask of the rows in a split that have at least one of some labels."""
+    """Returns a function from a range of rows to a mask of its rows that are in a split and have one of the labels."""
     of_split = store.within(split)
 
     def rows(first: int, end: int) -> np.ndarray:

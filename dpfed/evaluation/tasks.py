@@ -1,4 +1,4 @@
-"""Choice of the tasks that a run's held-out records allow. It works without torch, so impossible tasks are rejected at once."""
+"""Chooses the tasks that a run's held-out records allow. It does not import torch, so impossible tasks are rejected at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) ->
     """Returns the tasks for `evaluate`: those that the options name or, if they name none, all that the records allow.
 
     With ``evaluation.split = "none"``, the result is empty. Call this function before training, so that an impossible task is
-    known before any budget is spent.
+    refused before any budget is spent.
 
     Args:
         store: Records of the run.
@@ -123,13 +123,13 @@ def _no_labels(store: RecordSet, options: EvaluationConfig) -> str | None:
 
 
 def label_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
-    """Returns the labels present in both the training and the held-out split, which k-NN and the linear probe predict."""
+    """Returns the labels that k-NN and the linear probe predict: those that both the training and the held-out split have."""
     splits = ("train", options.split)
     return [name for name in store.labels if all(_any_labelled(store, name, split) for split in splits)]
 
 
 def class_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
-    """Returns the labels that zero-shot predicts; labels whose class names are numbers only if the options name the task."""
+    """Returns the labels that zero-shot predicts; labels whose class names are numbers only if the options name this task."""
     asked = "zero_shot" in options.tasks
     return [
         name
@@ -140,6 +140,6 @@ def class_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
 
 
 def _any_labelled(store: RecordSet, name: str, split: str) -> bool:
-    """Returns whether any record of a split has a label; the search ends at the first one."""
+    """Returns whether any record of a split has a label; the search ends at the first record that has it."""
     of_split, values = store.within(split), store.labels[name]
     return any((of_split(first, end) & (values[first:end] >= 0)).any() for first, end in blocks(len(store)))

@@ -1,4 +1,4 @@
-"""Zero-shot classification: the class whose description an image is most similar to, without training on any label."""
+"""Zero-shot classification: predicts the class whose description is most similar to an image, without training on labels."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def class_embeddings(names: Sequence[str], templates: Sequence[str], embed: Call
 
 @torch.no_grad()
 def zero_shot_right(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Returns whether each image's own class is the most similar one, or among the five most similar.
+    """Returns whether each image's true class is the most similar class, and whether it is among the five most similar.
 
-    A tie never counts in the model's favour: a class as similar as the right one ranks before it.
+    A tie never counts in the model's favour: a wrong class that is as similar as the right class ranks before it.
 
     Args:
-        image_z: Image embeddings, shape ``(n, D)``; normalised here.
+        image_z: Image embeddings, shape ``(n, D)``; this function normalises them.
         class_z: Class embeddings of unit length, shape ``(C, D)``.
         labels: True classes, int64 ``(n,)`` in [0, C).
 
@@ -74,10 +74,10 @@ def zero_shot_right(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[st
 def confusions(image_z: Tensor, class_z: Tensor, labels: Tensor) -> Tensor:
     """Returns the confusion matrix; its diagonal counts the images that `zero_shot_right` counts as right.
 
-    A class as similar as the right one ranks before it.
+    A wrong class that is as similar as the right class ranks before it.
 
     Args:
-        image_z: Image embeddings, shape ``(n, D)``; normalised here.
+        image_z: Image embeddings, shape ``(n, D)``; this function normalises them.
         class_z: Class embeddings of unit length, shape ``(C, D)``.
         labels: True classes, int64 ``(n,)`` in [0, C).
 

@@ -1,9 +1,10 @@
-"""Atomic creation of files and folders: after a crash or a power cut, each exists completely or not at all.
+"""Creates files and folders atomically: after a crash or a power cut, each exists completely or not at all.
 
-The order is always the same: write under a temporary name, force the content to the disk (fsync), rename, force the new name
-to the disk. Privacy depends on it: a noisy sum must be kept before it is charged, and charged before it is used.
+The order is always the same: write under a temporary name, force the content to the disk (fsync), rename, force the new name to
+the disk. Privacy depends on this order: a noisy sum must be on disk before it is charged, and the charge must be on disk before
+the sum is used.
 
-The same holds for a record store's directory: it gets its name only when it is complete.
+A record store's directory, too, gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def create_file(path: Path, content: Content, mode: int = 0o666) -> None:
 
 
 def write_whole(file: RawIOBase, content: bytes | memoryview) -> None:
-    """Writes all content to an unbuffered file, and forces it to the disk. A buffer would write the rest at closing."""
+    """Writes all content to an unbuffered file, and forces it to the disk. (A buffer would write its rest only at closing.)"""
     left = memoryview(content)
     while left:
         left = left[file.write(left) or 0 :]
@@ -123,7 +124,7 @@ def create_atomically(path: Path, content: Content, mode: int = 0o666) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds the file's name to an `OSError` of the block. The system itself names a file only in errors of opening it."""
+    """Adds the file's name to an `OSError` in the block, because the system names a file only in errors of opening it."""
     try:
         yield
     except OSError as error:
@@ -132,7 +133,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _let_write(content: Callable[[Path], object], draft: Path) -> None:
-    """Calls a library that writes a file, and turns its own exceptions about the operating system into an `OSError`."""
+    """Calls a library that writes a file, and turns the library's own exceptions about failed writing into an `OSError`."""
     try:
         with naming(draft):
             content(draft)
@@ -174,7 +175,7 @@ def new_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 
 def draft_of(path: Path) -> Path:
-    """Returns a temporary path beside `path` for a folder: one rename can then give it its name."""
+    """Returns a temporary path beside `path` for a new folder, so that a single rename can later give the folder its name."""
     return path.parent / f".{path.name}{DRAFT}-{secrets.token_hex(4)}"
 
 

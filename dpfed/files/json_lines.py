@@ -1,4 +1,4 @@
-"""Append-only files of JSON lines: ledgers, journals, metrics. A crash can truncate the last line, and no other."""
+"""Reads and appends files of JSON lines: ledgers, journals, metrics. A crash can truncate the last line, and no other."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Lines:
 
     Attributes:
         entries: Objects of the complete lines, in order.
-        end: Bytes up to the end of the last complete line.
-        size: Bytes of the whole file.
+        end: Number of bytes up to the end of the last complete line.
+        size: Number of bytes of the whole file.
     """
 
     entries: list[dict[str, Any]]
@@ -103,7 +103,7 @@ def append_line(path: Path, entry: dict[str, Any], end: int | None = None) -> in
 def append_lines(path: Path, entries: Sequence[dict[str, Any]], end: int | None = None) -> int:
     """Appends lines in one write. When the function returns, they are on disk. If the write fails, no part of them stays.
 
-    A crash during the write can leave some of the lines, in order, and a part of one.
+    A crash during the write can leave the first of the lines, complete, and a part of the next line.
 
     Args:
         path: Path of the file, which is made if it does not exist.

@@ -1,4 +1,4 @@
-"""File locks: one process holds a lock, and the operating system releases it when that process ends, however it ends."""
+"""Locks files: one process holds a lock, and the operating system releases it when that process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOCKS = Path("/proc/locks")  # of Linux: `TYPE  ADVISORY  WRITE process device:
 
 @functools.cache
 def _here() -> str:
-    """Returns an id of this machine's boot and this container, whose processes see the same locks; "" if it is unknown."""
+    """Returns an id of the machine's boot and the container; processes with the same id see the same locks. "": unknown."""
     try:
         return hashlib.sha256(f"{_BOOT.read_text()}/{os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:16]
     except OSError:
@@ -33,7 +33,7 @@ def _holder(path: Path) -> Path:
 
 
 def _last_holder(path: Path) -> str:
-    """Returns the id (`_here`) of the place where the last holder of a lock ran; "" if it was not noted."""
+    """Returns the id (`_here`) of the machine and container where the last holder of a lock ran; "" if it was not noted."""
     try:
         return read_text(_holder(path))
     except (OSError, ValueError):
@@ -41,13 +41,13 @@ def _last_holder(path: Path) -> str:
 
 
 def _open_plain(path: str, flags: int) -> int:
-    """Opens a file. It follows no link, and does not wait for the reader of a pipe."""
+    """Opens a file. It follows no link, and does not wait for a reader if the file is a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 @contextlib.contextmanager
 def noted_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
-    """Holds a lock like `file_lock`, and notes beside the file where the holder runs, so that `is_held` can answer."""
+    """Holds a lock like `file_lock`, and notes beside the file in which machine and container this is, for `is_held`."""
     with file_lock(path, taken, wait):
         if (here := _here()) and _last_holder(path) != here:
             with contextlib.suppress(OSError):  # such as a full disk: `is_held` then returns None
@@ -58,13 +58,14 @@ def noted_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
-    """Holds a lock for this process. Processes that it forks or starts do not hold it.
+    """Holds a lock for this process during the ``with`` block. Processes that this process forks or starts do not hold it.
 
     The lock is that of ``flock``, so it also excludes other programs that use ``flock``.
 
     Args:
-        path: Path of the file, which is made if it does not exist. Its content stays, and so does the file afterwards.
-        taken: Sentence of the error if another process holds the lock.
+        path: Path of the file, which is made if it does not exist. The lock does not change its content, and the file stays
+            afterwards.
+        taken: Message of the error if another process holds the lock.
         wait: Seconds to wait for the lock; infinity: without a limit.
 
     Raises:

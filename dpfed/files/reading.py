@@ -1,4 +1,4 @@
-"""Reading of whole regular files. Everything else is refused: a pipe would wait for ever, and a device may never end."""
+"""Reads whole regular files. Other files are refused: reading a pipe may wait for ever, and a device may never end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Opens a regular file for reading.
 
     Raises:
-        OSError: If there is no file, or it is a folder, a pipe or a device. The function does not wait for a pipe's writer.
+        OSError: If the file does not exist, or is a folder, a pipe or a device. The function does not wait for a pipe's writer.
     """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):

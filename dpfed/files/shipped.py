@@ -1,8 +1,8 @@
-"""Files that dpfed ships: configurations, sweeps, small towers and the papers' figures. They are found from any folder.
+"""Finds the files that dpfed ships: configurations, sweeps, architectures of small towers, and the papers' figures.
 
-In the repository they are in ``configs/`` and ``benchmarks/published/``; setup.py copies them into the installed package. A
-name such as ``quickstart`` stands for a shipped file wherever a file is expected. A file of the user with that name takes
-precedence.
+The current folder does not matter. In the repository the files are in ``configs/`` and ``benchmarks/published/``; setup.py
+copies them into the installed package. A name such as ``quickstart`` stands for a shipped file wherever a file is expected. A
+file of the user with that name takes precedence.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def find_sweep(given: str | Path) -> Path:
 
 
 def find_tower(given: str) -> Path | None:
-    """Returns a shipped architecture by name, such as ``towers/small.json``; ``None``: none, or the user has such a file."""
+    """Returns a shipped architecture by name, such as ``towers/small.json``; ``None``: unknown, or a file of the user's own."""
     return configs() / given if given in tower_names() and not os.path.lexists(given) else None
 
 
@@ -99,7 +99,7 @@ def shipped_name(given: str | Path) -> str | None:
 
 
 def _own(given: str | Path) -> Path | None:
-    """Returns the user's own file, given with or without its suffix. A folder does not count, so it hides no shipped name."""
+    """Returns the user's own file, given with or without its suffix. A folder of that name hides no shipped file."""
     candidates = (str(given), f"{given}.toml")
     return next((Path(name) for name in candidates if os.path.lexists(name) and not os.path.isdir(name)), None)
 
@@ -116,7 +116,7 @@ def _shipped(given: str | Path, names: tuple[str, ...], what: str) -> Path:
 
 
 def _meant(given: str, names: tuple[str, ...]) -> str:
-    """Returns a hint with the names nearest to a given one, which may also be a checkout's path, ``configs/NAME.toml``."""
+    """Returns a hint with the shipped names nearest to a given name or path, such as ``configs/NAME.toml`` of a checkout."""
     bare = given.removeprefix(f"{configs().name}/").removesuffix(".toml")
     return f"did you mean '{bare}'?" if bare in names else nearest(bare, names)
 

@@ -86,7 +86,7 @@ def current_folder_last() -> Iterator[None]:
 
 
 def _spec(top: str) -> ModuleSpec | None:
-    """Returns the spec of a top-level module: for such modules, Python's finders look for files and run none."""
+    """Returns the spec of a top-level module. For a top-level module, Python only looks for files, and runs none of them."""
     for finder in sys.meta_path:
         with contextlib.suppress(ImportError, AttributeError, ValueError):
             if (spec := finder.find_spec(top, None)) is not None:
@@ -95,7 +95,7 @@ def _spec(top: str) -> ModuleSpec | None:
 
 
 def _python_files(package: Path) -> Iterator[Path]:
-    """Yields a package's Python files, each folder once. It follows links to folders, as Python does."""
+    """Yields a package's Python files. It follows links to folders, as Python does, and visits each folder once."""
     seen: set[str] = set()
     for folder, folders, names in os.walk(package, followlinks=True):
         if (place := os.path.realpath(folder)) in seen:

@@ -1,4 +1,4 @@
-"""Reading of TOML that a user wrote: a file, or a value on the command line.
+"""Reads TOML that a user wrote: a file, or a value on the command line.
 
 The module also reads and changes nested dictionaries by dotted keys such as ``privacy.epsilon``.
 """
@@ -48,7 +48,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def toml_value(text: str) -> Any:
-    """Returns the TOML value of a text; a text that is not a TOML value stands for itself, so that quotes may be left out.
+    """Returns the TOML value of a text. If the text is not a TOML value, it is returned as a string: quotes may be left out.
 
     The text must be exactly one value. With anything behind it, such as a comment, a second line or a table, the text counts
     as not a TOML value: no part of it is dropped silently.

@@ -1,4 +1,4 @@
-"""Access to the page: it listens on this machine only, and each request needs the token."""
+"""Controls access to the live page: it listens on this machine only, and each request needs the token."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SHORTEST = 16  # least number of characters of a token
 
 @dataclass(frozen=True)
 class Access:
-    """The page's port and token.
+    """The port and the token of the live page.
 
     Attributes:
-        port: Port on loopback; 0: the system chooses a free one.
+        port: Port on loopback; 0: the system chooses a free port.
         token: Token that every request must carry.
     """
 
@@ -35,7 +35,7 @@ class Access:
         """Makes the access from the operator's options, and checks them.
 
         Args:
-            port: Port to listen on; 0: any free one.
+            port: Port to listen on; 0: any free port.
             token_file: File with the token, readable by its owner only; ``None``: make a new token.
 
         Raises:
@@ -54,7 +54,7 @@ class Access:
         """Returns whether a request carries the token.
 
         Args:
-            query: Token in the address; ``None``: none.
+            query: Token in the address; ``None``: the address has no token.
             cookies: Value of the ``Cookie`` header.
             authorization: Value of the ``Authorization`` header, such as ``Bearer TOKEN``.
         """
@@ -62,7 +62,7 @@ class Access:
         return any(hmac.compare_digest(candidate.encode(), self.token.encode()) for candidate in given)
 
     def knows(self, host: str) -> bool:
-        """Returns whether a request's ``Host`` is loopback. Another name that resolves to this machine is refused."""
+        """Returns whether a request's ``Host`` is loopback. Other names that resolve to this machine are refused."""
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         return is_loopback(name.strip("[]"))
 

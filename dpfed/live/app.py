@@ -1,4 +1,4 @@
-"""The local web page. It is read-only, requires the token, and is updated whenever a run's files change."""
+"""The local web page of runs. It is read-only, requires the token, and is updated whenever a run's files change."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class _Views:
             silent += _AGAIN
 
     def _once(self, page: str, made: Callable[[], Markup]) -> Markup:
-        """Returns the content of a page. It is made once for all readers within half a second."""
+        """Returns the content of a page, which is made only once for all readers within half a second."""
         with self._lock:
             at, shown = self._made.get(page, (-math.inf, Markup()))
             if time.monotonic() - at >= _SHARED:
@@ -130,12 +130,12 @@ class _Views:
         return Response(exposition(self._seen(request)), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     def health(self, request: Request) -> Response:
-        """Answers with 200 if all runs, or all named runs, are running or finished, and otherwise with 503."""
+        """Answers with 200 if all runs (or all runs that the request names) are running or finished, and otherwise with 503."""
         well, states = health(self._seen(request))
         return JSONResponse({"well": well, "runs": states}, 200 if well else 503)
 
     def _seen(self, request: Request) -> list[Seen]:
-        """Returns the runs that a monitor asks for: those that it names, or all. A missing run counts as damaged."""
+        """Returns the runs that a monitor asks for: the runs that it names, or all. A run that is missing counts as damaged."""
         names = request.query_params.getlist("run")
         if not names:
             return self._scan.all()
@@ -163,7 +163,7 @@ class _Views:
 
 
 class _Events(StreamingResponse):
-    """A response of server-sent events that calls a function when the reader of the response has left."""
+    """A response of server-sent events, which calls a function when its reader has closed the connection."""
 
     def __init__(self, stream: AsyncIterator[str], left: Callable[[], None]) -> None:
         super().__init__(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})

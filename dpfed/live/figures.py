@@ -1,4 +1,4 @@
-"""The figures of a run. Terminal, page and monitors all show these figures, so none can show another number.
+"""Makes the figures of a run. Terminal, page and monitors all show these figures, so they cannot contradict each other.
 
 For monitors, the module also returns the figures in Prometheus's text format, and the health of all runs.
 """
@@ -29,8 +29,8 @@ class Figure:
     Attributes:
         key: Name for programs, such as ``epsilon_spent``; Prometheus's names begin with ``dpfed_``.
         label: Name for people.
-        value: Number; ``None``: there is none now.
-        shown: Number for people, with its unit and a figure to compare it with.
+        value: Value of the figure; ``None``: not known now.
+        shown: Value in words for people, with its unit and a number to compare it with.
         help: Explanation in one line.
         labels: Labels that distinguish figures with the same key, such as those of several sites.
     """
@@ -44,7 +44,7 @@ class Figure:
 
 
 def figures(seen: Seen) -> list[Figure]:
-    """Returns all figures of a run, the most important ones first."""
+    """Returns all figures of a run, the most important figures first."""
     return [*overview(seen), *details(seen)]
 
 

@@ -1,4 +1,4 @@
-"""The pace of a run, estimated from the modification times of its files, because one look cannot observe it."""
+"""Estimates the pace of a run from the modification times of its files, because a single look at a run shows no pace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pace_of_files(folder: Path, ledger: Ledger | None) -> Throughput:
 
     Args:
         folder: Folder of the run.
-        ledger: Ledger of the run, which knows the interruptions; ``None``: the run has taken no step.
+        ledger: Ledger of the run, which records the interruptions; ``None``: the run has taken no step.
     """
     throughput, run = Throughput(), RunDirectory(folder)
     if ledger is not None:
@@ -32,12 +32,12 @@ def pace_of_files(folder: Path, ledger: Ledger | None) -> Throughput:
 
 
 def _times(folder: Path, named: re.Pattern[str], more: int) -> dict[int, float]:
-    """Returns the modification times of files by the number of steps done.
+    """Returns the files' modification times, by the number of steps that were done when each file was written.
 
     Args:
         folder: Folder of the files.
         named: Pattern of their names, whose first group is the number of a step.
-        more: Number to add to the number of the step, to get the number of steps done.
+        more: Number to add to the number in the name, to get the number of steps done.
     """
     times = {}
     with contextlib.suppress(OSError):  # no such folder, or a checkpoint has replaced the files

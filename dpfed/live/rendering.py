@@ -1,4 +1,4 @@
-"""The page's HTML. All text from a run is escaped; the page loads only its own style sheet and script."""
+"""Renders the live page's HTML. All text from a run is escaped; the page loads only its own style sheet and script."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Pages:
             title: Title of the page.
             live: Address of the page's events; empty: the page does not change.
             body: Part of the page that changes.
-            beside: Part that stays, such as a form that the reader fills in.
+            beside: Part of the page that does not change, such as a form that the reader fills in.
         """
         return self._render("frame.html", title=title, live=live, body=body, beside=beside or "")
 
@@ -130,13 +130,13 @@ def _training_of(run: RunState) -> list[tuple[str, Canvas]]:
 
 @cache
 def style() -> str:
-    """Returns the style sheet: that of the reports, and the additions of the live page."""
+    """Returns the style sheet: the style sheet of the reports, with the additions of the live page."""
     return str(page_style()) + resources.files("dpfed.live").joinpath("page/live.css").read_text(encoding="utf-8")
 
 
 @cache
 def script() -> str:
-    """Returns the script, which replaces the page's content with the one that the server sends."""
+    """Returns the script, which replaces the page's content with the content that the server sends."""
     return resources.files("dpfed.live").joinpath("page/live.js").read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Search by text in public pictures, with a run's model: for the page and for `dpfed search`."""
+"""Searches public pictures by text, with a run's model, for the live page and for `dpfed search`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ class SearchIndex:
 
 
 class Retrieval:
-    """Search by text for pages. It loads model and pictures at the first search of a run, and keeps those of the last run.
+    """Search by text for the live page.
+
+    It loads a run's model and pictures at the first search, and keeps them until another run is searched.
 
     Args:
         pictures: Record store that is marked public; ``None``: the run's own records, if they are public.

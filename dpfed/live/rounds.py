@@ -1,4 +1,4 @@
-"""Each site's answers in a federation, read from the coordinator's journal."""
+"""Summarises each site's answers in a federation, from the coordinator's journal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SiteRow:
         answered: Number of steps in which the site's answer was counted.
         missed: Number of steps without a valid answer of the site.
         last_reason: Step and reason of the last missed answer; empty: no answer was missed.
-        seconds: Seconds until the site's last answer, as the coordinator saw them; ``None``: not known.
+        seconds: Seconds that the coordinator waited for the site's last answer; ``None``: not known.
         past: Outcome of each of the last steps: ``answered``, ``missed``, or ``discarded`` if the site answered and the step
             was discarded.
     """

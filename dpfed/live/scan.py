@@ -1,4 +1,4 @@
-"""Repeated scans of the runs and sites in a folder. Files that have not changed are not read again."""
+"""Scans the runs and sites in a folder repeatedly. Files that have not changed are not read again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Seen:
         name: Name of the run in the list.
         run_state: State according to the run's files; ``None``: the files cannot be read.
         trouble: Reason why the files cannot be read, a sentence; empty: they can be read.
-        state: ``finished``, ``running``, ``stopped`` (or running unseen by this machine), or ``damaged``.
+        state: ``finished``, ``running``, ``stopped`` (or running where this machine cannot see it), or ``damaged``.
         seconds: Seconds of a step; ``None``: not known, or the run is not running.
         left: Seconds until the last step; ``None``: not known, or the run is not running.
         last: Time of the last step, seconds since the epoch; ``None``: not known, or the run is not running.
@@ -73,7 +73,7 @@ class Scan:
 
     @property
     def single(self) -> str | None:
-        """The name of the run or site if the folder is one itself; otherwise ``None``."""
+        """The name of the run or site if the scanned folder itself is a run or site; otherwise ``None``."""
         return visible(self.root.name) if is_run(self.root) or is_site(self.root) else None
 
     def folders(self) -> dict[str, Path]:
@@ -88,7 +88,7 @@ class Scan:
         return [self._look(name, folder) for name, folder in self.folders().items()]
 
     def one(self, name: str) -> Seen | None:
-        """Returns a run as it is now; ``None`` if there is no run of that name. No name leads out of the folder."""
+        """Returns a run as it is now; ``None`` if the folder has no run of that name. No name leads out of the folder."""
         folder = self.folders().get(name)
         return None if folder is None else self._look(name, folder)
 
@@ -116,7 +116,7 @@ class Scan:
             return Seen(name, run_state, "", "running", throughput.seconds, left, throughput.last)
 
     def _fresh(self, signature: dict[Path, tuple[int, int]]) -> bool:
-        """Returns whether a file was written a moment ago; used where the lock of another machine or container is unseen.
+        """Returns whether a file was written a moment ago, which replaces the lock if another machine or container may hold it.
 
         A time far in the future does not count: this machine's clock was set back, or the other machine's clock is wrong.
         """
@@ -125,7 +125,7 @@ class Scan:
 
 
 def at_work_first(seen: Iterable[Seen]) -> list[Seen]:
-    """Returns runs in the order of a list: running ones first."""
+    """Returns runs in the order in which a list shows them: running runs first."""
     return sorted(seen, key=lambda run: run.state != "running")
 
 
@@ -154,7 +154,7 @@ def _below(root: Path) -> tuple[list[Path], str]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Returns the folders in a folder, without hidden ones and links."""
+    """Returns the folders in a folder, without hidden folders and links."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:

@@ -1,4 +1,4 @@
-"""The page's server: one process on loopback, which holds no key and no private record."""
+"""Runs the live page's server: one process on loopback, which holds no key and no private record."""
 
 from __future__ import annotations
 

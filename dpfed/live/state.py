@@ -1,4 +1,4 @@
-"""The state of a run, or of a site of a federation, read from its files. The module needs no torch, and writes nothing."""
+"""Reads the state of a run, or of a federation's site, from its files. The module needs no torch, and writes nothing."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class RunState:
 
     @property
     def awaited(self) -> tuple[int, Step] | None:
-        """The step that is open, or that has too few sites yet, with its answers so far; ``None``: no step is open."""
+        """The step that is open, or has too few answers yet, with the sites' answers so far; ``None``: no step is open."""
         over = max((line["step"] for line in self.rounds if line["event"] != "opened"), default=-1)
         step = max(self.arrival_log, default=-1)
         return None if self.finished or step <= over or not self.arrival_log[step].awaited else (step, self.arrival_log[step])
@@ -182,8 +182,8 @@ def read(folder: Path, name: str, running: bool) -> RunState:
     Args:
         folder: Folder of a run or a site.
         name: Name in the list of runs.
-        running: Whether a process is working on the run. If not, arrival times are ignored: they are those of a process
-            that has ended.
+        running: Whether a process is working on the run. If not, arrival times are ignored: a process that has ended wrote
+            them.
 
     Raises:
         UserError: If a file is damaged; the message names it.
@@ -289,7 +289,7 @@ def _budgets(path: Path) -> list[tuple[str, Path]]:
 
 
 def _terms(path: Path) -> dict[str, Any]:
-    """Returns the part of the terms that is shown: trust mode and names of the sites; empty if there are no terms."""
+    """Returns the part of a federation's terms that is shown: trust mode and names of the sites; empty without terms."""
     if not path.exists():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""The terminal view of a run, or of a list of runs."""
+"""Makes the terminal view of a run, or of a list of runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def view(seen: Sequence[Seen], single: bool, left_out: str = "") -> RenderableTy
     Args:
         seen: Runs.
         single: Whether a single run is watched, and not a folder of runs.
-        left_out: Sentence about folders that were not searched; empty: all were searched.
+        left_out: Sentence about folders that were not searched; empty: all folders were searched.
     """
     return _one(seen[0]) if single else Group(_list(seen), *([_text(left_out, "yellow")] if left_out else []))
 

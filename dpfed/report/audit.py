@@ -1,4 +1,4 @@
-"""The wording of an audit's result for cards and reports."""
+"""Words the result of an audit, which attacks a run's claim, for cards and reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def on_card(audit: dict[str, Any]) -> str:
 
 
 def verdict(audit: dict[str, Any]) -> str:
-    """Returns the verdict on the claim, in a few sentences."""
+    """Returns the audit's verdict on the claimed epsilon, in a few sentences."""
     claim = f"epsilon {round_up(audit['claim'])}, delta {round_up(audit['delta'])}"
     reasons = []
     if not audit["moved"] <= audit["sensitivity"] * 1.001:

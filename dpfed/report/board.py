@@ -1,6 +1,6 @@
-"""A page for ethics boards: a run's promise, whom it protects, and what an attacker could still learn, with one picture.
+"""Makes a page for ethics boards: a run's promise, whom it protects, and what an attacker could still learn.
 
-It restates the privacy card for readers without mathematics. Where the two differ, the card is right.
+The page has one picture. It restates the privacy card for readers without mathematics. Where the two differ, the card is right.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def board_page(facts: CardFacts) -> str:
 
 
 def right_of_100(epsilon: float, delta: float) -> int:
-    """Returns how many of 100 guesses about one record may be right, rounded up."""
+    """Returns how many of 100 guesses whether one record took part may be right at most, rounded up."""
     return math.ceil(float(guess(float(round_up(epsilon)), delta).removesuffix("%")))
 
 
@@ -120,7 +120,7 @@ def _learnt(facts: CardFacts) -> Iterator[str]:
 
 
 def _plain(value: object) -> object:
-    """Removes the backticks of Markdown from texts."""
+    """Returns texts without the backticks of Markdown."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value.replace("`", "") if isinstance(value, str) else value

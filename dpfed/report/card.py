@@ -1,4 +1,4 @@
-"""The privacy card, in Markdown: a run's guarantee, whom it protects, and what it does not cover."""
+"""Writes the privacy card, in Markdown: a run's guarantee, whom it protects, and what it does not cover."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MARK = "**Mark:** "
 def privacy_card(facts: CardFacts) -> str:
     """Writes the facts of a run as Markdown.
 
-    If marks void the guarantee, or epsilon is not finite, the first line of the card says so, and epsilon appears only as a
+    If marks void the guarantee, or epsilon is not finite, the first line of the card says so. Epsilon then appears only as a
     figure of the accountant.
     """
     reasons = void_reasons(facts)
@@ -72,7 +72,7 @@ def card_digest(markdown: str) -> str:
 
 
 def table_rows(markdown: str) -> dict[str, str]:
-    """Returns the rows of a card's tables, by their names."""
+    """Returns the values in a card's tables, by the names of their rows."""
     rows = (re.fullmatch(r"\| (.+?) \| (.+) \|", line) for line in markdown.splitlines())
     return {row[1].replace("\\|", "|"): row[2].replace("\\|", "|") for row in rows if row}
 
@@ -169,7 +169,7 @@ def _protected(facts: CardFacts) -> Iterator[str]:
 
 
 def questions(facts: CardFacts) -> Iterator[str]:
-    """Yields the questions to ask before relying on a run."""
+    """Yields the questions that a reader should ask before relying on a run."""
     yield (
         "What else was trained on the same records, or published from them? Each training weakens the protection, and all "
         "their epsilons and deltas add up; this promise is for one run alone."
@@ -259,7 +259,7 @@ def _clipping(plan: PrivacyPlan) -> str:
 
 
 def _released(plan: PrivacyPlan) -> str:
-    """Describes the noise of what is released besides the sum: its share of the privacy that sigma gives."""
+    """Describes the noise of the figures released besides the sum: their share of the privacy that sigma gives."""
     if plan.progress is not None:
         share = plan.progress.share
         return (

@@ -1,4 +1,4 @@
-"""The charts of private training: the released loss, clipping and norms, with error bands."""
+"""Draws the charts of private training: the released loss, clipping and norms, with error bands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def training_plots(windows: Sequence[MetricsWindow], clip_norm: float | None) ->
 
 
 def training_note(windows: Sequence[MetricsWindow], void: bool) -> str:
-    """Returns the note that explains the charts; empty if there are none.
+    """Returns the note that explains the charts; empty if there are no charts.
 
     Args:
         windows: Released figures of a run, in order.

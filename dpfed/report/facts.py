@@ -1,6 +1,7 @@
-"""The facts that a privacy card states, as values. The caller reads them from the run; `dpfed.report.card` words them.
+"""The facts that a privacy card states, as values. The caller reads them from the run, and `dpfed.report.card` words them.
 
-This module also has the texts of the marks, which a reader must know besides the promise, and of what no promise covers.
+This module also has the texts of marks, that is, statements that a reader must know besides the promise, and the texts about
+what no promise covers.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ _OWN_PARTS = {
 
 
 def own_part(key: str, said: str) -> str | None:
-    """Returns what the guarantee assumes of a user's own part; ``None``: nothing, since the part sees noisy sums only.
+    """Returns what the guarantee assumes of a user's own part; ``None``: nothing, because the part sees noisy sums only.
 
     Args:
         key: Key of the part in the configuration.
@@ -165,11 +166,11 @@ class CardFacts:
         plan: Plan of the run, from which all further numbers follow.
         unit: Privacy unit, such as ``one record: an image with its captions``.
         protected: Privacy unit in a word: ``record``, or the kind of unit, such as ``person``.
-        trained: Trained parameters and their start, such as ``all 234,567 parameters; starting weights: random``.
+        trained: Trained parameters and their starting weights, such as ``all 234,567 parameters; starting weights: random``.
         epsilon_spent: Epsilon of the steps charged so far.
         other_accountant: Name of the second accountant, which cross-checks epsilon.
         other_epsilon: Epsilon of the second accountant for the steps charged; ``None``: epsilon is not cross-checked.
-        steps_charged: Number of steps in the ledger.
+        steps_charged: Number of charged steps in the ledger.
         sampler: Description of the sampler, such as ``Poisson: every record independently``.
         grouping: Description of how sampled records are assigned to groups.
         trust_mode: Trust mode, which says who sees what.
@@ -212,12 +213,12 @@ class CardFacts:
 
     @property
     def complete(self) -> bool:
-        """True if all planned steps are charged."""
+        """Whether all planned steps are charged."""
         return self.steps_charged >= self.plan.steps
 
     @property
     def of_units(self) -> bool:
-        """True if all records of a unit, such as a person, are protected together."""
+        """Whether all records of a unit, such as a person, are protected together."""
         return self.protected != "record"
 
     @property

@@ -1,4 +1,4 @@
-"""The pictures of a report and their files, only of public or generated records. Reading the files does not need torch."""
+"""The pictures of a report, and their files. They show public or generated records only. Reading the files needs no torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Section:
-    """One idea shown in pictures; ``layout`` is "grid", "strips", or "pairs" of strips before and after training."""
+    """A section of the report with pictures; ``layout`` is "grid", "strips", or "pairs" of strips before and after training."""
 
     title: str
     note: str
@@ -45,7 +45,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Gallery:
-    """All pictures of a report, and the charts that show single records."""
+    """All pictures of a report, and those charts that show single records."""
 
     sections: tuple[Section, ...]
     maps: tuple[EmbeddingMap, ...] = ()
@@ -96,7 +96,7 @@ def _tile(item: dict, folder: Path) -> Tile:
 
 
 def _kept(file: Path) -> bytes:
-    """Returns the bytes of a PNG file, after a check that it can be decoded."""
+    """Returns the bytes of a PNG file, once it is checked that they can be decoded."""
     png = read_bytes(file)
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:

@@ -1,4 +1,4 @@
-"""One self-contained HTML file about a run, or about several runs side by side."""
+"""Writes a self-contained HTML file about a run, or about several runs side by side."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _single(run: RunView) -> dict:
 
 
 def _maps(maps: Sequence[EmbeddingMap]) -> list[tuple[str, Figure]]:
-    """Draws two charts for each label, before and after training; one chart if only the trained model is known."""
+    """Draws two charts for each label, before and after training, or one chart if only the trained model is known."""
     plots = []
     for chart in maps:
         for when, points in (("before", chart.before), ("after", chart.after)):

@@ -1,4 +1,4 @@
-"""The gain of each ingredient: a sequence of runs, the keys that each changed, and the change of the first metric."""
+"""Shows the gain of each ingredient: a sequence of runs, the keys that each run changed, and the change of a metric."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NAMES = ("name", "data.path", "data.stores")  # keys that only name the run or 
 
 
 def ladder(runs: Sequence[RunView], figures: Sequence[Result | None]) -> list[tuple[str, str, str, str]]:
-    """Returns the rungs: name of the run, changed keys, the run's figure, and the difference from the rung below.
+    """Returns a rung for each run: its name, the keys that it changed, its figure, and the difference from the rung before.
 
     The first rung is the first run's model before training, if that was measured.
 
     Args:
-        runs: Runs in order, each with something added to the one before.
+        runs: Runs in order; each adds something to the run before.
         figures: Result of the same metric for each run; ``None``: it was not measured.
     """
     rungs = []

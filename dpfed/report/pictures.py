@@ -1,4 +1,4 @@
-"""The choice of a report's pictures: public or generated records, selected by the model's features."""
+"""Chooses a report's pictures. They show public or generated records only, selected by the model's features."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ POOL = 2_000  # records among which neighbours and answers are looked for
 def build_gallery(
     trained: Embedder, store: RecordSet, read: ReadImages, config: Config, untrained: Embedder | None = None
 ) -> Gallery | None:
-    """Builds pictures and charts of held-out records as the model sees them; ``None`` unless the store is public.
+    """Builds pictures and charts that show how the model sees held-out records; returns ``None`` unless the store is public.
 
     Args:
         trained: Embedder of the trained model.
         store: Records.
         read: Function that reads images, indices ``(n,)`` -> images ``(n, C, H, W)``: uint8, or floats for a data set
             of the user's own.
-        config: Configuration of the run; ``evaluation.split`` names the split of the records. Where it is ``none``, or has no
-            records, all splits are used.
+        config: Configuration of the run; ``evaluation.split`` names the split of the records. If the split is ``none``, or has
+            no records, all splits are used.
         untrained: Embedder of the model before training; ``None``: only the trained model is shown.
     """
     # This check protects privacy: a picture of a private record would leave the trust boundary without any noise.
@@ -98,7 +98,7 @@ def _retrieval(embedder: Embedder, image_z: Tensor, pictures: Tensor, captions: 
 
 
 def _neighbours(features: list[Tensor], pictures: Tensor, kind: str) -> Section:
-    """Shows the nearest records of a few records: each of these has a strip for each model, the trained model last."""
+    """Shows the nearest neighbours of a few records, each in one strip for each model, the trained model last."""
     near = [_nearest(z) for z in features]
     strips = tuple(
         Strip("", (Tile(_png(pictures[i]), role="query"), *(Tile(_png(pictures[j])) for j in of_model[i])))
@@ -140,7 +140,7 @@ def _confusions(
 
 
 def _rows(counts: np.ndarray, shown: list[int]) -> Counts:
-    """Selects the rows and columns of the given classes; a last column sums the columns of the others, if there are any."""
+    """Selects the rows and columns of the given classes; a last column sums the columns of all other classes, if any."""
     rows = counts[np.ix_(shown, shown)]
     if len(shown) < len(counts):
         rows = np.column_stack([rows, counts[shown].sum(axis=1) - rows.sum(axis=1)])

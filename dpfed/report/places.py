@@ -1,4 +1,4 @@
-"""A map of a model's features of records by t-SNE (van der Maaten and Hinton 2008), coloured by label."""
+"""Makes maps of a model's features of records by t-SNE (van der Maaten and Hinton 2008), coloured by label."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PERPLEXITY = 20.0
 
 
 def embedding_maps(features: list[Tensor], store: RecordSet, indices: np.ndarray) -> tuple[EmbeddingMap, ...]:
-    """Returns a map for each of the first labels; all maps have the same positions, and each is coloured by its label.
+    """Returns a map for each of the first labels. All maps have the same positions; each is coloured by its own label.
 
     Args:
         features: Features of each model, ``(n, F)``, the trained model last.
@@ -36,7 +36,7 @@ def embedding_maps(features: list[Tensor], store: RecordSet, indices: np.ndarray
 
 
 def places_of(features: Tensor) -> Points:
-    """Computes two coordinates in [0, 1] for each record; records with a high cosine of features are near each other.
+    """Computes two coordinates in [0, 1] for each record, such that records whose features have a high cosine are near.
 
     Args:
         features: Features, ``(n, F)``, n at least 3.
@@ -57,7 +57,7 @@ def most_frequent(labels: np.ndarray, count: int, most: int) -> list[int]:
     """Returns the most frequent classes, at most `most`, in the order of their numbers.
 
     Args:
-        labels: Class numbers, ``(n,)``; -1: none.
+        labels: Class numbers, ``(n,)``; -1: the record has no class.
         count: Number of classes.
         most: Largest number of classes to return.
     """

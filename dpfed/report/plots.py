@@ -1,4 +1,4 @@
-"""The charts of a report. Each function returns one figure; the page adds its title."""
+"""Draws the charts of a report. Each function returns one chart; the page adds the chart's title."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _CALLED = {
 
 
 def epsilon_plot(spent: EpsilonCurve, planned: EpsilonCurve, budget: float | None = None) -> Figure:
-    """Draws the privacy spent over steps, with the planned and the largest allowed epsilon.
+    """Draws the epsilon spent over the steps, with the planned and the largest allowed epsilon.
 
     Args:
-        spent: Steps and the epsilon after each; not empty.
-        planned: Planned steps and epsilon, drawn dashed; empty: nothing was planned.
+        spent: Pairs of a step and the epsilon after it; not empty.
+        planned: Pairs of a step and the planned epsilon after it, drawn dashed; empty: nothing was planned.
         budget: Largest epsilon that is allowed; ``None``: not known.
     """
     step, epsilon = spent[-1]
@@ -64,7 +64,7 @@ def epsilon_plot(spent: EpsilonCurve, planned: EpsilonCurve, budget: float | Non
 
 
 def norm_plot(norms: Sequence[tuple[int, float]], noise: float | None) -> Figure:
-    """Draws the norm of the noisy gradient over steps, and the norm of the noise alone. Where they meet, no signal is visible.
+    """Draws the norms of the noisy gradient and of the noise alone over the steps. Where they meet, no signal is visible.
 
     Args:
         norms: Steps, and the norms of the noisy gradients.
@@ -90,7 +90,7 @@ def _over_steps(last: int) -> tuple[Figure, Axes]:
 
 
 def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> Figure:
-    """Draws metrics over steps: trained points, and the untrained model as a dashed line in the same colour.
+    """Draws metrics over steps: the model in training as points, and the untrained model as a dashed line of the same colour.
 
     Args:
         evaluations: Evaluations in results.json.
@@ -140,11 +140,11 @@ def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> Fi
 
 
 def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
-    """Draws the untrained beside the trained model, a pair of bars for each metric, and a tick at chance level.
+    """Draws a pair of bars for each metric, one for the untrained and one for the trained model, and a tick at chance level.
 
     Args:
         results: Metrics, at least one.
-        tall: Whether the chart is as high as two other charts, which stand beside it.
+        tall: Whether the chart is as high as the two charts beside it together.
     """
     rows = list(results)
     canvas, axes = figure(WIDTH, 2 * HEIGHT + 0.6 if tall else max(HEIGHT, 0.4 * len(rows) + 0.4))
@@ -181,12 +181,12 @@ def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
 
 
 def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void: Sequence[bool]) -> Figure:
-    """Draws one metric of several runs: a bar for the trained model, a tick for the untrained one.
+    """Draws one metric of several runs: for each run a bar for the trained model, and a tick for the untrained model.
 
     Args:
         names: Names of the runs, each shown beside its bar.
         results: Metric of each run; ``None``: it was not measured.
-        void: Whether each run has no guarantee; the bar of such a run is grey.
+        void: Whether each run lacks a guarantee; the bar of a run without a guarantee is grey.
     """
     canvas, axes = figure(2 * WIDTH, 0.46 * len(names) + 1.0)
     ends = [0.0]
@@ -228,7 +228,7 @@ def _percent(axes: Axes, side: str) -> None:
 
 
 def _spread(values: Sequence[float], gap: float) -> list[float]:
-    """Returns heights for labels beside the values: at least ``gap`` apart, in the same order, the lowest one in place."""
+    """Returns heights for the labels of the values: in the same order, at least ``gap`` apart, the lowest at its value."""
     order = sorted(range(len(values)), key=lambda index: values[index])
     placed = list(values)
     for below, above in zip(order, order[1:], strict=False):
@@ -237,7 +237,7 @@ def _spread(values: Sequence[float], gap: float) -> list[float]:
 
 
 def map_plot(points: Sequence[tuple[float, float]], classes: Sequence[int], names: Sequence[str]) -> Figure:
-    """Draws one map: a dot for each record, in the colour of its class.
+    """Draws a map of records: a dot for each record, in the colour of its class.
 
     Args:
         points: Positions of n records.

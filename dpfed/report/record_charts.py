@@ -20,7 +20,7 @@ class EmbeddingMap:
     Attributes:
         label: Label that the colours show, such as ``shape``.
         names: Names of the classes; at most `COLOURED`, the most frequent.
-        classes: Class number of each of n records; -1: another class, or none.
+        classes: Class number of each of n records; -1: a class that is not in `names`, or no class.
         after: Positions by the trained model, n points, each coordinate in [0, 1].
         before: Positions by the untrained model; empty: not known.
     """
@@ -34,7 +34,7 @@ class EmbeddingMap:
 
 @dataclass(frozen=True)
 class Confusion:
-    """The confusion matrix of a model that was not trained on the classes.
+    """The confusion matrix of zero-shot classification, for which the model was not trained on the classes.
 
     Attributes:
         label: Label that is predicted, such as ``shape``.
@@ -74,7 +74,7 @@ def from_json(kept: Mapping[str, Any]) -> tuple[tuple[EmbeddingMap, ...], tuple[
     """Restores the charts from the output of `as_json`.
 
     Raises:
-        ValueError, KeyError, TypeError: If the input is anything else.
+        ValueError, KeyError, TypeError: If the input is not such an output.
     """
     maps = tuple(
         EmbeddingMap(

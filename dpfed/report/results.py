@@ -1,4 +1,4 @@
-"""Evaluations in words: names, units, figures before and after training, and the choice of headline figures."""
+"""Puts evaluations into words: names, units, figures before and after training, and the choice of headline figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 
 
 class Named(Protocol):
-    """A figure with a name, such as ``knn3_accuracy``."""
+    """Anything with the name of a metric, such as ``knn3_accuracy``."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -33,7 +33,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Result:
-    """One metric of a run: its last value of the trained model, beside its value of the untrained model.
+    """One metric of a run: its last value for the trained model, and its value for the untrained model.
 
     Attributes:
         name: Name, as in results.json.
@@ -72,7 +72,7 @@ class Result:
 
     @property
     def improved(self) -> bool | None:
-        """True if training helped; ``None`` if the difference is within error, or a value or its error is not known."""
+        """Whether training helped; ``None`` if the difference is within its error, or a value or its error is not known."""
         if self.untrained is None or self.trained is None or self.change is None or within(self.change):
             return None
         return self.trained > self.untrained
@@ -113,7 +113,7 @@ def most_telling(figures: list[Figure], limit: int) -> list[Figure]:
 
 
 def label(name: str) -> str:
-    """Words a name: ``knn3_accuracy[shape]`` -> ``3-NN accuracy (shape)``; an unknown name is returned unchanged."""
+    """Returns a metric's name in words: ``knn3_accuracy[shape]`` -> ``3-NN accuracy (shape)``; unknown names stay unchanged."""
     base, _, column = name.rstrip("]").partition("[")
     base = re.sub(r"^knn(\d+)_accuracy$", r"\1-NN accuracy", base)
     for key, words in _WORDS.items():
@@ -139,7 +139,7 @@ def difference(change: float, interval: Interval | None, digits: int = 1) -> str
 
 
 def within(change: Interval) -> bool:
-    """Returns whether a change may be chance."""
+    """Returns whether a change may be due to chance: whether its interval contains 0."""
     return change[0] <= 0 <= change[1]
 
 

@@ -1,7 +1,7 @@
-"""The look of all charts: colours that colour-blind readers can tell apart, light lines, no global matplotlib state.
+"""Sets the look of all charts: colours that colour-blind readers can tell apart, light lines, no global matplotlib state.
 
-A chart is drawn in the colours of a light page. On a page it stands as inline SVG whose colours are CSS variables, so that it
-follows the reader's choice of a light or dark screen, and prints light.
+A chart is drawn in the colours of a light page. The page contains the chart as inline SVG, whose colours are CSS variables. So
+the chart follows the reader's choice of a light or dark screen, and prints light.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DARK = {
 
 
 def figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Returns an empty chart with quiet axes; width and height in inches."""
+    """Returns an empty chart with plain axes (`quiet`); width and height are in inches."""
     canvas = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.add_subplot()
@@ -42,7 +42,7 @@ def figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def quiet(axes: Axes) -> None:
-    """Removes everything from an axes box that does not help to read values."""
+    """Removes everything from a chart's axes that does not help to read values."""
     axes.set_facecolor(PAPER)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

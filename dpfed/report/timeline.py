@@ -1,4 +1,4 @@
-"""The chart of a federation: the sites that took part in each step."""
+"""Draws the chart of a federation: which sites took part in each step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH, _ROW = 5.0, 0.34  # inches
 
 
 def timeline_plot(steps: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draws a row for each site, with a stretch of one colour for each period of the same state.
+    """Draws a row for each site, with a bar of one colour for each period in which the site's state stays the same.
 
     Args:
         steps: Steps in order, each as the journal's last line about it: ``step``, ``event``, ``arrived`` and ``missing``. At

@@ -1,4 +1,4 @@
-"""A finished or stopped run as seen by its report."""
+"""The data of a finished or stopped run that its report shows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunView:
             [{"name", "value", "model", "split", "protocol", "step"}], "run": {"id", "ledger", ...}}``.
         metrics: Lines of metrics.jsonl, each with ``step``.
         card_markdown: Privacy card.
-        spent: Epsilon over steps, from the ledger; empty: its file is missing.
+        spent: Pairs of a step and the epsilon after it, from the ledger; empty: the ledger's file is missing.
         gallery: Pictures; only for public or generated records.
         audit: Result of attacks on the claim; ``None``: there were none.
         steps_of_sites: Last line of a federation's journal about each step.
@@ -62,12 +62,12 @@ class RunView:
 
     @property
     def noisy(self) -> bool:
-        """True if the steps had noise."""
+        """Whether the steps had noise."""
         return self._config.get("bounding", {}).get("method") != "none"
 
     @property
     def closed_form(self) -> bool:
-        """True if the model follows in closed form from two noisy sums, without gradients."""
+        """Whether the model follows in closed form from two noisy sums, without gradients."""
         return self._config.get("bounding", {}).get("method") == "moments"
 
     @property
@@ -76,7 +76,7 @@ class RunView:
 
     @property
     def void(self) -> bool:
-        """True if the privacy card says that no guarantee holds."""
+        """Whether the privacy card says that no guarantee holds."""
         return is_void(self.card_markdown)
 
     @property
@@ -91,7 +91,7 @@ class RunView:
 
     @property
     def about(self) -> str:
-        """One line that identifies the run."""
+        """A line that identifies the run."""
         made = self.results["run"]
         last = made["environments"][-1]
         code = f"dpfed {last['versions']['dpfed']}" + (f" at {last['commit'][:12]}" if last["commit"] else "")
@@ -119,7 +119,7 @@ class RunView:
 
     @property
     def noise_norm(self) -> float | None:
-        """The approximate norm of a step's noise: std sqrt(P) / divisor; ``None`` if it changes from step to step."""
+        """The approximate norm of a step's noise, std sqrt(P) / divisor, for P parameters; ``None`` if steps differ."""
         privacy = self.results["privacy"]
         # Sites that share the noise may add more than the plan requires.
         carried = [line["noise_of_sites"] for line in self.steps_of_sites if line.get("noise_of_sites")]

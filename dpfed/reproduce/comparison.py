@@ -1,6 +1,7 @@
 """The definition of an experiment: runs whose configurations differ in a few keys.
 
-This module also defines the data sets of the experiments: the paper's settings for each, and smaller ones for a CPU.
+This module also defines the data sets of the experiments: the paper's settings for each data set, and smaller settings for a
+CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Variant:
         changes: Changes to the configuration, by key such as ``bounding.group_size``.
         setting: Value of the column ``setting`` of the published figures, which distinguishes runs of one method.
         x: Value on `Experiment.axis`; ``None``: the experiment has no axis.
-        untrained: Whether the figures are those of the model before training: the paper's "Base".
+        untrained: Whether the figures are those of the model before training, which the paper calls "Base".
     """
 
     label: str
@@ -40,7 +41,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of a paper, or one of our own.
+    """An experiment: it repeats a table or figure of a paper, or is an experiment of dpfed's own.
 
     Attributes:
         name: Name on the command line.
@@ -74,7 +75,7 @@ class Experiment:
 
     @property
     def all_variants(self) -> tuple[Variant, ...]:
-        """The variants of the sweep file if there is one, else `variants`."""
+        """The variants in the sweep file if `sweep` names a file, otherwise `variants`."""
         if self.sweep is None:
             return self.variants
         runs = read_toml(configs() / "sweeps" / f"{self.sweep}.toml", "sweep")["run"]

@@ -24,7 +24,7 @@ _GROUP_SIZES = tuple(2**power for power in range(1, 9))
 
 
 def _along(key: str, values: Iterable[float], variants: Iterable[Variant]) -> tuple[Variant, ...]:
-    """Returns every variant at every value of a key, with the value as its `x`."""
+    """Returns every variant with every value of a configuration key, and that value as the variant's `x`."""
     return tuple(Variant(v.label, {**v.changes, key: value}, x=value) for v in variants for value in values)
 
 

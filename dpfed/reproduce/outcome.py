@@ -1,4 +1,4 @@
-"""The outcome of an experiment: our figures beside the published ones, as rows, a CSV file and a page of all runs."""
+"""The outcome of an experiment: our figures beside the published figures, as rows, a CSV file and a page of all runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dpfed.runs.sweep import joint_promise
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of ours, with the paper's figure if there is one.
+    """A figure that dpfed measured, with the paper's figure if the paper has it.
 
     Attributes:
         label: Name of the method in the paper.
         method: Value of ``bounding.method``.
-        setting: Setting that distinguishes the run from others of the same method; empty: none does.
+        setting: Setting that distinguishes the run from others of the same method; empty: no setting is needed.
         x: Value on the axis of the experiment; ``None``: the experiment has no axis.
         epsilon: Epsilon of the guarantee; infinity: no privacy.
         metric: Name of the metric in results.json, without brackets.
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The label, followed by the setting if there is one."""
+        """The label, followed by the setting unless it is empty."""
         return f"{self.label}, {self.setting}" if self.setting else self.label
 
 

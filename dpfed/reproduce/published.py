@@ -23,7 +23,7 @@ class Published:
         data: Name of the data set in dpfed's configurations.
         model: Model that was trained.
         method: Name of the method in the paper.
-        setting: Setting that distinguishes the figure from others of its table; empty: none does.
+        setting: Setting that distinguishes the figure from others of its table; empty: no setting is needed.
         epsilon: Epsilon of the guarantee, infinity without privacy; ``None``: the paper's experiment is not about privacy.
         metric: Metric that was measured, or hyperparameter whose value is given.
         value: Value in the paper's unit (percent for accuracies of DP-GCL and BN); a word for a few hyperparameters; ``None``:
@@ -57,7 +57,7 @@ def published(paper: str, table: str | None = None) -> tuple[Published, ...]:
 
 
 def beside(paper: str, table: str, **key: str | float) -> Published | None:
-    """Returns the only figure of a table whose columns have the given values.
+    """Returns the figure of a table whose columns have the given values, if exactly one has.
 
     Args:
         paper: Name of the paper, one of `PAPERS`.

@@ -33,7 +33,7 @@ class Request:
     Attributes:
         experiment: Experiment to reproduce.
         data: Data set to train on.
-        scale: ``"gpu"``: the paper's hyperparameters; ``"cpu"``: smaller ones that a CPU can train.
+        scale: ``"gpu"``: the paper's hyperparameters; ``"cpu"``: smaller hyperparameters, with which a CPU can train.
         epsilons: Values of epsilon to train for.
         methods: Values of ``bounding.method``; ``None``: all that the experiment compares.
         path: Path of the records.
@@ -66,7 +66,8 @@ class Planned:
         variant: Variant of the experiment that the run trains.
         epsilon: Epsilon of the run's guarantee, infinity without privacy.
         config: Configuration, named after the data set, the method and a hash of the whole configuration.
-        folder: Folder of the run; runs with the same configuration have the same folder, also those of different experiments.
+        folder: Folder of the run; runs with the same configuration have the same folder, even if they belong to different
+            experiments.
     """
 
     variant: Variant
@@ -149,7 +150,7 @@ def require_right_data(request: Request, planned: list[Planned], progress: Progr
 
 
 def differences(request: Request, planned: list[Planned]) -> str:
-    """Describes the scale, for the output: how model, batch and steps differ from the paper's.
+    """Describes the request's scale for the output: how model, batch and steps differ from the paper's.
 
     Args:
         request: Request of the user.
@@ -210,7 +211,7 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
 def _with_public_records(tree: dict[str, Any], request: Request) -> None:
     """Sets the public records, and reduces the batch so that a step passes as many images through the model as other methods.
 
-    Each record's group also contains `PublicConfig.records` public records.
+    With public contrast, each record's group also contains `PublicConfig.records` public records.
     """
     generated = {"source": "shapes", "half": "first"} if request.data.generated else {"source": "procedural"}
     put(tree, "public", generated)

@@ -1,7 +1,7 @@
-"""A run under a lifetime budget: it reserves its whole plan before the first step, and settles the charged steps at the end.
+"""Handles a run's lifetime budgets: reserves its whole plan before the first step, and settles the charged steps at the end.
 
-Releases that no budget covers, such as figures of training labels, are refused unless the operator gives a reason. The budget's
-ledger then records the reason.
+Releases that no budget covers, such as figures computed from training labels, are refused unless the operator gives a reason.
+The budget's ledger then records the reason.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
         progress: Progress, which shows how much of the budget is taken.
 
     Raises:
-        UserError: See `dpfed.budgets.spending.reserve`; also if a budget's ledger, with which the run reserved before, is gone.
+        UserError: See `dpfed.budgets.spending.reserve`; also if the ledger of a budget with which the run has reserved is gone.
     """
     if _of_institutions(run):  # the sites reserve
         return
@@ -124,7 +124,7 @@ def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
 
 
 def may_have_budget(config: Config) -> bool:
-    """Returns whether the records of a configuration may have a budget, without opening them."""
+    """Returns whether a configuration's records may have a budget, without opening the records."""
     path = config.data.path
     folder = Path(path).expanduser() if path else None
     return possible(folder or registry())
@@ -146,7 +146,7 @@ def hold_sweep(store: RecordSet, plans: dict[Path, tuple[str, PrivacyPlan]]) -> 
 
 
 def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) -> None:
-    """Settles a run after its last step. Also records a run that began before its records had a budget.
+    """Settles a run with its records' budgets after its last step, also a run that began before its records had a budget.
 
     Args:
         run: Directory of the run, locked by the caller.
@@ -179,7 +179,7 @@ def reservations(run: RunDirectory) -> list[tuple[str, BudgetLedger | None, list
 
 
 def settle_run(folder: str | Path) -> list[BudgetLedger]:
-    """Settles a run that will not be resumed, or the runs of a sweep that have not begun.
+    """Settles a run that will not be resumed, or releases what a sweep has reserved for runs that have not begun.
 
     Args:
         folder: Folder of the run, or of the sweep.
@@ -223,7 +223,7 @@ def settled(run: RunDirectory, ledger: Ledger, store: RecordSet | None = None) -
 
 
 def not_covered(run: RunDirectory, store: RecordSet, what: str, why: str | None) -> None:
-    """Refuses an exact figure of records under a budget, or records it with the operator's reason.
+    """Refuses an exact figure of records under a budget, or notes it, with the operator's reason, in the budget's ledger.
 
     Args:
         run: Directory of the run that releases the figure.
@@ -289,7 +289,7 @@ def _settle_sweep(folder: Path) -> list[BudgetLedger]:
 
 
 def _noted(file: Path) -> dict[str, Any]:
-    """Reads ``budget.json``; empty if there is none."""
+    """Reads ``budget.json``; returns an empty mapping if the file does not exist."""
     try:
         noted = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if noted and not (isinstance(noted["store"], str) and all(isinstance(entry["id"], str) for entry in noted["budgets"])):

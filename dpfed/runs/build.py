@@ -1,4 +1,4 @@
-"""Makes the parts of a run from its configuration, once: other modules get the parts from here, and look nothing up again."""
+"""Makes the parts of a run from its configuration, once, so that no other module has to look anything up again."""
 
 from __future__ import annotations
 
@@ -126,20 +126,21 @@ def build(
     features: Path | None = None,
     given: OwnParts | None = None,
 ) -> Parts:
-    """Makes the parts of a run: resolves the choices that a configuration leaves open, and checks all that can be checked
-    before any budget is spent.
+    """Makes the parts of a run from its configuration.
+
+    This resolves the choices that the configuration leaves open, and checks all that can be checked before any budget is spent.
 
     Args:
-        config: Configuration as the user wrote it, or resolved before, here or elsewhere; resolved choices are kept.
-        randomness: Randomness for the initial weights, also on resume, where a checkpoint then replaces them; ``None``: the
-            caller then loads the weights of a finished run, and starting weights need not be there.
+        config: Configuration as the user wrote it, or as this or another machine resolved it; resolved choices are kept.
+        randomness: Randomness for the initial weights. (On resume, a checkpoint later replaces these weights.) ``None``: the
+            caller will load the weights of a finished run, so starting weights may be missing.
         progress: Progress, which shows the stages.
         rank: Number of this process among those that share the work, from 0.
         world_size: Number of processes that share the work.
         terms: Terms of the federation that this process is a party of; they hold the plan.
         stand_in_plan: Plan of other records, for which these public records stand in (`dpfed.planning.proxy`). The number of
             the public records is not checked.
-        known: Plan of these records, if their number was known before.
+        known: Plan of these records, if the number of records was known before.
         start: Starting weights, if they were found before.
         features: Folder for features of frozen towers that are not kept beside their store; ``None``: they stay in memory only.
         given: The user's own parts that were passed in Python. Parts that the configuration names are looked up.
@@ -149,8 +150,8 @@ def build(
 
     Raises:
         UserError: For an impossible plan, more workers than groups, starting weights that are missing or do not fit,
-            unreadable records, a model that mixes records, an impossible evaluation, a missing device, an engine that is
-            incompatible with the method, or too little memory.
+            unreadable records, a model whose output for one record depends on other records, an impossible evaluation, a
+            missing device, an engine that is incompatible with the method, or too little memory.
     """
     exact_arithmetic()
     progress = progress or Silent()
@@ -232,10 +233,10 @@ def _model(
     tokenizer: Tokenizer | None,
     progress: Progress,
 ) -> nn.Module:
-    """Makes the model with its initial weights, and refuses a model that mixes records; see `build`.
+    """Makes the model with its initial weights, and refuses a model whose output for one record depends on others; see `build`.
 
     Args:
-        tried: Number of records of the largest pass in which mixing is tried.
+        tried: Number of records of the largest pass in which this dependence is tested.
     """
     progress.note("building the model")
     method, engine, fresh = method_named(config.bounding.method), config.bounding.engine, randomness is not None
@@ -266,14 +267,14 @@ def _training_views(
 
 
 def _records(config: Config, progress: Progress, stand_in: bool) -> RecordStore:
-    """Opens the records. There must be enough of them for the plan, unless they only stand in for other records."""
+    """Opens the records; refuses too few records for the plan, unless public records stand in for the private ones."""
     progress.note(f"opening the records: {_source(config)}")
     importing = None if stand_in else guarded(import_progress(progress), config)
     return records_of(config, importing, progress.note)
 
 
 def _plan(config: Config, store: RecordSet, known: PrivacyPlan | None) -> PrivacyPlan:
-    """Returns the plan of these records; a known plan is not calibrated again."""
+    """Returns the plan of these records: the known plan if it fits them, or else a newly calibrated plan."""
     records = protected_count(store, config.privacy.unit)
     if known is not None and known.sampling.records == records and describes(config, known):
         return known
@@ -283,7 +284,7 @@ def _plan(config: Config, store: RecordSet, known: PrivacyPlan | None) -> Privac
 
 
 def _with_pass_records(config: Config, device: torch.device, progress: Progress) -> Config:
-    """Returns the configuration with the number of records of a pass, which follows from the device's memory."""
+    """Returns the configuration with the number of records that a pass processes, which follows from the device's memory."""
     if not method_named(config.bounding.method).picks_engine or isinstance(config, ResolvedConfig):
         return config
     if device.type == "cuda" and config.training.precision == "fp32":

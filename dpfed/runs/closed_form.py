@@ -1,4 +1,4 @@
-"""Makes the heads of a run in closed form (`Method.closed_form`), which trains no tower."""
+"""Makes the heads of a run in closed form (`Method.closed_form`): it computes them from noisy moments, and trains no tower."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_moment_heads(
     noise_shares: int = 1,
     basis: Mapping[Side, Basis] | None = None,
 ) -> None:
-    """Freezes the towers of a model, and puts heads of moments behind them.
+    """Freezes the towers of a model, and appends heads that are computed from noisy moments of the towers' features.
 
     Args:
         model: Model made by `dpfed.models.building.build_model`, on the CPU.
@@ -52,7 +52,7 @@ def add_moment_heads(
 
 
 def said_of_layers(model: nn.Module) -> str:
-    """Describes how many layers of each tower the heads get features of."""
+    """Describes how many layers of each tower give the heads their features."""
     counts = layers_of(model).items()
     return "the heads get features of " + " and ".join(
         f"{count} layer{'s' * (count > 1)} of the {side} tower" for side, count in counts
@@ -68,7 +68,7 @@ def moment_heads(
     basis: Mapping[Side, Basis] | None = None,
     fewest: int = 0,
 ) -> MomentHeads:
-    """Makes heads of moments for features of any origin.
+    """Makes heads that are computed from noisy moments, for features of any origin.
 
     Args:
         plan: Plan of the run; it gives the number of dimensions, or leaves it to be chosen from N and sigma.
@@ -77,7 +77,7 @@ def moment_heads(
         noise_std: Standard deviation of the noise on each number of the noisy sums.
         noise_shares: Number of parties that add the noise together.
         basis: Basis of each tower, made of public features; ``None``: random bases.
-        fewest: Smallest number of records for heads of images alone; see `MomentNoise`.
+        fewest: Smallest number of records with which heads of images alone are learnt; see `MomentNoise`.
 
     Raises:
         UserError: If the records are fewer, or the features narrower, than the dimensions.
@@ -104,7 +104,7 @@ def moment_heads(
 
 
 def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_shares: int = 1) -> MomentLayout:
-    """Returns the layout of a plan's two sums.
+    """Returns the layout of the two noisy sums that a plan of private moments releases.
 
     Args:
         plan: Plan of the run.

@@ -1,7 +1,8 @@
-"""Chooses how many steps a run charges together: about ten seconds of steps, estimated from the time of a pass on noise.
+"""Chooses how many steps a run charges to its ledger together: as many as take about ten seconds.
 
-The number is chosen before the first step and holds for the whole process. With a clock in the loop, the written files would
-depend on how long records take.
+The time of a step is estimated from a forward and backward pass on noise. The number is chosen before the first step and holds
+for the whole process. If a clock in the training loop decided instead, the written files would depend on how long the private
+records take to process.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _RECORDS = 32  # records of the timed pass, if the configuration does not set bo
 
 
 def steps_between_commits(parts: Parts) -> int:
-    """Returns the largest number of steps that are charged together: the configuration's, or an estimate.
+    """Returns the largest number of steps that are charged together: ``training.commit_every`` or, without it, an estimate.
 
     Args:
-        parts: Parts of the run; the model does not change.
+        parts: Parts of the run; this function does not change the model.
     """
     training, plan = parts.config.training, parts.plan
     most = training.checkpointed(plan.steps)  # every checkpoint is a commit
@@ -39,7 +40,7 @@ def steps_between_commits(parts: Parts) -> int:
 
 
 def _seconds_of_a_record(parts: Parts) -> float:
-    """Returns the seconds per record of a forward and backward pass over noise; an earlier pass warms up."""
+    """Returns the seconds per record of a forward and backward pass over noise; only the second of two passes counts."""
     batch = parts.dummy_batch()
     records = min(parts.config.bounding.pass_records or _RECORDS, len(next(iter(batch.views.values()))))
     views = {name: view[:records] for name, view in batch.views.items()}

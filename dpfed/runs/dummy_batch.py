@@ -1,4 +1,4 @@
-"""Noise in the shape of a run's batches, on which engines and models are tried instead of records."""
+"""Makes noise in the shape of a run's batches, on which engines and models are tried instead of records."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def dummy_batch(
         plan: Plan of the run; the batch and the group size matter, the number of records does not.
         tokenizer: Tokenizer of a model that reads text, else ``None``.
         device: Device of the batch.
-        towers: Frozen towers whose features the batch has instead of images and tokens, if they are computed once.
-        labelled: Whether the loss reads which records share a class.
+        towers: Frozen towers whose features are computed once; the batch then holds features instead of images and tokens.
+        labelled: Whether the loss reads the records' classes; the batch then has them.
 
     Returns:
         The batch. The same arguments give the same noise.
@@ -63,7 +63,7 @@ def dummy_batch(
 
 
 def largest_pass(config: Config, plan: PrivacyPlan) -> int:
-    """Returns the number of records of about the largest pass in training, limited so that a trial is cheap."""
+    """Returns approximately the number of records in the largest pass of the training, limited so that a trial is cheap."""
     expected = contrasted(config)
     records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.bounding.cap or plan.sampling.records)
     if plan.bounding.method.whole_batch:
@@ -76,7 +76,7 @@ def views_per_image(config: Config, augmentations: int | None = None) -> int:
 
     Args:
         config: Configuration of the run.
-        augmentations: N_a, number of further views; default: the configuration's.
+        augmentations: N_a, number of views beyond those that the loss needs; default: the configuration's.
     """
     if config.views.count is not None and augmentations is None:
         return config.views.count

@@ -1,7 +1,7 @@
-"""Makes jobs, that is, runs that are ready to continue: a new run in a new directory, or an unfinished run.
+"""Makes jobs. A job is a run that is ready to take its next step: a new run in a new directory, or an unfinished run.
 
-Also here: the notes to the user before the first step, on the trained part of the model and on what it does not see of the
-records.
+Before the first step, this module also tells the user which part of the model is trained, and which part of the records the
+model does not see.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def say_what_is_trained(parts: Parts, progress: Progress) -> None:
-    """Tells the user, before the first step, which part of the model is trained, and what cuts or limits apply."""
+    """Tells the user, before the first step, which part of the model is trained, and how much of a caption it reads."""
     trained = trained_of(parts.model, parts.config)
     progress.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
     split = parts.config.evaluation.split
@@ -56,7 +56,7 @@ def say_what_is_trained(parts: Parts, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is ready to continue.
+    """A run that is ready to take its next step.
 
     Attributes:
         run: Directory of the run, which must be locked while the steps are taken.

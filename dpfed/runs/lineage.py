@@ -1,4 +1,4 @@
-"""The lineage of a model: the runs that made it."""
+"""Lists the lineage of a model: all runs that contributed to its weights."""
 
 from __future__ import annotations
 

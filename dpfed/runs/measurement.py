@@ -21,11 +21,11 @@ from dpfed.training.steps import Steps
 class Measurement:
     """Measures the model of a run before, during and after training.
 
-    The result of each query is kept in memory only. After an interruption the untrained model is therefore measured again, from
-    the first checkpoint.
+    The outcome of each query is kept in memory only, and the comparison with the untrained model needs it. After an
+    interruption the untrained model is therefore measured again, from the first checkpoint.
 
     Args:
-        run: Directory of the run, which gets the figures.
+        run: Directory of the run, into which the figures are written.
         parts: Parts of the run.
         steps: Steps of the run.
         progress: Progress, which shows the stages.
@@ -78,7 +78,7 @@ class Measurement:
         return model
 
     def _untrained_again(self) -> tuple[list[Evaluation], Tensor | None]:
-        """Returns the figures and weights before training of a resumed run; none if its first checkpoint is gone or damaged."""
+        """Returns a resumed run's figures and weights before training; ``([], None)`` if the first checkpoint is unusable."""
         paths, evaluator = self._steps.checkpoints.paths(), self._parts.evaluator
         first = next((path for path in paths if path.stem == "step-00000000"), None)
         if first is None or not (evaluator.tasks or self._parts.store.public):
@@ -121,7 +121,7 @@ class MetricsFile(Callback):
 
 
 class EvaluatedOnTheWay(Callback):
-    """Callback that measures the model every few steps; not after the last step, when `Measurement.after` measures it.
+    """Callback that measures the model every few steps, except after the last step, when `Measurement.after` measures it.
 
     Args:
         measurement: Measurement of the run.

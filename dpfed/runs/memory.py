@@ -1,7 +1,8 @@
 """Checks whether a model and its groups can fit into this machine's memory, before the model is built.
 
 The operating system kills a process that uses too much memory, and shows no message. So a run that cannot fit is refused. The
-counts here are lower bounds of what training takes: a run that passes this check may still be too large.
+numbers that this module computes are lower bounds of what training takes, so a run that passes the check may still be too
+large.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Needs:
 
     Attributes:
         parameters: Number of parameters of the model (a count, not bytes).
-        model: Bytes of the model's parameters, gradients and moments.
+        model: Bytes of the model's parameters, their gradients and the optimizer's moments.
         record: Bytes that the layers keep for one record's backward pass.
         group: Bytes that the layers keep for one group's backward pass.
         images: Bytes of the images of a microbatch.
@@ -105,7 +106,8 @@ def require_memory(config: Config, device: torch.device) -> None:
 def records_of_a_pass(config: Config, device: torch.device) -> int | None:
     """Chooses the number of records in a pass over several groups on a GPU, a public number; ``None`` on other devices.
 
-    A third of the memory must hold the groups' gradients of a pass, and twice the least that the layers keep.
+    The number is the largest with which a third of the memory can hold the gradients of the groups in a pass, and twice the
+    lower bound on what the layers keep.
 
     Args:
         config: Configuration with its defaults resolved.
@@ -124,13 +126,13 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
 
 
 def _records_of_a_group(config: Config) -> int:
-    """Returns the number of records whose outputs are kept together, at least."""
+    """Returns a lower bound on the number of records whose layer outputs are in memory at the same time."""
     method = method_named(config.bounding.method)
     return 2 if method.whole_batch else max(2, contrasted(config))
 
 
 def _count(config: Config) -> tuple[int, int, float]:
-    """Counts a model's parameters, its trained parameters, and the bytes of its image tower's outputs for a view."""
+    """Counts a model's parameters, its trained parameters, and the bytes of its image tower's layer outputs for one view."""
     outputs = 0
 
     def add(module: nn.Module, _: object, output: object) -> None:
@@ -151,7 +153,7 @@ def _count(config: Config) -> tuple[int, int, float]:
 
 
 def _of_a_caption(model: ModelConfig) -> int:
-    """Returns the bytes of the small text tower's outputs for one caption; pretrained text towers are not counted."""
+    """Returns the bytes of the outputs of the small text tower's layers for one caption; 0 for pretrained text towers."""
     if model.kind != "image-text" or model.pretrained_text:
         return 0
     scores, vectors = 2 * model.text_heads * model.context**2, 10 * model.context * model.text_width

@@ -1,4 +1,4 @@
-"""Predicts a run of private moments. The prediction follows from public numbers alone; nothing is measured."""
+"""Predicts the result of a run of private moments. The prediction follows from public numbers alone; nothing is measured."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ _HELD_OUT = 6  # one of so many records is assumed to be held out, if the number
 
 @dataclass(frozen=True)
 class _Curve:
-    """Part of the gain without noise that heads of moments keep: x^p / (x^p + h^p), with x = N / sigma and h = half N^r C^0.5.
+    """Fraction of their gain that the heads keep under noise: x^p / (x^p + h^p), with x = N / sigma and h = half N^r C^0.5.
 
-    C is the number of records that are distinguished. The curve was fitted to the sets of docs/results.md, private moments.
+    The gain is that of private moments over the towers alone. N is the number of records, sigma the noise multiplier, and C the
+    number of held-out records that retrieval chooses among. The curve was fitted to the data sets in the section on private
+    moments of docs/results.md.
 
     Attributes:
         half: Factor of h.
@@ -44,7 +46,7 @@ class _Curve:
         return odds / (odds + 1)
 
     def records_for(self, kept: float, sigma: float, candidates: int) -> int:
-        """Returns the N with which the heads keep a part of their gain, at the same sigma."""
+        """Returns the number of records N with which the heads keep the fraction `kept` of their gain under noise `sigma`."""
         half = self.half * candidates**_OF_CANDIDATES * sigma
         return math.ceil(((kept / (1 - kept)) ** (1 / self.power) * half) ** (1 / (1 - self.of_records)))
 
@@ -54,7 +56,7 @@ _RANDOM, _PUBLIC = _Curve(16, 0.2, 1.2), _Curve(2.5, 0.44, 1.07)
 
 
 def kept_by(records: int, noise_multiplier: float, candidates: int, public: bool = False) -> float:
-    """Estimates the part, from 0 to 1, that noise leaves of the gain of heads of moments over the towers alone.
+    """Estimates the fraction, from 0 to 1, of the heads' gain over the towers alone that remains under noise.
 
     Args:
         records: N, number of records.
@@ -67,7 +69,7 @@ def kept_by(records: int, noise_multiplier: float, candidates: int, public: bool
 
 @dataclass(frozen=True)
 class MomentRow:
-    """Forecast for one plan.
+    """Forecast of private moments for one plan.
 
     Attributes:
         what: Difference from the configuration, in words.
@@ -83,7 +85,7 @@ class MomentRow:
 
     @property
     def curve(self) -> _Curve:
-        """Curve for the plan's kind of basis."""
+        """The fitted curve for the plan's kind of basis, random or public."""
         return _PUBLIC if self.public else _RANDOM
 
     @property
@@ -120,7 +122,7 @@ class MomentForecast:
 
     @property
     def records_needed(self) -> int:
-        """The N with which the heads keep three quarters of their gain without noise, at the same sigma."""
+        """The number of records N with which the heads keep three quarters of their gain under noise of the same sigma."""
         first = self.rows[0]
         return first.curve.records_for(_GOOD, first.plan.noise.multiplier, first.candidates)
 
@@ -175,7 +177,7 @@ def _plans(plan: PrivacyPlan) -> Iterator[tuple[str, PrivacyPlan]]:
 
 
 def _with(plan: PrivacyPlan, epsilon: float, records: int) -> PrivacyPlan | None:
-    """Returns the plan with another epsilon or N, at the same delta; ``None``: no noise gives this epsilon."""
+    """Returns the plan with another epsilon or number of records, at the same delta; ``None``: no noise gives this epsilon."""
     other = plan.replace(records=records, batch=records, target_epsilon=epsilon)
     try:
         calibrated = accounting.calibrate(epsilon, other.mechanism, other.steps, other.promise.delta, other.promise.accountant)

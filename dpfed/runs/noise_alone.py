@@ -1,13 +1,13 @@
 """Measures the effect of noise alone on a model's figures: training that learns nothing must not count as a gain.
 
 Noise moves the weights, and so the figures, whether or not there is anything to learn. Its effect is measured on models whose
-weights have the same distance from the untrained ones in each coordinate, but random signs. **Why.** Without any signal the
-coordinates of the noisy gradient are independent Gaussian noise, as likely as their negatives. SGD, Adam and AdamW treat each
-coordinate separately. So the trained weights have the same distribution as the weights with random signs. (With weight decay or
-LARS this holds only approximately.) A run in closed form uses the released numbers as its weights; for it, fresh noise of the
-same standard deviation takes the place of the weights.
+weights differ from the untrained weights by as much as the trained weights do in each coordinate, but with random signs.
+**Why.** Without any signal the coordinates of the noisy gradient are independent Gaussian noise, as likely as their negatives.
+SGD, Adam and AdamW treat each coordinate separately. So the trained weights have the same distribution as the weights with
+random signs. (With weight decay or LARS this holds only approximately.) A run in closed form uses the released numbers as its
+weights; for such a run, fresh noise of the same standard deviation takes the place of the weights.
 
-All of it follows from the released weights, and costs no privacy beyond that of the figures themselves.
+These models follow from the released weights, so they cost no privacy beyond that of the figures themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DRAWS = 4  # number of models that are measured: t then has three degrees of fr
 
 
 def noise_alone(parts: Parts, start: Tensor) -> list[list[Evaluation]]:
-    """Measures models that noise alone may have made.
+    """Measures models whose weights noise alone may have produced.
 
     Args:
         parts: Parts of the run; the model has the weights that are measured and published.

@@ -1,4 +1,4 @@
-"""Writes the artifacts of a run beside its model: results.json, the privacy card, the report."""
+"""Writes the artifacts of a run that stand beside its model: results.json, the privacy card and the report."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) 
 
 
 def _write_artifacts(run: RunDirectory, facts: CardFacts, results: dict[str, Any], ledger: Ledger) -> None:
-    """Writes card, board's page and report, and notes the hashes of card and weights in the ledger (`dpfed privacy verify`)."""
+    """Writes card, board's page and report, and notes hashes of card and weights in the ledger for `dpfed privacy verify`."""
     card = privacy_card(facts)
     run.write(run.card if facts.plan.bounding.method.sound else run.no_card, card)
     run.write(run.board, board_page(facts))
@@ -276,7 +276,7 @@ def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) ->
 
 
 def _public_numbers(parts: Parts) -> dict[str, Any]:
-    """Returns the public numbers of the method; for moments also the dimensions, layers and basis of the heads."""
+    """Returns the public numbers of the method; for private moments also the dimensions, layers and basis of the heads."""
     heads = getattr(parts.model, ATTRIBUTE, None)
     chosen = {"dimensions": heads.layout.dimensions} if isinstance(heads, MomentHeads) else {}
     options = parts.config.bounding.options
@@ -286,7 +286,7 @@ def _public_numbers(parts: Parts) -> dict[str, Any]:
 
 
 def _outputs(plan: PrivacyPlan) -> tuple[str, ...]:
-    """Describes the outputs that leave the trust boundary."""
+    """Describes the outputs that leave the trust boundary, for the card."""
     if not plan.has_guarantee:
         return (_NOTHING_COVERED if plan.private else _ALL_EXACT,)
     return _COVERED if plan.statistics is None else (_COVERED[0], _PROGRESS.format(plan.statistics.phase), *_COVERED[1:])
@@ -329,7 +329,7 @@ def _not_protected(parts: Parts, trained: Trained, disclosed: Collection[str]) -
 
 
 def _secrets(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[str, ...]:
-    """Lists the secrets that must not become known, because the guarantee depends on them, and their holders."""
+    """Lists the secrets on which the guarantee depends, and who holds each of them."""
     secrets = [_RECORDS_OF_SITES if parts.terms else DECLARED_PUBLIC if parts.store.public else _RECORDS]
     secrets.append(_KEY_OF_SERVER if parts.terms else _KEY)
     if parts.terms:

@@ -47,9 +47,9 @@ def open_own(config: Config, parts: OwnParts, progress: Progress) -> tuple[ItemV
         of views, and with a split that the records have.
 
     Raises:
-        UserError: If reading a record, or making a view, does not give the same result twice; if the method makes its own
-            views; if images have other channels than the default views take; if there are fewer than two views of an image
-            without captions.
+        UserError: If a record that is read twice, or a view that is made twice, differs; if the method makes its own views; if
+            images have other channels than the default views take; if there are fewer than two views of an image without
+            captions.
     """
     if parts.records is None and parts.views is None:
         return None, config
@@ -116,7 +116,7 @@ def finished_model(config: Config, model: nn.Module, tokenizer: Tokenizer | None
 
 
 def own_loss(config: Config, parts: OwnParts, model: nn.Module, views: RecordViews) -> GroupLoss:
-    """Returns the loss of one group; tries a user's own loss on the model's embeddings of noise.
+    """Returns the loss of one group; first tries a user's own loss on the model's embeddings of noise images.
 
     Raises:
         UserError: See `dpfed.objectives.own.refuse_unfit`; also for a user's own loss with ``bounding.method = 'public'``.
@@ -168,7 +168,7 @@ def _refuse_channels(records: Records | None) -> None:
 
 
 def refuse_methods(config: Config) -> None:
-    """Refuses methods that make their own views.
+    """Refuses a user's own parts if the method makes its own views of a record store.
 
     Raises:
         UserError: If the method makes its own views; the message says what to do.

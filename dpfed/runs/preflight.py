@@ -1,6 +1,6 @@
 """Checks a run before any record is read: refuses an impossible plan, or a folder where no run can be made.
 
-Nothing here imports torch, which takes seconds, so that a mistake is reported at once.
+This module does not import torch, which would take seconds, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Preflight:
         config: Configuration of the run.
         folder: Folder of the run.
         world_size: Number of processes or sites that will share the groups.
-        there: Whether the folder holds a run already; the configuration was then not checked.
+        there: Whether the folder holds a run already, in which case the configuration was not checked.
         plan: Plan of the run; ``None``: the number of records is unknown before an import, or the folder holds a run.
-        start: Starting weights; ``None``: there are none, or they are looked up later.
+        start: Starting weights; ``None``: the configuration names none, or they are looked up later.
         comments: Lines that explain the configuration, written above it in the run's ``config.toml``.
     """
 
@@ -121,8 +121,8 @@ def refuse_impossible(config: Config, world_size: int = 1, opens: bool = True, a
     Args:
         config: Configuration of the run, or of a planned federation.
         world_size: Number of processes or sites that will share the groups.
-        opens: Whether the records must be there and their store may be opened; otherwise only the header of the store is read,
-            if there is a store.
+        opens: Whether the records must exist and their store may be opened; otherwise only the store's header is read, if the
+            store exists.
         at_most: Largest possible number of training records (or units).
 
     Raises:
@@ -174,15 +174,16 @@ def _records(count: float) -> str:
 def refuse_records(config: Config, opens: bool = True) -> None:
     """Refuses records that the model cannot read as they are, or that the evaluation cannot measure.
 
-    Only records in a store on this machine can be checked here; others are checked after they have been imported or copied.
+    This function can check only records that are in a store on this machine. Other records are checked once they are imported
+    or copied.
 
     Args:
         config: Configuration of the run.
-        opens: Whether the records must be there and their store may be opened; see `refuse_impossible`.
+        opens: Whether the records must exist and their store may be opened; see `refuse_impossible`.
 
     Raises:
-        UserError: For missing records, records without the captions that the model reads, squares that would be shrunk although
-            no key says so, an unknown source, an impossible evaluation, or an unfit public store.
+        UserError: For missing records, records without the captions that the model reads, square images that would be shrunk
+            although no key says so, an unknown source, an impossible evaluation, or an unfit public store.
     """
     refuse_unknown(config.data.source)
     there = config.data.path is not None and os.path.exists(os.path.expanduser(config.data.path))
@@ -198,7 +199,7 @@ def refuse_records(config: Config, opens: bool = True) -> None:
 
 
 def _refuse_shrinking(path: Path, side: int | None, config: Config) -> None:
-    """Refuses squares larger than the default size, if the configuration does not say that they should be shrunk."""
+    """Refuses square images larger than the default size, if the configuration does not say that they should be shrunk."""
     own_size = config.model.kind == "open_clip" or config.model.timm is not None
     if config.data.size is None and not own_size and side is not None and side > SIZE:
         raise UserError(
@@ -244,7 +245,7 @@ def refuse_inexact(config: Config) -> None:
 
 
 def refuse_too_many_ranks(plan: PrivacyPlan, world_size: int) -> None:
-    """Refuses more workers than groups.
+    """Refuses a run with more workers than groups.
 
     Raises:
         UserError: If there are more workers than groups; the message gives the largest possible number.
@@ -258,7 +259,7 @@ def refuse_too_many_ranks(plan: PrivacyPlan, world_size: int) -> None:
 
 
 def guarded(progress: ImportProgress, config: Config) -> ImportProgress:
-    """Wraps the progress of an import, to end the import as soon as the source turns out to hold too few records for the plan.
+    """Wraps an import's progress, so that the import ends as soon as the source proves to hold too few records for the plan.
 
     Args:
         progress: Progress of the import.

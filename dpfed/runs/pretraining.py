@@ -1,7 +1,7 @@
-"""The whole job from top to bottom: it takes a configuration, and makes a run directory with model, card and report.
+"""Trains from a configuration, and makes a run directory with model, card and report.
 
-Also here: resuming an interrupted run, and making the procedural initialisation of a model. This initialisation is an ordinary
-run. dpfed makes it once, in a folder where every run that needs it finds it.
+This module also resumes an interrupted run, and makes the procedural initialisation of a model. The initialisation is itself an
+ordinary run. dpfed makes it once, in a folder where every run that needs it finds it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def pretrain(
         config: Configuration; `load_config` reads a path, or the name of a configuration that dpfed ships.
         folder: Folder of the new run. It must not be in use, except by this same run if `resume` is set.
         progress: Progress, which shows the stages.
-        resume: Whether to continue the run if it is there already.
+        resume: Whether to continue the run if `folder` holds it already.
         callbacks: Callbacks that observe the training.
 
     Returns:
@@ -105,14 +105,14 @@ def run_pretraining(preflight: Preflight, progress: Progress, callbacks: Iterabl
 
 
 def make_start(config: Config, progress: Progress | None = None) -> tuple[Path, bool]:
-    """Makes the procedural initialisation of a configuration's model, resumes an interrupted one, or finds a finished one.
+    """Makes the procedural initialisation of a configuration's model; resumes it if interrupted, finds it if finished.
 
     Args:
         config: Configuration whose model is initialised.
         progress: Progress, which shows the stages.
 
     Returns:
-        The directory of the initialisation's run, and whether it was there already.
+        The directory of the initialisation's run, and whether a finished initialisation was found.
 
     Raises:
         UserError: If the initialisation cannot be trained or is damaged, or another process is making it.

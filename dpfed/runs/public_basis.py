@@ -1,7 +1,7 @@
-"""Chooses, makes and keeps the public basis of a run of private moments.
+"""Chooses, makes and keeps the public basis of a run of private moments: a map that shortens each tower's features.
 
-dpfed makes a basis once for a pair of towers, from the features of public records, and keeps it in ``data.stores``. It
-writes the fingerprint into the run's configuration before it computes the features of any private record.
+dpfed makes a basis once for a pair of towers, from the features of public records, and keeps it in ``data.stores``. dpfed
+writes the basis's fingerprint into the run's configuration before it computes the features of any private record.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Kind = Literal["generated", "store", "random"]
 
 @dataclass(frozen=True)
 class PublicBasis:
-    """A public basis.
+    """A public basis: for each tower, a map of its features that was computed from public records (`dpfed.models.basis`).
 
     Attributes:
         kind: Kind of the basis: the records that it was made from.
@@ -64,7 +64,7 @@ class PublicBasis:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of all numbers of the bases."""
+        """The fingerprint of all numbers in the towers' bases."""
         return fingerprint(self.content)
 
     @property
@@ -72,7 +72,7 @@ class PublicBasis:
         """The basis of each tower.
 
         Raises:
-            UserError: If the bytes are no basis; the terms of a federation may hold any bytes.
+            UserError: If `content` does not hold a basis, which is possible if it comes from the terms of a federation.
         """
         try:
             return read(self.content)
@@ -89,7 +89,8 @@ def kind_of(config: Config) -> Kind:
     """Returns the kind of basis that a run of private moments uses.
 
     Raises:
-        UserError: If the configuration asks for a public basis, or for several layers, of aligned towers.
+        UserError: If the towers are aligned already, and the configuration asks for a public basis or for several layers of a
+            tower.
     """
     given: Kind | None = options_of(config).basis
     if not config.is_aligned:
@@ -108,7 +109,7 @@ def kind_of(config: Config) -> Kind:
 
 
 def basis_in(terms: Terms) -> PublicBasis | None:
-    """Returns the basis in the terms of a federation; ``None``: its sites use a random basis."""
+    """Returns the basis that the terms of a federation hold; ``None``: the federation's sites use a random basis."""
     return None if terms.basis is None else PublicBasis(kind_of(terms.run_config()), base64.b64decode(terms.basis))
 
 
@@ -120,7 +121,7 @@ def with_basis(config: Config, basis: PublicBasis | None) -> Config:
 
 
 def proposed_basis(config: Config, private: RecordStore, progress: Progress) -> PublicBasis | None:
-    """Makes the basis for the terms of a federation; ``None``: its sites use a random basis, or none.
+    """Makes the basis for the terms of a federation; ``None``: the federation's sites use a random basis, or no basis.
 
     Args:
         config: Configuration with its defaults resolved.
@@ -209,7 +210,7 @@ def _name(model: nn.Module, views: RecordViews, store: RecordStore, most: int) -
 
 
 def _store(config: Config, kind: Kind, progress: Progress) -> RecordStore:
-    """Opens or generates the public records."""
+    """Opens or generates the public records from which a basis of this kind is made."""
     if config.data.size is None:
         raise ValueError("the size of the images is not resolved")
     if kind == "generated":
@@ -235,7 +236,7 @@ def _made(features: Features, most: int) -> dict[Side, Basis]:
 
 
 def _kept(folder: Path, name: str) -> bytes | None:
-    """Reads a kept basis by its fingerprint; ``None``: there is none, or it is damaged."""
+    """Reads a kept basis by its fingerprint; ``None``: no such basis is kept, or it is damaged."""
     try:
         content = (folder / f"{name}.safetensors").read_bytes()
     except OSError:
@@ -244,7 +245,7 @@ def _kept(folder: Path, name: str) -> bytes | None:
 
 
 def _of_this_machine(folder: Path, named: str) -> bytes | None:
-    """Reads the basis that this machine made earlier from the same features; ``None``: there is none."""
+    """Reads the basis that this machine made earlier from the same features; ``None``: it has not made this basis."""
     try:
         return _kept(folder, (folder / named).read_text(encoding="utf-8").strip())
     except (OSError, UnicodeDecodeError):

@@ -1,6 +1,6 @@
 """Opens the records that a configuration names.
 
-Also here: absolute paths, with which a configuration means the same files wherever it is read.
+This module also makes the paths of a configuration absolute, so that it means the same files wherever it is read.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from dpfed.privacy.method import method_named
 
 
 def records_of(config: Config, progress: ImportProgress | None = None, say: Callable[[str], None] | None = None) -> RecordStore:
-    """Opens the records of a configuration, with images as its model expects them; see `open_records`.
+    """Opens the records that a configuration names, with images as its model expects them; see `open_records`.
 
     Args:
         config: Configuration with its defaults resolved.
         progress: Function that is called while records are imported.
-        say: Function that receives messages about data that an import did not use.
+        say: Function that receives a message about each kind of data that an import did not use.
     """
     return open_records(config.data, progress, preprocessing_of(config.model, config.data.resize).interpolation, say)
 
 
 def public_records_of(config: Config, private: RecordStore, progress: ImportProgress | None = None) -> RecordStore | None:
-    """Opens the public records that join every group; see `open_public`.
+    """Opens the public records that are added to every group; see `open_public`.
 
     Args:
         config: Configuration with its defaults resolved.

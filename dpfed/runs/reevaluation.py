@@ -32,21 +32,23 @@ def evaluate_run(
 ) -> list[Evaluation]:
     """Measures a run's untrained and trained model, and adds the figures to a finished run's results, card and report.
 
-    Figures that are functions of private training labels (k-NN, linear probe) are marked on the card. The mark is on disk
-    before anything is measured, also for an unfinished run, whose card will then have it.
+    The card marks figures that are computed from private training labels (k-NN, linear probe). The mark is written to disk
+    before anything is measured. If the run is unfinished, its card will show the mark later.
 
     Args:
         folder: Folder of the run. An unfinished run is measured at its last checkpoint; nothing but the mark is written to it.
         split: Split of the evaluation, ``validation`` or ``test``; default: the run's own.
         tasks: Names of the tasks; default: the run's own.
         progress: Progress, which shows the stages.
-        not_covered: Reason for measuring figures of training labels under a lifetime budget; default: the run's own.
+        not_covered: Reason why figures may be computed from training labels although the records have a lifetime budget, which
+            does not cover such figures; default: the reason in the run's configuration.
 
     Returns:
         The figures, first the untrained model's.
 
     Raises:
-        UserError: If there is nothing to measure, the mark cannot be written, or figures of training labels lack a reason.
+        UserError: If there is nothing to measure, the mark cannot be written, or figures computed from training labels lack a
+            reason.
     """
     run = RunDirectory.open(folder)
     if isinstance(tasks, str):
@@ -93,7 +95,7 @@ _WAIT = 30.0  # seconds to wait while another evaluation writes its figures
 
 
 def _merged(run: RunDirectory, figures: list[Evaluation]) -> dict[str, Any]:
-    """Returns the run's results with new figures in place of older ones of the same kind."""
+    """Returns the run's results, in which new figures replace older figures of the same kind."""
 
     def identity(item: dict) -> tuple:
         return item["name"], item["model"], item["split"], item["protocol"], item["step"]

@@ -1,8 +1,8 @@
-"""Makes the choices of a configuration that are the same on every machine.
+"""Makes those choices that a configuration leaves open and that are the same on every machine.
 
-They are: absolute paths, the size of images, how images are made square, a loss's bias, the trained part of an image tower, and
-the digests of an architecture, of starting weights and of public records. `dpfed.runs.build` makes the choices that depend on
-the machine: device and engine.
+These choices are: absolute paths, the size of images, how images are made square, a loss's bias, the trained part of an image
+tower, and the digests of an architecture, of starting weights and of public records. `dpfed.runs.build` makes the choices that
+depend on the machine: device and engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def resolve_defaults(config: Config) -> Config:
 
     Raises:
         UserError: For an unknown architecture; also if an architecture, starting weights or public records have changed since
-            the run was started.
+            the run began.
     """
     return resolve_with_start(config)[0]
 
@@ -40,8 +40,8 @@ def resolve_with_start(config: Config, start: StartingWeights | None = None) -> 
         start: Starting weights, if they were found before.
 
     Returns:
-        The configuration, and the starting weights. ``None``: the configuration names none, or they are missing. In the second
-        case `dpfed.runs.build.build` refuses a run whose model must start from them.
+        The configuration, and the starting weights. ``None``: the configuration names no weights, or they are missing. If they
+        are missing, `dpfed.runs.build.build` refuses a run whose model must start from them.
 
     Raises:
         UserError: See `resolve_defaults`.
@@ -93,13 +93,13 @@ def _start(config: Config) -> StartingWeights | None:
 
 
 def changed(config: Config, **sections: dict[str, object]) -> Config:
-    """Returns the configuration with some keys of some sections changed."""
+    """Returns the configuration with changed values of the given keys, by section."""
     updated = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     return config.model_copy(update=updated)
 
 
 def _digest(model: ModelConfig) -> str | None:
-    """Returns the digest of a model's external architectures and pretrained text tower; a run may not go on with another."""
+    """Returns the digest of a model's external architectures and pretrained text tower, which must stay the same in a run."""
     digests: list[str] = []
     if model.kind == "open_clip":
         digests, what, where = [blueprint(model).digest], f"the architecture {model.architecture}", "the file (or open_clip)"
@@ -117,10 +117,10 @@ def _digest(model: ModelConfig) -> str | None:
 
 
 def refuse_engine(config: Config) -> None:
-    """Refuses the choice of an engine for methods that have their own engine.
+    """Refuses a configuration that chooses an engine although its method has an engine of its own.
 
     Raises:
-        UserError: If the configuration chooses an engine for such a method; the message names the method.
+        UserError: If the configuration does this; the message names the method.
     """
     method, engine = method_named(config.bounding.method), config.bounding.engine
     if engine != "auto" and not method.picks_engine:

@@ -40,7 +40,8 @@ def run_job(
     Args:
         job: The job; the caller has locked its directory.
         progress: Progress, which shows the stages.
-        connect: Function that makes the transport after everything is loaded; this process is one of its workers.
+        connect: Function that makes the transport after everything is loaded; this process computes as one of the transport's
+            workers.
         callbacks: Callbacks that see each step after metrics and evaluation, and before its checkpoint.
 
     Returns:
@@ -59,7 +60,8 @@ class Session:
     Args:
         job: The job; the caller has locked its directory.
         progress: Progress, which shows the stages.
-        connect: Function that makes the transport after everything is loaded; this process is one of its workers.
+        connect: Function that makes the transport after everything is loaded; this process computes as one of the transport's
+            workers.
         callbacks: Callbacks that see each step after metrics and evaluation, and before its checkpoint.
     """
 
@@ -98,7 +100,7 @@ class Session:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The run's optimizer; it exists only within the loop over the steps.
+        """The run's optimizer; it exists only within the loop over the session's steps.
 
         Raises:
             ValueError: Before the loop has begun.
@@ -169,7 +171,7 @@ def _told_of_a_full_disk(run: RunDirectory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _telling_of_the_end(callbacks: list[Callback]) -> Iterator[None]:
-    """Tells the callbacks if the run ends early. Exceptions of callbacks are suppressed, because they would hide the reason."""
+    """Tells the callbacks if the run ends early. Their own exceptions are suppressed: these would hide the reason."""
     try:
         yield
     except BaseException:

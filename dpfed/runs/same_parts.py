@@ -1,8 +1,8 @@
 """Checks that a resumed run has the transform, loss, optimizer and schedule that it began with.
 
 The check compares their settings, because names alone do not distinguish RandomResizedCrop(224, (0.2, 1)) from
-RandomResizedCrop(224, (0.9, 1)), or AdamW(lr=1e-3) from AdamW(lr=1). It skips parts whose settings cannot be read. A run
-keeps hashes: a setting may come from the records, such as the mean and deviation of `Normalize`.
+RandomResizedCrop(224, (0.9, 1)), or AdamW(lr=1e-3) from AdamW(lr=1). It skips parts whose settings cannot be read. A run keeps
+only hashes of settings, because a setting may come from the private records, such as the mean and deviation of `Normalize`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: o
 
 
 def in_words(value: Any) -> str | None:
-    """Returns an object's `repr`, or the hash of a function's code; ``None``: the settings cannot be read."""
+    """Returns an object's settings as text: its `repr`, or a hash of a function's code; ``None``: they cannot be read."""
     if isinstance(value, functools.partial):
         said = in_words(value.func)
         return said and f"{said} of {value.args}, {value.keywords}"
@@ -99,7 +99,7 @@ def _digest(code: types.CodeType) -> str:
 
 
 def _of_optimizer(given: OwnOptimizer | None) -> dict[str, str | None]:
-    """Reads the settings of optimizer and schedule, made for one parameter; empty if they need the model's own parameters."""
+    """Reads the settings of an optimizer and a schedule, made for a stand-in parameter; empty if they need the model's own."""
     if given is None:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Finds the starting weights of a run, and the place of a model's procedural initialisation, without importing torch.
+"""Finds the starting weights of a run, and the folder of a model's procedural initialisation, without importing torch.
 
 A procedural initialisation is an ordinary run without privacy on procedural images. It follows the recipe that dpfed ships
 (``configs/start.toml``), with the model, views and objective of the configuration that needs it. It reads no record, and so
@@ -27,15 +27,15 @@ _LOCAL_DIR = "local-dir:"
 
 
 def starting_weights(config: Config) -> StartingWeights | None:
-    """Returns the weights that a configuration starts from; ``None``: random weights, or those of its open_clip or timm model.
+    """Returns the weights that a run starts from; ``None``: they are random, or come with the open_clip or timm model.
 
     Args:
         config: Configuration. If the start is procedural, its model's defaults must be resolved
             (`dpfed.runs.resolution.resolve_model_defaults`).
 
     Raises:
-        MissingStart: If the configuration names weights that are not there.
-        UserError: If the weights belong to another model, or have changed since the run was started.
+        MissingStart: If the configuration names weights that do not exist.
+        UserError: If the weights belong to another model, or have changed since the run began.
     """
     if config.model.start is None:
         return None
@@ -58,7 +58,7 @@ def procedural_start(path: Path) -> StartingWeights:
 
     Raises:
         MissingStart: If there is no such initialisation, or its training was interrupted.
-        UserError: If the initialisation is damaged; after its deletion, `dpfed start` makes the same one again.
+        UserError: If the initialisation is damaged; once it is deleted, `dpfed start` makes the same initialisation again.
     """
     if not path.exists():
         raise MissingStart(
@@ -83,7 +83,7 @@ def procedural_start(path: Path) -> StartingWeights:
 
 
 def start_is_there(config: Config) -> bool:
-    """Returns whether the procedural initialisation of a configuration's model is there and complete.
+    """Returns whether the procedural initialisation of a configuration's model exists and is complete.
 
     Args:
         config: Configuration of the initialised model, with the model's defaults resolved.
@@ -99,10 +99,10 @@ def start_is_there(config: Config) -> bool:
 
 
 def checked_start(config: Config) -> StartingWeights | None:
-    """Returns the starting weights of a configuration; ``None``: it names none, or a procedural initialisation.
+    """Returns the starting weights that a configuration names; ``None``: it names no weights, or a procedural initialisation.
 
-    A procedural initialisation is looked up later (`starting_weights`), because its place follows from the architecture, which
-    needs torch.
+    `starting_weights` looks up a procedural initialisation later, because its folder's name depends on the architecture, and
+    reading an architecture needs torch.
 
     Raises:
         UserError: See `starting_weights`; also for weights from a run without a guarantee on records that are not public.
@@ -125,8 +125,8 @@ def recipe_for(config: Config) -> Config:
     """Returns the configuration of the run that trains the procedural initialisation of a model.
 
     Args:
-        config: Configuration of the initialised model; its model (without weights), views, objective, size of images, device
-            and stores are taken over.
+        config: Configuration of the initialised model; the returned configuration has the same model (without weights), views,
+            objective, size of images, device and stores.
 
     Raises:
         UserError: If the model's architecture brings its own weights.
@@ -147,7 +147,7 @@ def recipe_for(config: Config) -> Config:
 
 
 def procedural_path(config: Config) -> Path:
-    """Returns the directory of a procedural initialisation: in ``data.stores``, named by a hash of all that it depends on.
+    """Returns the folder of a procedural initialisation in ``data.stores``, named by a hash of all that the weights depend on.
 
     Args:
         config: Configuration of the initialised model, with the model's defaults resolved
@@ -165,7 +165,7 @@ def procedural_path(config: Config) -> Path:
 
 
 def origin_of(config: Config, start: StartingWeights | None) -> dict[str, Any] | None:
-    """Returns what a run writes about its starting weights when it begins; ``None``: ``model.start`` names no weights.
+    """Returns the record of its starting weights that a run writes when it begins; ``None``: ``model.start`` names no weights.
 
     Args:
         config: Configuration with its defaults resolved.

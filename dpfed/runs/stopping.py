@@ -1,4 +1,4 @@
-"""Messages of a stopped run: the number of steps taken, and the command that resumes it."""
+"""Words the messages of a stopped run: the number of steps that it has taken, and the command that resumes it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A sweep: one base configuration with one set of changes after another, each trained, and all compared.
+"""Runs a sweep: applies several sets of changes to one base configuration, trains a run with each, and compares the runs.
 
-All runs of a sweep read the same private records, so they spend budget together. Towards anyone who sees several of the models,
-the promise is that of basic composition, the sum of the epsilons and the sum of the deltas, and not one run's own. Evaluation
-figures are exact, and no epsilon covers them. `sweep` returns that joint promise in words. It counts the runs of this sweep
-only; other runs on the same records, deleted ones too, add theirs.
+All runs of a sweep read the same private records, so they spend budget together. Somebody who sees several of the models may
+learn more than one run's epsilon allows. The joint promise follows from basic composition: the epsilons add up, and so do the
+deltas. `sweep` returns this joint promise in words. It counts the runs of this sweep only; other runs on the same records,
+deleted ones too, add their epsilons and deltas. Evaluation figures are exact, and no epsilon covers them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SweepOutcome:
 def sweep(base: Config, file: str | Path, folder: str | Path, progress: Progress | None = None) -> SweepOutcome:
     """Trains every run of a sweep file into ``folder/SWEEP/RUN`` and writes ``folder/SWEEP/comparison.html``.
 
-    Finished runs are kept, interrupted ones are resumed. The privacy that all runs cost together is in the outcome's `promise`:
+    Finished runs are kept, and interrupted runs are resumed. The outcome's `promise` says what privacy all runs cost together:
     by basic composition, epsilons and deltas of runs on the same records add up.
 
     Args:
@@ -145,7 +145,8 @@ def joint_promise(runs: list[RunView]) -> str:
     """States the joint promise of several runs on the same private records, in a few sentences, by basic composition.
 
     An (epsilon_1, delta_1) and an (epsilon_2, delta_2) private release are together (epsilon_1 + epsilon_2, delta_1 + delta_2)
-    private, also when the second was chosen after seeing the first. Runs that protect different units have no such sum.
+    private, also when the second was chosen after seeing the first. Runs that protect different privacy units have no joint
+    epsilon.
     """
     void = [run.name for run in runs if run.void]
     if void:
@@ -166,7 +167,7 @@ def joint_promise(runs: list[RunView]) -> str:
 
 
 def _reserve(configs: dict[Path, Config]) -> None:
-    """Reserves the plans of all new runs with the lifetime budgets of their records, if these have any."""
+    """Reserves the plans of all new runs with the lifetime budgets of their records, if the records have any."""
     stores: dict[str, RecordSet] = {}
     plans: dict[str, dict[Path, tuple[str, PrivacyPlan]]] = {}
     for folder, config in configs.items():

@@ -1,8 +1,8 @@
-"""Tries one step on noise instead of records, and looks for captions that are all equal, before any budget is spent.
+"""Tries one step on noise instead of records, and refuses captions that are all equal, before any budget is spent.
 
 The trial checks three conditions for a step of the run: the gradient of a group reaches the weights, the weights change, and
-the model still computes finite numbers after its weights have moved as far as they can in the run. A setting that fails here
-would spend epsilon on noise alone, or end the run after a charged step.
+the model still computes finite numbers after its weights have moved as far as they can in the run. A setting that fails the
+trial would spend epsilon on noise alone, or end the run after a charged step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def try_step(parts: Parts) -> None:
     """Refuses a run whose steps change nothing, learn nothing or end in numbers that are not finite.
 
     Args:
-        parts: Parts of a new run; the weights do not change.
+        parts: Parts of a new run; this function leaves the weights as they were.
 
     Raises:
         UserError: If the trial fails; the message names the setting to change.
@@ -58,7 +58,7 @@ def try_step(parts: Parts) -> None:
 
 
 def _few(parts: Parts) -> GroupBatch:
-    """Makes one small group of noise, with at least one record more than the loss needs."""
+    """Makes one small group of noise images or texts, with at least one record more than the loss needs."""
     batch = parts.dummy_batch()
     records = len(next(iter(batch.views.values())))
     count = min(records, max(_RECORDS, 1 + parts.config.objective.loss.least, 1 + parts.config.public.records))
@@ -66,7 +66,7 @@ def _few(parts: Parts) -> GroupBatch:
 
 
 def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
-    """Returns the group's clipped gradient; refuses a gradient that is far shorter than the norm that the noise is made for."""
+    """Returns the group's clipped gradient; refuses one that is far shorter than the norm to which the noise is scaled."""
     config, plan = parts.config, parts.plan
     model = parts.learner.views.trained(parts.model)
     engine = LoopEngine(model, config.training.precision, parts.loss)
@@ -98,7 +98,7 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
 
 
 def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tensor) -> None:
-    """Takes a step with noise, at the highest learning rate, and refuses a step that is too short or too long."""
+    """Takes a noisy step at the run's highest learning rate; refuses a step that changes the weights too little or too much."""
     plan, optimizer, vector = parts.plan, parts.config.optimizer, TrainableVector(parts.model)
     generator = torch.Generator().manual_seed(0)  # nothing is released: the noise need not be secret
     noise = torch.randn(vector.numel, generator=generator).to(before) * plan.noise_std
@@ -158,7 +158,7 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
 
 
 def _growth(share: float, steps: int) -> float:
-    """Returns the factor by which the weights' length grows in steps of orthogonal directions, each a share of that length."""
+    """Returns the factor by which the weights' L2 norm grows if each step is orthogonal to them and `share` times as long."""
     return math.exp(min(60.0, 0.5 * steps * math.log1p(share**2))) if math.isfinite(share) else math.inf
 
 
@@ -171,7 +171,7 @@ def _rate(optimizer: OptimizerConfig) -> str:
 
 @torch.no_grad()
 def _all_finite(parts: Parts, batch: GroupBatch) -> bool:
-    """Returns whether the embeddings and features of a few images of noise are finite numbers, and not enormous."""
+    """Returns whether the embeddings and features of a few noise images are finite numbers, and not enormous."""
     model = parts.learner.views.trained(parts.model)
     model.eval()
     outputs = list(embeddings_of(model, batch.views).values())

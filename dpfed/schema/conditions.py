@@ -1,11 +1,11 @@
-"""Conditions under which keys of a configuration have an effect. A key declares the values of other keys that it needs:
+"""Conditions under which keys of a configuration have an effect. A key declares which values of other keys it needs:
 
     momentum: Annotated[float, only("optimizer.name", "sgd", "lars")] = Field(0.9)
 
-The configuration declares conditions across sections, each an `Across`. A key that is given and has no effect is an error: a
-user who sets ``data.path`` and forgets ``data.source`` would otherwise train on generated shapes without noticing. A key counts
-as given if its value is not the default, so that a file that spells out every default can be read again. An interval longer
-than the run, or a limit that is never reached, counts as having an effect.
+The configuration declares the conditions between keys of different sections, each as an `Across`. A key that is given and has
+no effect is an error: a user who sets ``data.path`` and forgets ``data.source`` would otherwise train on generated shapes
+without noticing. A key counts as given if its value is not the default, so that a file that spells out every default can be
+read again. An interval longer than the run, or a limit that is never reached, counts as having an effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpfed.schema.wording import either, shown
 
 @dataclass(frozen=True, eq=False)
 class When:
-    """A condition under which keys have an effect. One sentence of an error refuses all keys with the same condition.
+    """A condition under which keys have an effect. One sentence of the error message names all keys with the same condition.
 
     Attributes:
         because: Keys whose values decide, separated by spaces.
@@ -165,10 +165,10 @@ def _sentence(config: Section, when: When, keys: list[str]) -> str:
 
 
 def listed(keys: list[str]) -> str:
-    """Returns the beginning of a sentence, such as ``'a' and 'b' have``."""
+    """Returns keys and verb as the beginning of a sentence, such as ``'a' and 'b' have``."""
     return f"{' and '.join(map(repr, keys))} {'has' if len(keys) == 1 else 'have'}"
 
 
 def them(keys: list[str]) -> str:
-    """Returns the pronoun for one key or several."""
+    """Returns the pronoun for one key (it) or several keys (them)."""
     return "it" if len(keys) == 1 else "them"

@@ -1,4 +1,4 @@
-"""Names of a user's own objects in a configuration, ``package.module:object``, and the type of their arguments."""
+"""Handles the names of a user's own objects in a configuration, ``package.module:object``, and the type of their arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_name(text: str | None) -> bool:
 
 
 def called(value: object) -> str:
-    """Returns the name that a configuration has for an object that was passed in Python, such as ``python:MyDataset``."""
+    """Returns the name by which a configuration records an object that was passed in Python, such as ``python:MyDataset``."""
     kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
     name = re.sub(r"\W", "", getattr(kind, "__qualname__", "object").rpartition(".")[2])
     return f"{IN_PYTHON}:{name if name.isidentifier() else 'object'}"

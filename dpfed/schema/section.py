@@ -12,7 +12,7 @@ _DIGITS = 10**20  # a seed may have 64 bits
 
 
 class Section(BaseModel):
-    """Base class of all sections. It is frozen, and rejects unknown keys and values of another type, such as true for 1."""
+    """Base class of all sections. It is frozen, and rejects unknown keys, and values of a wrong type, such as true for 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 

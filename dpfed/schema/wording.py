@@ -1,4 +1,4 @@
-"""Messages about wrong values, for users: pydantic finds the errors, but its own messages are about classes and inputs."""
+"""Words messages about wrong values for users, because pydantic, which finds the errors, writes about classes and inputs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def problem(error: ValidationError, schema: type[BaseModel] | None = None) -> st
 
     Args:
         error: Error that pydantic raised.
-        schema: Schema that was checked; its valid keys are suggested in place of an unknown key.
+        schema: Schema that was checked; if a key is unknown, the message suggests the schema's nearest key.
     """
     first = error.errors()[0]
     place = first["loc"]
@@ -104,7 +104,7 @@ def complaint(error: ValidationError) -> str:
 
 
 def _limit(limit: Any) -> Any:
-    """Returns a limit as people write it: 1 for 1.0, and 1,000,000,000 for 1e9."""
+    """Returns a limit as people write it: 1.0 as 1, and 1e9 as 1,000,000,000."""
     whole = isinstance(limit, float) and limit.is_integer() and abs(limit) < 1e15
     return (f"{limit:,.0f}" if abs(limit) >= 1e4 else int(limit)) if whole else limit
 

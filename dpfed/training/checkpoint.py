@@ -1,8 +1,8 @@
-"""Checkpoints: one safetensors file each, written atomically, checked by digest, read without pickle.
+"""Writes and reads checkpoints: a safetensors file each, written atomically, checked by a digest, read without pickle.
 
-The first checkpoint of a run holds the whole model. Later ones hold only what can have changed since: trained parameters,
-buffers, optimizer state and the state of post-processors. All of it follows from noisy sums, so a checkpoint may leave the
-trust boundary. A checkpoint never holds a secret key.
+The first checkpoint of a run holds the whole model. Later checkpoints hold only what can have changed since then: trained
+parameters, buffers, and the states of the optimizer and of the post-processors. All of these follow from noisy sums, so a
+checkpoint may leave the trust boundary. A checkpoint never holds a secret key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Position:
 
     Attributes:
         step: Number of finished steps.
-        charged: Number of releases in the ledger at that time; a ledger with fewer has lost lines.
+        charged: Number of releases in the ledger at that time; a ledger with fewer releases has lost lines.
         fingerprint: Fingerprint of the plan.
     """
 
@@ -63,9 +63,9 @@ class Checkpoints:
         return sorted(self._folder.glob("step-*.safetensors"))
 
     def reserves(self) -> list[int]:
-        """Returns the finished steps of all checkpoints that a run may resume from if newer ones are damaged, newest last.
+        """Returns the finished steps of each checkpoint that a run resumes from if newer ones are damaged; the newest is last.
 
-        The first checkpoint is among them while there are at most `keep` in all. Later, it lies too many steps behind.
+        The first checkpoint is included while there are at most `keep` checkpoints in all. Later, it is too many steps behind.
         """
         paths = self.paths()
         return [steps_of(path) for path in (paths[1:] if len(paths) > self._keep else paths)]
@@ -82,7 +82,7 @@ class Checkpoints:
 
         Returns:
             The position of the restored checkpoint, or ``None`` if only checkpoints of fewer than `beyond` steps are left; and
-            the paths of the damaged checkpoints, which are newer.
+            the paths of the damaged checkpoints that are newer than it.
 
         Raises:
             UserError: If all checkpoints are damaged; see `load`.
@@ -101,7 +101,7 @@ class Checkpoints:
         )
 
     def save(self, progress: Position, model: nn.Module, coordinator: Coordinator) -> Path:
-        """Writes a checkpoint, then removes the oldest ones beyond `keep`, but never the first; returns the path."""
+        """Writes a checkpoint and returns its path; removes all others except the first and the newest `keep`."""
         tensors, scalars = state_of(model, coordinator, whole=not self.paths())
         tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
         header = {"format": FORMAT, "optimizer": json.dumps(scalars)}
@@ -140,7 +140,7 @@ def state_of(model: nn.Module, coordinator: Coordinator, whole: bool) -> tuple[d
         whole: Whether frozen weights are included.
 
     Returns:
-        The tensors, detached, not copied, and on their device; and those numbers of the optimizer's state that are no tensors.
+        The tensors, detached, not copied, and on their device; and the numbers in the optimizer's state that are not tensors.
     """
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     state = {name: value for name, value in model.state_dict().items() if whole or name not in frozen}
@@ -190,7 +190,7 @@ def steps_of(path: Path) -> int:
 
 
 def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcessor]) -> None:
-    """Loads those weights of a checkpoint that are measured and published: averaged ones, if the run averages.
+    """Loads those weights of a checkpoint that are measured and published: the averaged weights, if the run averages.
 
     Args:
         path: Path of the checkpoint.
@@ -207,7 +207,7 @@ def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcesso
 
 
 def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
-    """Loads the model's weights from a checkpoint; weights that it lacks are read from the first checkpoint in its folder."""
+    """Loads the model's weights from a checkpoint, and the weights that it lacks from the first checkpoint in its folder."""
     state = _under("model/", tensors)
     if model.state_dict().keys() - state.keys():
         state = _under("model/", _read(min(path.parent.glob("step-*.safetensors")))[0]) | state

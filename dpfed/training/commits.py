@@ -1,9 +1,9 @@
-"""Commits: the state of a training after some steps, encrypted, and on disk before these steps are charged.
+"""Writes commits: the encrypted state of a training after some steps, on disk before these steps are charged.
 
 Between two commits nothing of a step is written. A commit is three actions, each on disk before the next begins: it writes the
 state as an encrypted draft, charges all steps since the last commit in one write, and renames the draft. After a crash the
-training resumes from the state, on any machine, so no charged step is ever computed again. If a crash left a draft, its steps
-are charged, as far as they are not yet, and the draft is used.
+training resumes from the state, on any machine, so no charged step is ever computed again. If a crash left a draft, the resumed
+training charges those steps of the draft that are not charged yet, and uses the draft.
 
 Only the run's secret key decrypts a state; whoever holds that key could remove the noise anyway. So a draft reveals nothing,
 although it exists before its steps are charged (docs/guarantee.md, Output commit).
@@ -47,7 +47,7 @@ class Commit:
         path: Path of the file.
         position: Position of the training once these steps are charged.
         releases: Releases of the steps since the commit before.
-        summaries: Summaries of these steps; callbacks may not have seen them.
+        summaries: Summaries of the steps since the commit before; callbacks may not have seen them.
         tensors: Tensors of the state; see `dpfed.training.checkpoint.state_of`.
         scalars: Numbers of the optimizer's state; see `dpfed.training.checkpoint.state_of`.
     """
@@ -61,12 +61,12 @@ class Commit:
 
     @property
     def is_draft(self) -> bool:
-        """Returns whether the file is a draft, whose steps may not be charged yet."""
+        """Returns whether the file is a draft, whose steps are possibly not charged yet."""
         return self.path.suffix == ".draft"
 
 
 class Commits:
-    """The commits of one training. Only the newest is kept.
+    """The commits of one training. Only the newest commit is kept.
 
     Args:
         folder: Folder of the commits; it is created with the first one.
@@ -81,7 +81,7 @@ class Commits:
     def write(
         self, coordinator: Coordinator, position: Position, releases: Sequence[Release], summaries: Sequence[StepSummary]
     ) -> Path:
-        """Writes a state as a draft. When this returns, the draft is on disk, and its steps may be charged.
+        """Writes a state as a draft. When this method returns, the draft is on disk, and its steps may be charged.
 
         Args:
             coordinator: Coordinator of the training, between two steps.
@@ -109,7 +109,7 @@ class Commits:
         return draft
 
     def name(self, draft: Path) -> None:
-        """Renames a draft to a state once its steps are charged, and removes older states."""
+        """Renames a draft, whose steps the caller has charged, to a state, and removes older states."""
         named = draft.with_suffix(".state")
         os.replace(draft, named)
         for path in self._paths():

@@ -2,8 +2,8 @@
 
 Nothing that depends on a release may leave the process before the release is charged (docs/guarantee.md, Output commit);
 `commit` ensures this. If nobody outside sees single steps, `commit` charges all steps since the last commit together
-(`in_groups`). Otherwise a second thread saves and charges a release while the next sum is computed, and `commit` waits for that
-thread.
+(`in_groups`). If somebody outside sees single steps, a second thread saves and charges each release while the next sum is
+computed, and `commit` waits for that thread.
 
 If the data owners add the noise among themselves (`dpfed.protocol.trust`), the sum states the noise that it carries. The
 coordinator then adds none, and rejects a sum with less noise than the plan's.
@@ -50,8 +50,8 @@ class Coordinator:
         optimizer: The torch optimizer.
         post_processors: Post-processors of every noisy sum, in order.
         private_metrics: The post-processor that takes in the groups' statistics; ``None`` if the plan releases none.
-        ahead: Whether the model is updated while the release is still being saved and charged. Code that sets this must call
-            `commit` before anything that depends on a release leaves the process, as `dpfed.training.loop.train` does.
+        ahead: Whether the model may be updated while the release is still being saved and charged. Code that sets this must
+            call `commit` before anything that depends on a release leaves the process, as `dpfed.training.loop.train` does.
 
     Args:
         plan: Plan with the noise, the divisor and the number of steps.
@@ -59,7 +59,8 @@ class Coordinator:
         config: Optimizer, schedule and post-processors.
         randomness: The coordinator's secret randomness.
         ledger: Ledger that is written before anything that depends on a release leaves the process.
-        releases: Store of noisy sums until a checkpoint includes them; without it, a resumed run must recompute them exactly.
+        releases: Store that keeps noisy sums until a checkpoint includes their effect; without it, a resumed run must recompute
+            them exactly.
         noise_std: Standard deviation of the noise that the owners added, if it exceeds the plan's; ``None``: the plan's.
         own_optimizer: The user's own optimizer, used instead of the one that `config` names.
         manual: Whether the user steps the optimizer; see `Update`.
@@ -101,16 +102,16 @@ class Coordinator:
 
     @property
     def threshold(self) -> float | None:
-        """L2 norm against which the next step counts the groups' gradients; with adaptive clipping it is also the clip norm.
-        ``None``: nothing is counted."""
+        """L2 norm with which the next step compares gradients, and to which adaptive clipping clips; ``None``: none."""
         return None if self.private_metrics is None else self.private_metrics.threshold
 
     def in_groups(self, group: Group, told: Iterable[StepSummary] = ()) -> None:
-        """Switches to commits: no releases are kept, and all steps since the last commit are charged together.
+        """Switches to charging in groups: saves no single releases, and charges all steps since the last commit together.
 
         Args:
             group: The first group of steps, empty.
-            told: Summaries of charged steps whose update the model has, but which callbacks may not have seen, for `replay`.
+            told: Summaries of charged steps that the model has already taken, but that callbacks may not have seen; `replay`
+                returns them.
         """
         self.commit()
         self.ahead, self._group = True, group
@@ -118,7 +119,7 @@ class Coordinator:
 
     @property
     def owes(self) -> bool:
-        """Returns whether this group has steps that are not charged yet."""
+        """Returns whether the present group of steps has steps that are not charged yet."""
         return self._group is not None and (self._committing is not None or bool(self._group.releases))
 
     @property
@@ -138,7 +139,7 @@ class Coordinator:
             self._group.charge(self._ledger)
 
     def wait(self) -> None:
-        """Waits for the thread that digests, saves or charges the last release."""
+        """Waits for the thread that hashes, saves or charges the last release."""
         if self._committing is not None:
             self._committing.result()
             self._committing = None
@@ -147,7 +148,9 @@ class Coordinator:
         """Takes one step: adds the noise, saves and charges the release, divides by the public divisor, updates the model.
 
         Args:
-            step: 0 .. T - 1.
+            step: Number of the step, Number of the step, Number of the step, Number of the step, Number of the step, Number of
+                the step, Number of the step, Number of the step, Number of the step, Number of the step, Number of the step,
+                Number of the step, Number of the step, 0 .. T - 1.
             total: Sum over all K groups.
 
         Returns:
@@ -168,7 +171,7 @@ class Coordinator:
         return summary
 
     def discard(self, step: int) -> StepSummary:
-        """Charges a discarded step: somebody may have seen a part of it.
+        """Charges a step whose sum is discarded, because somebody may have seen a part of the sum.
 
         Args:
             step: 0 .. T - 1.
@@ -221,7 +224,7 @@ class Coordinator:
             The noisy sum, shape ``(P + statistics,)``. Nothing that depends on it may leave the process before `commit`.
 
         Raises:
-            UserError: For the reasons given at `apply`.
+            UserError: For the same reasons as in `apply`.
         """
         self.wait()
         require_planned(total, step, plan=self._plan, size=self.blocks.size)
@@ -248,12 +251,12 @@ class Coordinator:
         return noisy
 
     def _owe(self, step: int, noisy: Tensor) -> None:
-        """Adds a release to the group, to be charged later. It runs in a second thread; nothing changes `noisy` any more."""
+        """Adds a release to the group, to be charged later. Runs in a second thread; nobody changes `noisy` any more."""
         assert self._group is not None  # without a group, `_keep_and_pay` runs instead
         self._group.releases.append(Release(step, self.blocks.digest(noisy)))
 
     def _keep_and_pay(self, step: int, noisy: Tensor) -> None:
-        """Saves and charges a release. It runs in a second thread; nothing changes `noisy` any more."""
+        """Saves and charges a release. Runs in a second thread; nobody changes `noisy` any more."""
         release = Release(step, self.blocks.digest(noisy))
         if self._releases is not None:
             self._releases.save(release, on_host(noisy))
@@ -276,7 +279,7 @@ class Coordinator:
         return self._noted(StepSummary(step, self._plan.steps, rate, norm, self._told(step, statistics), self.spent))
 
     def _squares(self, gradient: Tensor) -> Tensor:
-        """Returns parts of a gradient's squared L2 norm, ``(parts,)`` float64: of a long gradient, one part for each block."""
+        """Returns a gradient's squared L2 norm as summands, ``(n,)`` float64: for a long gradient, one for each block."""
         if self.blocks.length is None:
             return gradient.norm().double().square().view(1)  # exact: a float32 has 24 bits
         if _on_gpu(gradient):
@@ -294,11 +297,11 @@ class Coordinator:
         return summary
 
     def spent(self, steps: int) -> float | None:
-        """Returns the epsilon of all that was charged in the first `steps` steps; ``None`` if no guarantee holds."""
+        """Returns the epsilon of all releases that the first `steps` steps charged; ``None`` if no guarantee holds."""
         return self._ledger.epsilon_after(steps) if self._plan.has_guarantee else None
 
     def _told(self, step: int, statistics: Tensor | None) -> MetricsWindow | None:
-        """Passes the statistics that follow a noisy gradient to the private metrics; returns the window that this step ends."""
+        """Passes the noisy statistics of a step to the private metrics; returns the window that the step ends."""
         return None if self.private_metrics is None else self.private_metrics.take(step, statistics)
 
     def _require_finite(self, step: int, bound: float) -> None:

@@ -1,4 +1,4 @@
-"""The steps since the last commit: their uncharged releases, and their summaries, which callbacks may not have seen."""
+"""Holds the steps since the last commit: their uncharged releases, and their summaries, which callbacks may not have seen."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ class Group:
     Args:
         hold: Function that writes the state of the training; see `Hold`.
         every: Number of steps after which a group is full.
-        is_end: Function of the finished steps of the run; it returns whether a group ends there even if it is not full.
+        is_end: Function of the number of finished steps of the run; it returns whether the group ends after so many steps even
+            if it is not full.
 
     Attributes:
         releases: Releases that were made and are not charged yet.
         summaries: Summaries of the steps since the last commit.
-        whole: Whether the training is between two steps.
+        whole: Whether the training is between two steps, so that it has a state to write.
     """
 
     def __init__(self, hold: Hold, every: int, is_end: Callable[[int], bool] = lambda done: False) -> None:

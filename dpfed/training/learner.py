@@ -1,4 +1,4 @@
-"""The parts of a training: a model, records, a plan and a loss, independent of who makes them and where its steps run."""
+"""Collects the parts of a training: a model, records, a plan and a loss. They do not depend on where the steps run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MakeEngine = Callable[[nn.Module, PrivacyPlan, Randomness, int], Engine]
 
 
 def loop_over_groups(model: nn.Module, plan: PrivacyPlan, randomness: Randomness, rank: int) -> Engine:
-    """Returns an engine that computes InfoNCE one group after the other. It works for every model.
+    """Returns an engine that computes the InfoNCE loss one group after the other. It works for every model.
 
     Args:
         model: Model, on its device.
@@ -46,7 +46,7 @@ def loop_over_groups(model: nn.Module, plan: PrivacyPlan, randomness: Randomness
         rank: Not used.
 
     Raises:
-        UserError: If the plan's method has an engine of its own.
+        UserError: If the plan's method does not clip gradients of groups, but has an engine of its own.
     """
     if not plan.bounding.method.picks_engine:
         raise UserError(f"method '{plan.bounding.method_name}' has an engine of its own: give `engine`. [learner-engine]")
@@ -78,7 +78,7 @@ class SharedNoise:
 
     Attributes:
         parties: Number of parties that add the noise together (`PrivacyPlan.noise_of`).
-        std: Standard deviation on each number of their sum, which may exceed the plan's; ``None``: the plan's.
+        std: Standard deviation of the joint noise on each number of the sum, which may exceed the plan's; ``None``: the plan's.
     """
 
     parties: int = 1
@@ -129,14 +129,17 @@ class Learner:
 
     @property
     def divides_groups(self) -> bool:
-        """Returns whether workers with the same records divide a step's groups. Then the groups, and their sum, are the same
-        for any number of workers. Otherwise each worker has records of its own. If every record makes a group, this gives the
-        same sum; if features are computed once and cached, each record's features are computed by one worker."""
+        """Returns whether all workers have the same records, and divide each step's groups among themselves.
+
+        Then the groups, and their sum, are the same for any number of workers. Otherwise the records are divided among the
+        workers, for one of two reasons: every record is a group by itself, so the sum is the same anyway; or features are
+        cached, so that only one worker computes the features of each record.
+        """
         return not self.plan.bounding.method.singleton_groups and not self.views.cached
 
     @property
     def partition(self) -> Partition:
-        """This process's part of the groups, and of the records, by `rank` and `world_size`."""
+        """The part of the groups, and of the records, that this process has; `rank` and `world_size` determine it."""
         groups = self.plan.groups_of(self.rank, self.world_size)
         if self.divides_groups:
             return Partition(self.rank, PartitionRows(self.records, self.records.keys), groups, self.world_size)
@@ -178,7 +181,7 @@ class Learner:
         Args:
             randomness: The coordinator's secret randomness.
             ledger: Ledger of this plan.
-            releases: Store of noisy sums until a checkpoint includes them.
+            releases: Store that keeps noisy sums until a checkpoint includes their effect.
         """
         return Coordinator(
             plan=self.plan,
@@ -193,7 +196,7 @@ class Learner:
         )
 
     def create_ledger(self, path: str | Path, marks: dict[str, bool] | None = None) -> Ledger:
-        """Creates a ledger for this training. Every release is charged there before anything that depends on it leaves.
+        """Creates this training's ledger, to which a release is charged before anything that depends on it leaves the process.
 
         Args:
             path: Path of the file, which must not exist.
@@ -214,7 +217,7 @@ class Learner:
         load_weights(checkpoint, self.model, [*private_metrics, *post_processors(self.optimizer, self.model)])
 
     def replace(self, **changes: Any) -> Learner:
-        """Returns a copy with some attributes changed."""
+        """Returns a copy of the learner with some attributes changed."""
         return dataclasses.replace(self, **changes)
 
     def _public_negatives(self) -> PublicNegatives | None:

@@ -1,4 +1,4 @@
-"""The training loop. Read this first: everything else is a detail of one of its lines."""
+"""The training loop. Read this module first: the other modules are details of its lines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train(
 
 @contextlib.contextmanager
 def committed(coordinator: Coordinator) -> Iterator[None]:
-    """Commits when the block ends, before an error leaves it: the error's message may depend on the last releases."""
+    """Commits when the block ends. If an error ends it, the commit comes first: the error's message may depend on releases."""
     try:
         yield
     except BaseException:
@@ -59,7 +59,7 @@ def committed(coordinator: Coordinator) -> Iterator[None]:
 
 
 def taken(transport: Transport, coordinator: Coordinator, steps: Iterable[int]) -> Iterator[StepSummary]:
-    """Takes one step after the other. The caller must call `Coordinator.commit` before anything that depends on a step leaves.
+    """Takes one step after the other. The caller must call `Coordinator.commit` before anything of a step leaves the process.
 
     Args:
         transport: Transport that adds up the workers' sums.

@@ -1,4 +1,4 @@
-"""Optimizers and their learning rates: post-processing of a private gradient, so none of it costs privacy."""
+"""Makes optimizers and their learning rates. Both are post-processing of a noisy gradient, so they cost no privacy."""
 
 from __future__ import annotations
 
@@ -42,15 +42,17 @@ class Update:
     Args:
         config: Configuration of the optimizer; ignored if `own_optimizer` is given.
         parameters: Parameters that the optimizer updates.
-        steps: Length T of the run.
+        steps: T, number of steps of the run.
         own_optimizer: The user's own optimizer.
-        manual: Whether the user steps the optimizer: then a step only leaves the noisy mean in ``.grad`` of the parameters.
+        manual: Whether the user steps the optimizer: then a step only leaves the noisy mean gradient in ``.grad`` of the
+            parameters.
 
     Attributes:
         optimizer: The torch optimizer.
 
     Raises:
-        UserError: If `own_optimizer` fails, makes no optimizer or scheduler of torch, or an optimizer of other parameters.
+        UserError: If `own_optimizer` fails, returns something other than a torch optimizer or scheduler, or an optimizer of
+            other parameters.
     """
 
     def __init__(

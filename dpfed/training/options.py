@@ -23,7 +23,7 @@ _OWN = When("optimizer.name", lambda optimizer: optimizer.is_own, "set optimizer
 
 
 class OptimizerConfig(Section):
-    """Settings of how the noisy gradient updates the weights. This is post-processing and costs no privacy."""
+    """Settings that say how the noisy gradient updates the weights. The update is post-processing and costs no privacy."""
 
     name: str = Field(
         "adam",
@@ -44,7 +44,7 @@ class OptimizerConfig(Section):
 
     @property
     def is_own(self) -> bool:
-        """Returns whether the optimizer is named by an import path: one of another library, or the user's own."""
+        """Returns whether the optimizer is named by an import path, as one of another library or of the user is."""
         return is_name(self.name)
 
     @field_validator("name")

@@ -1,4 +1,4 @@
-"""Checks that a sum matches the plan, for which its noise is calibrated."""
+"""Checks that a sum matches the plan for which the noise is calibrated."""
 
 from __future__ import annotations
 

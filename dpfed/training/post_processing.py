@@ -1,8 +1,8 @@
 """Post-processing of public noisy sums: filters of the gradient, averages of the weights, target networks.
 
-Differential privacy is closed under post-processing, so nothing here costs epsilon. Nothing here may read anything but the
+Differential privacy is closed under post-processing, so no processor costs epsilon. A processor may read nothing but the
 coordinator's releases. A run has a list of processors, in order. Each keeps its own state, which checkpoints store under the
-processor's name and no other code reads. To add a processor, write a class here and a line in `post_processors`.
+processor's name and no other code reads. To add a processor, write a class in this module and a line in `post_processors`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class PostProcessor:
     """A function of the noisy sums. Each method does nothing unless it is overridden.
 
     Attributes:
-        name: Name under which a checkpoint stores the state: one word.
+        name: Name under which a checkpoint stores the processor's state, one word.
     """
 
     name: str
 
     def gradient(self, step: int, gradient: Tensor) -> Tensor:
-        """Returns the gradient ``(P,)`` for the optimizer, in place of the noisy one ``(P,)``."""
+        """Returns the gradient ``(P,)`` that the optimizer gets instead of the noisy gradient ``(P,)``."""
         return gradient
 
     def updated(self, step: int) -> None:
         """Called after the model got the new parameters of a step."""
 
     def averaged(self, weights: Tensor) -> Tensor:
-        """Returns the weights ``(P,)`` that are measured and published, in place of the current training weights ``(P,)``."""
+        """Returns the weights ``(P,)`` that are measured and published instead of the current training weights ``(P,)``."""
         return weights
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -83,10 +83,10 @@ class MovingAverage(PostProcessor):
 
 
 class SetWeights(PostProcessor):
-    """Writes each noisy sum into its place in the weights, in a run in closed form.
+    """Writes each noisy sum of a run in closed form into its place in the weights.
 
-    The optimizer subtracts the gradient that it gets (`dpfed.training.optimizers.SETTING`), and each place holds 0 before its
-    step.
+    Each place holds 0 before its step, and the optimizer subtracts the gradient that it gets
+    (`dpfed.training.optimizers.SETTING`). So the gradient is the negated sum in that place, and 0 elsewhere.
     """
 
     name = "set_weights"
@@ -133,7 +133,7 @@ def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProce
 
 @contextlib.contextmanager
 def averaged_weights(model: nn.Module, processors: Sequence[PostProcessor]) -> Iterator[None]:
-    """Gives the model the weights that are measured and published; afterwards, the weights with which training continues."""
+    """Gives the model the weights that are measured and published, and after the block the weights with which it trains on."""
     vector = TrainableVector(model)
     current = vector.gather()
     assign_averaged_weights(model, processors)
@@ -165,7 +165,7 @@ def load_states(processors: Sequence[PostProcessor], states: Mapping[str, Tensor
     Args:
         processors: Processors of the run, as its configuration names them.
         states: States of all processors; see `states_of`.
-        origin: Source of the states, for the message.
+        origin: Source of the states, such as a file, for the message.
 
     Raises:
         UserError: If the states belong to other processors.

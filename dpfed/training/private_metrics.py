@@ -1,8 +1,8 @@
-"""Training curves and the adaptive clipping threshold, from the released group statistics.
+"""Computes training curves and the adaptive clipping threshold from the released statistics of the groups.
 
-Both are functions of noisy sums, so they cost no further privacy. The threshold follows a quantile of the gradients' norms
-(Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"): it grows if too few norms are below it. With
-adaptive clipping it is the clip norm of the next step.
+Both are functions of noisy sums, so they cost no further privacy. The threshold follows a quantile of the L2 norms of the
+groups' gradients (Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"): it grows if too few norms are
+below it. With adaptive clipping the threshold is the clip norm of the next step.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class PrivateMetrics(PostProcessor):
 
     @property
     def threshold(self) -> float:
-        """L2 norm against which the next step counts the groups' gradients."""
+        """L2 norm with which the next step compares the norms of the groups' gradients."""
         return self._state["threshold"].item()
 
     def gradient(self, step: int, gradient: Tensor) -> Tensor:
-        """See `PostProcessor`. With adaptive clipping a sum is in units of the threshold, so it is scaled back here."""
+        """See `PostProcessor`. With adaptive clipping a sum is in units of the threshold, so this method scales it back."""
         return gradient * (self.threshold / self._bounding.clip_norm) if self._bounding.clipping == "adaptive" else gradient
 
     def take(self, step: int, released: Tensor | None) -> MetricsWindow | None:

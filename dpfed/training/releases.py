@@ -1,8 +1,8 @@
-"""The noisy sums since the last checkpoint, kept on disk so that a resumed run repeats them exactly on any machine.
+"""Keeps the noisy sums since the last checkpoint on disk, so that a resumed run repeats them exactly on any machine.
 
 Noisy sums are the mechanism's output, so they are no more private than the parameters. They are kept because a step must not be
-released twice: both releases would hold the same sampled records, and together they would cost more than two steps. A noisy sum
-is saved before it is charged; one that a crash left uncharged is charged when the run resumes.
+released twice: both releases would depend on the same sampled records, so together they would cost more than two steps. A noisy
+sum is saved before it is charged. A sum that a crash left uncharged is charged when the run resumes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Releases:
         self._folder = folder
 
     def save(self, release: Release, noisy: Tensor) -> None:
-        """Saves a noisy sum; when this returns, it is on disk."""
+        """Saves a noisy sum; when this method returns, the sum is on disk."""
         make_folder(self._folder)
         name = f"{release.step:08d}-{release.digest}.f32"
         write_atomically(self._folder / name, noisy.detach().cpu().numpy().data.cast("B"))
 
     def load(self, step: int, blocks: Blocks, digest: str | None = None) -> Tensor | None:
-        """Returns the noisy sum of a step, float32; ``None`` if no complete and undamaged one is saved.
+        """Returns the noisy sum of a step, float32; ``None`` if no complete and undamaged sum is saved.
 
         Args:
             step: Training step.
-            blocks: Division of the sum into blocks, from which its digest is made.
+            blocks: Division of the sum into blocks, from whose hashes the sum's digest is made.
             digest: Digest of the release that was charged; ``None``: any saved release of the step.
         """
         for match in self._named(step):
@@ -65,7 +65,7 @@ class Releases:
                 path.unlink()
 
     def _named(self, step: int | None = None) -> Iterator[re.Match[str]]:
-        """Yields the matched names of the saved files, sorted; with `step`, only those of that step."""
+        """Yields the regular-expression matches of the saved files' names, sorted; with `step`, only those of that step."""
         for path in sorted(self._folder.glob("*.f32")):
             match = _NAME.fullmatch(path.name)
             if match is not None and (step is None or int(match["step"]) == step):

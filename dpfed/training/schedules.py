@@ -1,4 +1,4 @@
-"""Learning rates over the steps of a run. They are public, so they cost no privacy."""
+"""Computes the learning rates of a run's steps. They are public, so they cost no privacy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dpfed.training.options import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Returns the learning rate of a step: linear warm-up, then constant or a cosine to zero.
+    """Returns the learning rate of a step: a linear warm-up, followed by a constant rate or a cosine that falls to zero.
 
     Args:
         config: Peak rate, warm-up and schedule.

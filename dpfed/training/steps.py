@@ -1,4 +1,4 @@
-"""A training in a folder: its ledger, checkpoints and coordinator, ready to take the first remaining step."""
+"""Opens a training in a folder: its ledger, checkpoints and coordinator, ready to take the first remaining step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Files:
     Attributes:
         ledger: File of the releases that were charged.
         checkpoints: Folder of the checkpoints.
-        releases: Folder of the noisy sums since the last checkpoints, used if each step is charged separately.
+        releases: Folder of the noisy sums since one of the last checkpoints, used if each step is charged separately.
         commits: Folder of the encrypted state at the last commit, used if steps are charged in groups; ``None``: ``commits``
             next to `releases`.
     """
@@ -55,19 +55,20 @@ class Steps:
         keep: Number of checkpoints that are kept in addition to the first one.
         checkpoint_every: Number of steps between two checkpoints.
         seen_outside: Whether parties outside the trust boundary see the parameters after each step. Then each step is charged
-            before the next one begins, and releases are kept for longer, because these parties refuse to compute a step again.
+            before the next one begins, and noisy sums are kept for longer, because these parties refuse to compute a step
+            again.
         commit_every: Largest number of steps that `run` charges together; ignored with `seen_outside`.
 
     Attributes:
-        learner: Learner as given.
+        learner: The argument `learner`.
         ledger: Ledger of the releases that were charged.
         coordinator: Coordinator, which adds the noise, charges the ledger and updates the model.
         checkpoints: Checkpoints of the training.
         start: First remaining step.
-        shown: Number of steps that callbacks have certainly seen. The steps from there to `start` are shown to them, maybe for
-            the second time.
+        shown: Number of steps that callbacks have certainly seen. Callbacks are shown the steps from `shown` to `start`, maybe
+            for the second time.
         resumed: Whether the training began before.
-        damaged: Paths of unreadable checkpoints that are newer than `start`. No step is charged twice because of them.
+        damaged: Paths of unreadable checkpoints that are newer than `start`. Their steps are repeated, but not charged again.
 
     Raises:
         UserError: If the ledger is lost, damaged or another plan's, or the checkpoints do not belong to it.
@@ -190,7 +191,7 @@ class Steps:
         return ledger
 
     def _load_or_save_first(self) -> int:
-        """Restores the newest commit or undamaged checkpoint, or saves the first one; returns the number of finished steps."""
+        """Restores the newest commit or undamaged checkpoint, or saves a first one; returns the number of finished steps."""
         if not self.checkpoints.paths():
             self.checkpoints.save(Position(0, 0, self.plan.fingerprint), self.learner.model, self.coordinator)
             return 0
@@ -230,7 +231,7 @@ class Steps:
         return commit
 
     def _hold(self, releases: Sequence[Release], summaries: Sequence[StepSummary]) -> Callable[[], None]:
-        """Writes a draft, and returns the function that names it; see `Hold`."""
+        """Writes the training's state as a draft, and returns the function that makes it the newest state; see `Hold`."""
         position = Position(summaries[-1].done, self.ledger.charged + len(releases), self.plan.fingerprint)
         draft = self._commits.write(self.coordinator, position, releases, summaries)
         return lambda: self._commits.name(draft)

@@ -1,4 +1,4 @@
-"""Aggregation of the workers' sums: the only part in which deployments differ."""
+"""Adds up the workers' sums. This is the only part of training in which deployments differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Transport(Protocol):
         """Returns the sum over all workers' groups of one step; ``None``: the step was discarded, and is still charged."""
 
     def set_clip_threshold(self, threshold: float) -> None:
-        """Sends all workers the norm against which they count gradients; with adaptive clipping it is also the clip norm."""
+        """Sends all workers the L2 norm with which they compare gradients; with adaptive clipping they clip to it, too."""
 
 
 class InProcess:

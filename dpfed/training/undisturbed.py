@@ -1,4 +1,4 @@
-"""Delays Ctrl-C and SIGTERM until a step of the coordinator is over, so that the state is one between two steps."""
+"""Delays Ctrl-C and SIGTERM until a step of the coordinator is over, so that no step is left half done."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ENDING = signal.SIGINT, signal.SIGTERM
 def undisturbed() -> Iterator[None]:
     """Delays SIGINT and SIGTERM until the end of the block, which is short.
 
-    Only signals with a Python handler are delayed. Others end the process at once, which loses no more than a power cut.
-    Python calls handlers in the main thread, so a block in another thread is not interrupted anyway.
+    Only signals with a Python handler are delayed. Signals without such a handler end the process at once, which loses no more
+    than a power cut. Python calls handlers in the main thread, so they never interrupt a block in another thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -24,7 +24,7 @@ from dpfed.privacy.randomness import Randomness
 
 
 def indices_of_rank(indices: np.ndarray, keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """Returns the indices of the records that belong to one of several ranks. A record's rank is a function of its key.
+    """Returns the indices of the records that belong to one of several ranks. A record's rank follows from its key alone.
 
     Args:
         indices: Indices to divide among the ranks, shape ``(n,)``.
@@ -36,30 +36,30 @@ def indices_of_rank(indices: np.ndarray, keys: np.ndarray, rank: int, world_size
 
 
 class Worker:
-    """The holder of private records, which hands out nothing but `BoundedSum`.
+    """The holder of private records. It hands out nothing but a `BoundedSum` for each step.
 
     Args:
         plan: Plan with the sampling rate, the groups and the clipping rule.
-        model: Model: shared with the coordinator in one process, a replica elsewhere.
+        model: Model: the coordinator's own if both are in one process, otherwise a replica of it.
         engine: Engine that computes the sum of clipped gradients of `model`.
         views: Maker of the views of this worker's store.
         indices: Indices in the store of this worker's training records, shape ``(n,)``; or `PartitionRows`, which compute them.
-        keys: Record keys of `indices`, shape ``(n,)``; of all rows of the store if `indices` are `PartitionRows`.
+        keys: Record keys of `indices`, shape ``(n,)``; if `indices` are `PartitionRows`, the keys of all rows of the store.
         randomness: The workers' secret randomness.
         microbatch: Number of records whose views are in memory at a time; a group is never divided.
         rank: Number of the worker.
         groups: Number K_w of this worker's groups, out of the plan's K; ``None``: all.
         world_size: Number of workers on the same records among whom the K groups are divided; 1: the records are this worker's
             alone.
-        noise_shares: Number of parties that add the noise together, if owners add it (`PrivacyPlan.noise_of`).
+        noise_shares: Number of parties that add the noise together, if the data owners add it (`PrivacyPlan.noise_of`).
         units: Keys of the records' units, in the order of `keys`, if the plan protects units; otherwise ``None``.
-        public_negatives: Public records that join every group, if the method has any.
+        public_negatives: Public records that are added to every group, if the method uses them.
 
     Attributes:
-        engine: Engine as given.
-        views: Maker of the views as given.
-        threshold: L2 norm against which gradients are counted, and to which adaptive clipping clips. The coordinator sets it
-            before each step if the plan releases statistics. It is public.
+        engine: The argument `engine`.
+        views: The argument `views`.
+        threshold: L2 norm, public, with which the worker compares the norm of each group's gradient. Adaptive clipping also
+            clips to it. If the plan releases statistics, the coordinator sets it before each step.
 
     Raises:
         ValueError: If units or public negatives are missing although the plan needs them, or given although it does not.
@@ -115,14 +115,14 @@ class Worker:
 
     @property
     def asks_about_norms(self) -> bool:
-        """Returns whether `threshold` has an effect: the plan releases statistics."""
+        """Returns whether `threshold` has an effect, that is, whether the plan releases statistics of the groups."""
         return self._plan.statistics is not None
 
     def bounded_sum(self, step: int) -> BoundedSum:
-        """Takes one step: samples, groups, makes views, clips each group's gradient, adds up.
+        """Samples records, groups them, makes their views, clips each group's gradient, and adds the clipped gradients up.
 
         Args:
-            step: Training step; all randomness follows from it and the workers' secret.
+            step: Training step; the step's number and the workers' secret determine all randomness.
 
         Returns:
             The exact sum over this worker's groups. If no record was sampled, the sum is zero: an empty step still counts as a
@@ -156,9 +156,10 @@ class Worker:
 
     @property
     def _clip(self) -> float | Clip:
-        """The clipping rule for the groups of the next step, in grid steps. Every rule gives parts of at most R grid steps.
+        """The clipping rule for the groups of the next step. Clipped gradients have L2 norm at most R, in steps of the grid.
 
-        The clip norm C enters only here: 1 in a gradient is R / C grid steps.
+        R is the grid's radius. This is the only place where the clip norm C matters: a number 1 in a gradient is R / C grid
+        steps.
         """
         if self._grid is None:
             return math.inf
@@ -197,7 +198,7 @@ class Worker:
         return norms
 
     def draw(self, step: int) -> StepDraw:
-        """Returns the sampled records of a step and their groups: a function of key and step, possibly computed ahead.
+        """Returns the sampled records of a step, in groups. Secret and step determine them, so they may be computed ahead.
 
         Args:
             step: Training step.
@@ -219,7 +220,7 @@ class Worker:
         )
 
     def _prefetch(self, step: int) -> None:
-        """Draws the next step and starts reading its first images during the last gradients and the transfer of the sum."""
+        """Draws the next step's records and starts reading its first images, during this step's last gradients and transfer."""
         if step >= self._plan.steps:
             return
         draw = self.draw(step)

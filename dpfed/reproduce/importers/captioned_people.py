@@ -1,4 +1,4 @@
-"""CUHK-PEDES and RSTPReid: pictures of people, each with a few captions, in one JSON file beside a folder of images.
+"""Imports CUHK-PEDES and RSTPReid: pictures of people, each with a few captions, in a JSON file beside a folder of images.
 
 This module also contains the importer of DeepFashion-MultiModal: fashion pictures, each with one caption.
 """
@@ -132,8 +132,8 @@ class DeepFashionImporter(Importer):
 
     The file name is the record's id. The privacy unit is the item, DeepFashion's word for one piece of clothing that was
     photographed several times; its id is part of the file name (``MEN-Denim-id_00000080-01_7_additional.jpg``). The unit is not
-    the person: one model wears several items.
-    The data set has no official splits, so all records are for training unless some are held out.
+    the person: a fashion model wears several items. The data set has no official splits, so all records are for training unless
+    some are held out.
     """
 
     name = "deepfashion-mm"

@@ -1,4 +1,4 @@
-"""ROCO, versions 1 and 2: radiology figures with their captions in the articles from which they come."""
+"""Imports ROCO, versions 1 and 2: radiology figures with their captions from the articles in which they appeared."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ class _Figure:
 
 
 class RocoImporter(Importer):
-    """Importer of both public releases as they unpack; a record's id is the image's path below the folder of the splits.
+    """Importer of both public releases as they are unpacked. A record's id is the image's path below the folder of the splits.
 
     Version 1 has ``{train,validation,test}/radiology/captions.txt`` (lines of id, tab, caption) beside ``images/ID.jpg``,
-    directly or under ``data/``. One folder with ``captions.txt`` and ``images/`` can also be imported alone; this is the way to
-    import the non-radiology images.
-    Version 2 has ``{train,valid,test}_captions.csv`` with the columns ID and Caption, and the images in ``train/`` or
-    ``train_images/``, and so on. Neither version says which figures show the same patient.
+    directly or under ``data/``. A single folder with ``captions.txt`` and ``images/`` can also be imported; this is the way to
+    import the non-radiology images. Version 2 has ``{train,valid,test}_captions.csv`` with the columns ID and Caption, and the
+    images in ``train/`` or ``train_images/``, and so on. Neither version says which figures show the same patient.
     """
 
     name = "roco"
@@ -66,7 +65,7 @@ class RocoImporter(Importer):
 
 
 def _first_version(path: Path) -> list[Path]:
-    """Returns the folders of version 1 that contain captions.txt and images/: `path` itself, or those of the splits."""
+    """Returns the folders of version 1 that contain captions.txt and images/: `path` itself, or the folders of the splits."""
     candidates = [path] + [
         root / split / "radiology" for root in (path, path / "data") for split in ("train", "validation", "test")
     ]

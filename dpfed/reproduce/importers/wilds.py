@@ -1,4 +1,4 @@
-"""Camelyon17 patches, in the layout of the WILDS benchmark."""
+"""Imports Camelyon17 (patches of histology slides from five hospitals) in the layout of the WILDS benchmark."""
 
 from __future__ import annotations
 
