@@ -35,6 +35,7 @@ def heads(bench: Bench, row: dict[str, Any], seed: int, public: Bench | None = N
     count, epsilon = row["records"], row["epsilon"]
     sections = tree(bench.store.path, bench.parts.config.data.size, bench.files)
     sections |= {"views": {"cached": 1}, "adaptation": {"image": "frozen"}}
+    sections["data"].pop("stores", None)  # for methods that write no store
     sections["privacy"] = {"seed": 0, "batch": max(32, round(SHARE * min(count, 4096))), "steps": STEPS}
     sections["optimizer"] = {"name": "adam", "learning_rate": row["rate"]}
     if public is not None:

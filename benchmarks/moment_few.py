@@ -242,7 +242,7 @@ def main(place: str, work: str, *given: str) -> None:
     files, folder = towers(Path(place)), Path(work)
     places = dict(one.split("=", 1) for one in given)
     second = _second(Path(places.pop("second"))) if "second" in places else None
-    sets: dict[str, Any] = {}
+    sets: dict[str, Any] = {**figures(NAME)["sets"]}  # sets that are not given stay
     for name, path in places.items():
         many = MANY.get(name, ())
         own = bench(_store(name, path, folder), {"cifar10": 64, "shapes": 32}.get(name, 128), files, folder, "last")

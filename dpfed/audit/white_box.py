@@ -90,14 +90,13 @@ class Board:
 
         def draw(plan: PrivacyPlan, indices: np.ndarray, partition: Partition) -> StepDraw:
             drawn_units = None if units is None else units[indices]
-            groups, divided = (
-                (plan.groups, (partition.rank, partition.world_size))
-                if partition.world_size > 1
-                else (partition.groups, (0, 1))
-            )
-            return draw_step(plan, randomness, step, indices, parts.store.keys[indices], groups, drawn_units, None, *divided)
+            groups = plan.groups if partition.world_size > 1 else partition.groups
+            return draw_step(plan, randomness, step, indices, parts.store.keys[indices], groups, drawn_units)
 
-        for partition in self.under.partitions(present):
+        partitions = self.under.partitions(present)
+        if partitions[0].world_size > 1:  # every worker holds all records, and a group is the same whoever computes it
+            partitions = partitions[:1]
+        for partition in partitions:
             indices = np.asarray(partition.indices)
             canary = self._numbers[indices] >= self.under.fillers
             drawn = draw(parts.plan, indices[~canary], partition).indices

@@ -202,7 +202,7 @@ def draw_step(
 def dealt(sizes: np.ndarray, world_size: int) -> np.ndarray:
     """Deals groups to workers by size: the largest ones first, from the first worker to the last one and back.
 
-    Each worker gets as many groups as if group g went to rank g modulo W.
+    Each worker gets as many groups as if group g belonged to rank g modulo `world_size`.
 
     Args:
         sizes: Sizes of all groups, ``(K,)`` int64.
