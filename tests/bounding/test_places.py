@@ -109,6 +109,9 @@ def test_a_stranger_moves_nobody_in_a_model_that_needs_it():
 @pytest.mark.usefixtures("asked_each_time")
 def test_without_it_the_check_of_bits_sees_the_model(monkeypatch):
     """Sabotage: the model is taken for one that needs nothing."""
+    products = at_every_index(torch.bmm, (11, 11), (11, 5))
+    if all(torch.equal(products[0], product) for product in products):
+        pytest.skip("this processor computes such products alike at every index of a batch")
     monkeypatch.setattr(places, "_RULES", {})
     with pytest.raises(DependsOnOthers, match="engine-not-alike"):
         moved()
