@@ -36,7 +36,7 @@ def pretrain(
     callbacks: Iterable[Callback] = (),
     say: Callable[[Chosen], None] | None = None,
 ) -> RunDirectory:
-    """Makes all choices and trains; the same request resumes an interrupted run, and returns a finished run.
+    """Makes all choices and trains. The same request resumes an interrupted run; a finished run is only returned.
 
     Args:
         request: Request of the user.

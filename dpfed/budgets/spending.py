@@ -64,7 +64,7 @@ def set_budget(
             ledger = _new(store, epsilon, delta, unit or "record", dict.fromkeys(others, distinct or ""))
         elif unit not in (None, ledger.head.unit):
             raise UserError(
-                f"the budget of {store.path} is for each {ledger.head.unit}, which cannot change: leave --unit out. "
+                f"the budget of {store.path} is counted for each {ledger.head.unit}, and that cannot change: leave --unit out. "
                 "[budget-unit]"
             )
         number = 1 + max((entry.number for entry in ledger.sets), default=-1)

@@ -192,7 +192,7 @@ def _in_worker(settings: dict[str, Any]) -> str | None:
 
 @contextlib.contextmanager
 def _connected(progress: Progress) -> Iterator[bool]:
-    """Connects to a Ray cluster for the block. Yields whether this process started the cluster, for this run only."""
+    """Connects to a Ray cluster for the block. Yields ``True`` if this process started the cluster, for this run alone."""
     import ray
 
     if ray.is_initialized():

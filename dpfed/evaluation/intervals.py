@@ -103,7 +103,10 @@ def beyond_noise(change: Interval, figure: float, draws: Sequence[float]) -> Int
 
 
 def _effective(values: np.ndarray, clusters: np.ndarray) -> float:
-    """Returns the number of independent queries with which the share would vary as much; at most the number of queries."""
+    """Returns the number of independent queries whose share of hits would vary as much as that of these clustered queries.
+
+    It is at most the number of queries.
+    """
     count, share = len(values), float(values.mean())
     sums, sizes = _by_cluster(values, clusters)
     if len(sums) == count:

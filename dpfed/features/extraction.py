@@ -178,7 +178,7 @@ class _Extraction:
         return digest.hexdigest()
 
     def _signs(self, like: Tensor) -> list[object]:
-        """Returns values that show how the towers compute: tokens of two texts, and sums of features of texts and of noise.
+        """Returns a fingerprint of how the towers compute: tokens of two texts, and sums of features of texts and of noise.
 
         The towers' weights alone do not tell how many attention heads there are, which activation follows a layer, or how texts
         become tokens. The sums are of the absolute features of the two texts and of two images of noise. Each sum is rounded to

@@ -142,8 +142,8 @@ def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> 
         if isinstance(built, SimCLRModel | TwoTowerModel):
             raise UserError(
                 f"model.image = {model.image!r} returns a whole model, {type(built).__name__}; expected an encoder (images "
-                "to features): return the encoder alone, and dpfed adds the rest ([model] embedding). A whole model, such as "
-                "BYOL, trains in one process: dpfed.Trainer(model, ...). [model-whole]"
+                "to features): return the encoder alone; dpfed adds the projection to [model] embedding. To train a whole "
+                "model, such as BYOL, in one process, use dpfed.Trainer(model, ...). [model-whole]"
             )
         return built
     if model.timm is not None:

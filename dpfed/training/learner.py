@@ -74,11 +74,11 @@ class Partition:
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """The noise of a federation whose parties add it among themselves.
+    """Noise of a federation to which each party contributes a part.
 
     Attributes:
         parties: Number of parties that add the noise together (`PrivacyPlan.noise_of`).
-        std: Standard deviation of the joint noise on each number of the sum, which may exceed the plan's; ``None``: the plan's.
+        std: Standard deviation of the joint noise on each number of the sum; it may exceed the plan's. ``None``: the plan's.
     """
 
     parties: int = 1

@@ -84,7 +84,7 @@ class PublishedMoments:
     """Releases noisy means and variances of both views (theorems 2 and 3), and computes the gradients of the Barlow Twins loss.
 
     Args:
-        mean_noise: Noise with a standard deviation of noise multiplier times 2/n.
+        mean_noise: Noise whose standard deviation is the noise multiplier times 2/n.
         scatter_noise: Noise with a standard deviation of noise multiplier times 6, for the sums of squares around the mean.
         redundancy: Weight of the terms off the diagonal.
     """

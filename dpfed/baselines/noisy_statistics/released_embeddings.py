@@ -116,11 +116,11 @@ class ReleasedEmbeddings:
 
 
 def contrast(embeddings: Tensor, negatives: Tensor, slot: Tensor, temperatures: Tensor) -> Tensor:
-    """Computes InfoNCE in both directions. Every record is contrasted with the slots that it did not draw.
+    """Computes InfoNCE in both directions. Each record drew one slot; the estimates of all other slots are its negatives.
 
     Args:
         embeddings: Embeddings ``(n, 2, D)``.
-        negatives: Estimates that the slots give, ``(M, 2, D)``, constants.
+        negatives: Estimates of the slots, ``(M, 2, D)``, without gradient.
         slot: Slot that each record drew, ``(n,)``; its loss leaves this slot out.
         temperatures: Temperatures ``(n,)``.
 

@@ -146,9 +146,10 @@ def _check_once(terms: list[Term], names: list[str]) -> None:
 
 
 def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.device) -> None:
-    """Rejects layers whose output does not have rows of records; a table of parameters may by chance have as many rows.
+    """Rejects layers whose output has no batch dimension, such as a table of parameters.
 
-    Such a layer has as many rows for two records as for one, which two passes over blank records show.
+    By chance, such a table may have as many rows as there are records. Two passes over blank records, with one record and with
+    two, show which layers have equally many rows in both.
 
     Args:
         loss: Model and objective.

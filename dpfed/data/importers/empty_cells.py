@@ -44,7 +44,7 @@ class EmptyCells:
         self._units: Counter[str] = Counter()
 
     def read(self, record: RecordInput) -> RecordInput | Unreadable:
-        """Returns the record without captions that stand for an empty cell.
+        """Removes from a record the captions that only mark an empty cell, and returns the record.
 
         If the record has such captions and no others, it is returned as unreadable.
         """

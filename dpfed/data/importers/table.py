@@ -289,7 +289,7 @@ def _columns(names: Sequence[str], path: Path) -> _Columns:
     used = (file, title, split, label, unit)
     if twice := next((name for name, count in Counter(names).items() if count > 1 and name in used), None):
         places = " and ".join(str(place) for place, name in enumerate(names, start=1) if name == twice)
-        raise UserError(f"the columns {places} of {path}:1 are all {twice!r}; rename those that are not meant. [table-twice]")
+        raise UserError(f"the columns {places} of {path}:1 are all named {twice!r}: rename all but one. [table-twice]")
     unused = tuple(dict.fromkeys(name for name in names if name and name not in used))
     return _Columns(file, title, split, label, unit, unit_name, unused)
 

@@ -56,8 +56,8 @@ def numbered_labels(
         kinds = {type(value) for value in values if value is not None}
         if not kinds <= {int, str} or len(kinds) > 1:
             raise UserError(
-                f"the label '{name}' is {' or '.join(sorted(kind.__name__ for kind in kinds))}: expected whole numbers, or "
-                "texts, and None for a record without the label. [records-label]"
+                f"the label '{name}' has values of {' and '.join(sorted(kind.__name__ for kind in kinds))}: expected only "
+                "whole numbers or only texts, with None for a record without the label. [records-label]"
             )
         distinct = sorted({value for value in values if value is not None and value != -1})
         place = {value: number for number, value in enumerate(distinct)}

@@ -152,7 +152,7 @@ def content_of(image: Image.Image | Tensor) -> bytes:
 
 
 def hashed(*parts: bytes) -> bytes:
-    """Returns a hash of a sequence of byte strings, 16 bytes."""
+    """Returns the 16-byte hash of a sequence of byte strings."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

@@ -187,7 +187,7 @@ class SiteFolder:
         return Randomness(secret)
 
     def terms(self) -> Terms:
-        """Returns the terms that the site joined.
+        """Returns the terms of the federation that the site joined.
 
         Raises:
             UserError: If the site has joined no federation.

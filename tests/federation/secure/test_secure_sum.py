@@ -287,7 +287,7 @@ def test_offers_of_others_steps_and_runs_are_refused():
             federation.masking[0].open(1, {1: substitute, 2: offers[2].envelopes[0]})
             pytest.fail(what)
     for number in (7, 0, -1):
-        with pytest.raises(UserError, match=f"site {number},.*mask-sender"):
+        with pytest.raises(UserError, match=f"site {number} as its sender.*mask-sender"):
             federation.masking[0].open(1, {number: offers[1].envelopes[0], 2: offers[2].envelopes[0]})
 
 
