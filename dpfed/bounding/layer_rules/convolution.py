@@ -165,7 +165,7 @@ class Geometry:
         return any(0 <= first + self.stride[axis] * position < size for position in range(positions))
 
     def patches(self, inputs: Tensor, rows: range, columns: range, positions: tuple[int, int]) -> Tensor:
-        """Copies patches of images ``(n, C, H, W)``, at rows and columns of the kernel, to ``(n, H' W', rows * columns * C)``."""
+        """Copies the patches at rows and columns of the kernel: ``(n, C, H, W)`` to ``(n, H' W', rows * columns * C)``."""
         vertical, horizontal = self.padding
         padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, horizontal, horizontal, vertical, vertical))
 

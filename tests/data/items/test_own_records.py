@@ -128,7 +128,7 @@ def test_items_that_are_no_images_are_said(items, said):
         ({"key": "missing"}, "it has no 'missing'; it has 'image'"),
         ({"key": "nothing"}, "expected a text or a whole number"),
         ({"caption": "blank"}, "its caption is empty"),
-        ({"label": "mixed"}, "is int or str"),
+        ({"label": "mixed"}, "has values of int and str"),
         ({"unit": lambda row: 1 / 0}, "ZeroDivisionError"),
     ],
 )
