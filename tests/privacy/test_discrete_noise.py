@@ -90,7 +90,7 @@ def test_equal_numbers_get_equal_noise_and_others_their_own():
 
 
 def test_only_whole_numbers_get_it():
-    with pytest.raises(TypeError, match="whole numbers, got torch.float64"):
+    with pytest.raises(TypeError, match="whole numbers: expected int64, got torch.float64"):
         noisy(torch.zeros(3, dtype=torch.float64))
     with pytest.raises(TypeError, match="only Gaussian noise"):
         KeyedNoise(NOISE, Randomness.from_seed(1), "share", "plan").add_(torch.zeros(3), 0)
