@@ -57,7 +57,7 @@ def table() -> list[Part]:
 
 
 def _cell(method: str, epsilon: float | None) -> Part:
-    name = method if epsilon is None else f"{method}, epsilon {epsilon:.0f}"
+    name = method if epsilon is None else f"{method}, epsilon {str(epsilon).removesuffix('.0')}"
     return Part("table1", (name,), 60.0, functools.partial(training.cell, method=method, epsilon=epsilon))
 
 

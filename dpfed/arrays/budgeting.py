@@ -43,7 +43,7 @@ class Held:
         if not self._ids:
             return NO_BUDGET
         budgets = settle(self._records, self._ids, self._reservation(charged))
-        taken = (f"{shown(budget)}, of which {budget.filter.part(budget.spent):.1%} is spent or reserved" for budget in budgets)
+        taken = (f"{shown(ledger)}, of which {ledger.filter.part(ledger.spent):.1%} is spent or reserved" for ledger in budgets)
         return "; ".join(taken)
 
     def _reservation(self, charged: int) -> Reservation:
