@@ -97,8 +97,8 @@ def _what_fits(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> str
     steps, smaller = most_steps(budget, spent, plan), largest_epsilon(budget, spent, plan)
     if smaller is None:
         return f"What still fits is {steps:,} steps with the noise of this plan." if steps else "Nothing fits any more."
-    epsilon, sigma = smaller
-    said = f"What still fits at these steps is epsilon {epsilon:g} (noise multiplier {sigma:g})"
+    largest, sigma = smaller
+    said = f"What still fits at these steps is epsilon {largest:g} (noise multiplier {sigma:g})"
     return said + (f", or {steps:,} steps with the noise of this plan." if steps else ".")
 
 
