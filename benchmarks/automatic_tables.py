@@ -41,8 +41,8 @@ def _alike(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     return (
-        "Here the choice trains exactly as the recipe does (from one seed, bit for bit), so both columns differ in their draws "
-        f"alone, and all runs together reach: {'; '.join(reached)}."
+        "Where the choice and the recipe train with the same settings, the columns differ in their draws alone. All runs "
+        f"together then reach: {'; '.join(reached)}."
     )
 
 

@@ -21,7 +21,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 
 _PARAMETER_BYTES = 4  # bytes of a parameter: float32
-_DRAWS = 16  # draws whose mean is taken
+_DRAWS, _MOST_GROUPS = 16, 1 << 20  # draws whose mean is taken, and the largest number of groups that are drawn
 _BETWEEN_COMMITS = 10.0  # seconds, about (`dpfed.runs.commit_pace`)
 _SET_ASIDE = 0.15  # cost of skipping a drawn record of another worker's group, as a fraction of the cost of grouping a record
 
@@ -189,6 +189,8 @@ def largest_share(groups: int, size: float, workers: int) -> float:
         size: B/K, the expected number of records of a group.
         workers: W, the number of workers.
     """
+    if groups > _MOST_GROUPS:  # sizes then average out
+        return size * math.ceil(groups / workers)
     random, busiest = np.random.default_rng(0), []
     for _ in range(_DRAWS):
         sizes = random.poisson(size, groups)

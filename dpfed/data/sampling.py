@@ -146,7 +146,6 @@ def draw_step(
     participants: Callable[[int], np.ndarray] | None = None,
     rank: int = 0,
     world_size: int = 1,
-    by_size: bool = True,
 ) -> StepDraw:
     """Draws the records of one step and their groups.
 
@@ -161,10 +160,8 @@ def draw_step(
         units: Keys of the records' units, ``(n,)`` uint64; ``None`` if records are protected individually.
         participants: Result of `participants_of` for these records, which caches draws for later steps; default: a new one.
         rank: Rank of the worker, 0 .. world_size - 1.
-        world_size: Number of workers that divide the groups.
-        by_size: Whether groups are divided among workers by their sizes (`dealt`), so that workers have about equally many
-            records. One more record may then move other groups to other workers, so the workers' sums must be exact. Otherwise
-            group g belongs to rank g modulo `world_size`.
+        world_size: Number of workers that divide the groups by size (`dealt`), so that workers have about equally many records.
+            One more record may move other groups to other workers, so the workers' sums must be exact.
 
     Returns:
         The drawn records by group; possibly none at all. All records of one unit are in one group. If the method puts every
@@ -181,8 +178,7 @@ def draw_step(
         group = np.minimum((uniforms * groups).astype(np.int64), groups - 1)
         if world_size > 1:
             sizes = np.minimum(np.bincount(group, minlength=groups), plan.bounding.cap or len(group))
-            owners = dealt(sizes, world_size) if by_size else np.arange(groups) % world_size
-            mine = owners[group] == rank
+            mine = dealt(sizes, world_size)[group] == rank
             drawn, group = drawn[mine], group[mine]
     if units is not None:
         _, unit = np.unique(units[drawn], return_inverse=True)

@@ -8,7 +8,6 @@ parameter is the vector of released moments, and the heads follow from this vect
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,8 @@ from dpfed.models.contract import method_of
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.moment_heads import MomentNoise, centres, heads
 from dpfed.models.moment_layout import MomentLayout
-from dpfed.models.text_tower import TextTower
+from dpfed.models.text_tower import FrozenTextTower, TextTower
+from dpfed.models.timm_encoders import TimmEncoder
 from dpfed.models.towers import ClipModel
 
 ATTRIBUTE = "moments"  # name of the model's attribute that owns its heads
@@ -177,7 +177,7 @@ def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -
         several_layers: Whether the towers give the features of several layers side by side, if they can.
     """
     model.requires_grad_(False)
-    for tower in _layered(model).values() if several_layers else ():
+    for tower in _layered(model) if several_layers else ():
         tower.give_several_layers()
     if isinstance(model, SimCLRModel):
         model.head = nn.Identity()
@@ -189,13 +189,15 @@ def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -
 
 def layers_of(model: nn.Module) -> dict[Side, int]:
     """Returns how many layers of each tower give features, side by side (`keep_towers`)."""
-    layered = _layered(model)
-    return {side: layered[side].layers if side in layered else 1 for side in bridges(model)}
+    counts: dict[Side, int] = dict.fromkeys(bridges(model), 1)
+    for tower in _layered(model):
+        counts["text" if isinstance(tower, FrozenTextTower) else "image"] = tower.layers
+    return counts
 
 
 def stages_of(model: nn.Module) -> list[int]:
     """Returns the indices of the image tower's stages whose means stand beside its features (`TimmEncoder.stages`)."""
-    return [stage for tower in _layered(model).values() for stage in getattr(tower, "stages", ())]
+    return [stage for tower in _layered(model) if isinstance(tower, TimmEncoder) for stage in tower.stages]
 
 
 def has_several_layers(model: nn.Module) -> bool:
@@ -203,18 +205,9 @@ def has_several_layers(model: nn.Module) -> bool:
     return any(count > 1 for count in layers_of(model).values())
 
 
-def _layered(model: nn.Module) -> dict[Side, Any]:
-    """Returns the towers that can give the features of several layers: they have a method ``give_several_layers``.
-
-    Such a tower also has an attribute ``layers``, the number of layers that give features.
-    """
-    towers: dict[Side, Any] = {}
-    if isinstance(model, TwoTowerModel):
-        text = model.text_encoder
-        towers = {"image": model.image_encoder, "text": text.backbone if isinstance(text, TextTower) else text}
-    elif isinstance(model, SimCLRModel):
-        towers = {"image": model.encoder}
-    return {side: tower for side, tower in towers.items() if hasattr(tower, "give_several_layers")}
+def _layered(model: nn.Module) -> list[TimmEncoder | FrozenTextTower]:
+    """Returns the towers that can give the features of several layers."""
+    return [module for module in model.modules() if isinstance(module, TimmEncoder | FrozenTextTower)]
 
 
 @torch.no_grad()

@@ -62,7 +62,8 @@ class Worker:
             clips to it. If the plan releases statistics, the coordinator sets it before each step.
 
     Raises:
-        ValueError: If units or public negatives are missing although the plan needs them, or given although it does not.
+        ValueError: If units or public negatives are missing although the plan needs them, or given although it does not; or if
+            workers divide the groups, and the engine's sums are not exact.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class Worker:
         if (plan.promise.unit == "user") != (units is not None):
             given = "not given" if units is None else "given"
             raise ValueError(f"the plan protects each {plan.promise.protected}, and units were {given}")
+        if world_size > 1 and plan.private and not engine.adds_whole_parts:
+            raise ValueError(f"{type(engine).__name__} rounds a worker's sum, and several workers need exact sums")
         public = 0 if public_negatives is None else public_negatives.count
         if bounding.options.get("public_records", 0) != public:
             raise ValueError(f"{public} public records join every group, unlike in the plan's method '{bounding.method_name}'")
@@ -216,7 +219,6 @@ class Worker:
             self._units,
             self._participants,
             *self._divided,
-            by_size=self.engine.adds_whole_parts,  # else each worker's sum is rounded, and only one of them may change
         )
 
     def _prefetch(self, step: int) -> None:

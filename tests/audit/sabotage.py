@@ -38,7 +38,7 @@ def sensitivity_c(patch):
 
 
 def shuffled_chunks(patch):
-    def chunks(plan, randomness, step, indices, keys, groups, *rest, **_):
+    def chunks(plan, randomness, step, indices, keys, groups, *rest):
         drawn = draw_step(plan, randomness, step, indices, keys, groups, *rest).indices
         order = np.random.default_rng(step).permutation(len(drawn))
         offsets = np.minimum(np.arange(0, len(drawn) + plan.bounding.group_size, plan.bounding.group_size), len(drawn))

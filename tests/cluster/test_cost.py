@@ -81,6 +81,11 @@ def test_seconds_bytes_hours_and_dollars_by_hand(promise):
     assert ten.efficiency == pytest.approx(20.25 / (10 * ten.step))
 
 
+def test_more_groups_than_memory_holds_are_estimated_all_the_same():
+    plan = PrivacyPlan.of(10**12, 10**11, 16, 1.0, 10, 1.0, 1e-13)
+    assert estimate(plan, MACHINES, 1_000_000, 64).largest_shard == pytest.approx(10**11 / 64, rel=1e-6)
+
+
 def test_a_commit_is_divided_among_the_steps_of_ten_seconds(promise):
     machines = dataclasses.replace(MACHINES, throughput=10_000.0, commit=0.4, latency=0.0, bandwidth=1e15, bookkeeping=0.0)
     one = estimate(promise, machines, 5_000_000, 1)  # a step of 1 second and 0.25 for the noise: eight in ten seconds

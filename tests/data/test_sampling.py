@@ -186,10 +186,9 @@ def test_groups_dealt_by_size_leave_workers_about_equally_many_records(groups, w
     assert records.max() <= np.bincount(np.arange(groups) % workers, weights=sizes).max()
 
 
-@pytest.mark.parametrize("by_size", [True, False])
-def test_workers_divide_a_steps_groups_without_overlap(by_size):
+def test_workers_divide_a_steps_groups_without_overlap():
     many, secret = keys(400), Randomness.from_seed(1)
-    draws = [draw_step(plan(), secret, 2, None, many, 30, rank=rank, world_size=3, by_size=by_size) for rank in range(3)]
+    draws = [draw_step(plan(), secret, 2, None, many, 30, rank=rank, world_size=3) for rank in range(3)]
     alone = groups_of(draw_step(plan(), secret, 2, None, many, 30), many)
     divided = [group for draw in draws for group in groups_of(draw, many)]
     assert sorted(map(sorted, divided)) == sorted(map(sorted, alone))

@@ -165,8 +165,8 @@ def test_two_private_records_in_a_group_break_the_bound(parts, monkeypatch):
     """The mechanism broken on purpose: records meet in groups, as in group clipping."""
     honest = worker_room.draw_step
 
-    def in_twos(*arguments, **options):
-        draw = honest(*arguments, **options)
+    def in_twos(*arguments):
+        draw = honest(*arguments)
         twos = np.argsort(draw.keys % np.uint64(20), kind="stable")  # a function of each record's own key
         offsets = np.flatnonzero(np.diff((draw.keys % np.uint64(20))[twos], prepend=np.uint64(21)))
         return StepDraw(draw.indices[twos], np.append(offsets, len(twos)), draw.keys[twos][offsets])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.bounding.engines import LoopEngine
 from dpfed.config import parse_config
 from dpfed.data.sampling import StepDraw
 from dpfed.data.store.record import RecordInput, record_key
@@ -187,6 +188,15 @@ def test_neighbours_stay_within_2c_though_groups_move_to_other_workers(tiny):
     assert moved_groups  # or it would be the same test as with one worker
 
 
+def test_several_workers_refuse_an_engine_that_rounds_their_sums(tiny, monkeypatch):
+    """With another record, groups move to other workers, so several roundings would change."""
+    parts = parts_with(tiny)
+    monkeypatch.setattr(LoopEngine, "adds_whole_parts", False)
+    parts.learner.worker(Randomness.from_seed(5))
+    with pytest.raises(ValueError, match="LoopEngine rounds a worker's sum"):
+        parts.with_learner(rank=1, world_size=3).learner.worker(Randomness.from_seed(5))
+
+
 def test_the_microbatch_does_not_change_the_sum(tiny):
     results = []
     for microbatch in (1, 16, 4096):
@@ -198,7 +208,7 @@ def test_the_microbatch_does_not_change_the_sum(tiny):
 def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
     """The mechanism broken on purpose: the same worker with the paper's grouping instead of independent draws."""
 
-    def chunked(plan, randomness, step, indices, keys, groups, *_, **__):
+    def chunked(plan, randomness, step, indices, keys, groups, *_):
         drawn = np.sort(worker_room_draw(plan, randomness, step, indices, keys, groups).indices)
         offsets = np.arange(0, len(drawn) + plan.bounding.group_size, plan.bounding.group_size)
         return StepDraw(drawn, np.minimum(offsets, len(drawn)))
@@ -262,7 +272,7 @@ def test_units_drawn_by_record_keys_move_the_sum_beyond_2c(tiny, monkeypatch):
     """The mechanism broken on purpose: every record of a unit is drawn, and chooses its group, for itself."""
     by_record = worker_room.draw_step
 
-    def draw_step(plan, randomness, step, indices, keys, groups, units=None, *_, **__):
+    def draw_step(plan, randomness, step, indices, keys, groups, units=None, *_):
         return by_record(plan, randomness, step, indices, keys, groups)
 
     monkeypatch.setattr(worker_room, "draw_step", draw_step)
