@@ -190,11 +190,11 @@ class Worker:
                 views, offsets = self._public_negatives.joined(
                     views, offsets, keys, self._randomness, step, self._vector.device
                 )
-            is_last, computes_beside = end == len(draw), self._vector.device.type == "cuda"
-            if is_last and not computes_beside:
+            is_last, beside = end == len(draw), _computes_beside_the_host(self._vector.device)
+            if is_last and not beside:
                 self._prefetch(step + 1)
             norms.append(self.engine.add_clipped(GroupBatch(views, offsets, step), clip, total, *asked))
-            if is_last and computes_beside:  # a GPU computes while the host draws
+            if is_last and beside:
                 self._prefetch(step + 1)
         if not ranges:
             self._prefetch(step + 1)
@@ -235,3 +235,8 @@ class Worker:
         if self._public_negatives and draw.keys is not None:
             keys = [draw.keys[first:end] for first, end in ranges]
             self._public_negatives.prefetch(keys, self._randomness, step, self._vector.device)
+
+
+def _computes_beside_the_host(device: torch.device) -> bool:
+    """Returns whether the host can draw the next step while the device computes."""
+    return device.type == "cuda"

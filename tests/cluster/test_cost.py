@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -152,10 +153,21 @@ def test_sigma_and_epsilon_do_not_depend_on_workers(run, plan, tiny_config):
 
 
 def test_the_readme_lists_every_figure():
-    listed = (
-        (Path(__file__).parents[2] / "cluster" / "README.md").read_text().partition("| figure | unit |")[2].partition("\n\n")[0]
-    )
+    listed = PAGE.partition("| figure | unit |")[2].partition("\n\n")[0]
     assert {name for name in re.findall(r"`(\w+)`", listed)} == {field.name for field in dataclasses.fields(Machines)}
+
+
+PAGE = (Path(__file__).parents[2] / "cluster" / "README.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"\n    dpfed cluster cost ((?:[^\n]*\\\n)*[^\n]*)\n\n```\n(.*?)\n```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("command", "output"), [SHOWN[0], *(pytest.param(*shown, marks=pytest.mark.slow) for shown in SHOWN[1:])]
+)
+def test_the_page_shows_what_its_commands_print(run, command, output):
+    code, out, err = run(*shlex.split(command.replace("\\\n", " ")))
+    assert code == 0, err
+    assert [line.rstrip() for line in out.strip().splitlines()] == output.splitlines()
 
 
 def test_what_the_benchmark_measures_is_what_the_command_takes(run, plan):

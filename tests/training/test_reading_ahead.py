@@ -49,6 +49,18 @@ def test_sums_are_the_same_to_the_bit(parts: Parts, steps: list[int]) -> None:
         assert torch.equal(ahead.bounded_sum(step).values, plain.bounded_sum(step).values.clone())
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_gpu_gets_its_last_pass_before_the_host_draws_the_next_step(parts: Parts, beside: bool, monkeypatch) -> None:
+    monkeypatch.setattr("dpfed.training.worker._computes_beside_the_host", lambda device: beside)
+    worker, events = parts.learner.worker(Randomness.from_seed(2)), []
+    add_clipped, draw_next = worker.engine.add_clipped, worker._prefetch
+    worker.engine.add_clipped = lambda *given: events.append("pass") or add_clipped(*given)
+    worker._prefetch = lambda step: events.append("draw") or draw_next(step)
+    total = worker.bounded_sum(1).values
+    assert events.count("draw") == 1 and events.index("draw") == len(events) - (1 if beside else 2)
+    assert torch.equal(total, parts.learner.worker(Randomness.from_seed(2)).bounded_sum(1).values)
+
+
 def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Parts) -> None:
     worker = parts.learner.worker(Randomness.from_seed(2))
     reading = worker.views._read
