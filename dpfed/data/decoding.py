@@ -57,7 +57,7 @@ def decode(image: ImageInput) -> Image.Image:
 
 @contextlib.contextmanager
 def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
-    """Decodes an image as `decode` does, for use in a ``with`` block. Blocks of large images run one at a time across threads.
+    """Decodes an image as `decode` does, for use in a ``with`` block. In a process, blocks of large images run one at a time.
 
     Args:
         image: Encoded file, PIL image or array, see `decode`.
@@ -146,7 +146,7 @@ def memory(image: ImageInput) -> int:
 
 
 def decoders() -> ThreadPoolExecutor:
-    """Returns this process's pool of threads. They decode images where no processes do so (`dpfed.data.store.pictures`)."""
+    """Returns this process's pool of threads that decode images, if other processes do not (`dpfed.data.store.pictures`)."""
     return _pool(os.getpid())
 
 

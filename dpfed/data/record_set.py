@@ -70,7 +70,7 @@ class RecordSet(ABC):
 
     @property
     def budget_fingerprint(self) -> str:
-        """The fingerprint by which a lifetime budget recognises all records together."""
+        """The fingerprint by which a lifetime budget recognises the whole record set; `budget_names` are for single records."""
         return self.contents
 
     @property

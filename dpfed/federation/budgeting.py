@@ -1,4 +1,4 @@
-"""Lifetime budgets at a site: joining a federation reserves its whole plan, beside the reservations of other runs."""
+"""Lifetime budgets at a site: joining a federation reserves its whole plan, in addition to other runs' reservations."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _local_dir(folder: Path, weights: str | None) -> Blueprint:
 def _read_json(path: Path) -> tuple[dict[str, Any], Preprocessing]:
     """Reads an architecture file, and returns the description of the towers and the preprocessing.
 
-    The file has the towers alone, or the form ``{"model_cfg": ..., "preprocess_cfg": ...}``.
+    The file has only the towers, or the form ``{"model_cfg": ..., "preprocess_cfg": ...}``.
     """
     try:
         content = json.loads(read_text(path))

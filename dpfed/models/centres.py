@@ -1,4 +1,4 @@
-"""Centres of the embeddings of private and of public records, learnt beside a model for public contrast.
+"""Centres of the embeddings of private and of public records, trained with a model whose groups have public records.
 
 Without centres a model learns to tell private records from public ones. That alone makes every public record an easy negative,
 and the model hardly learns what distinguishes private records from each other. The loss therefore subtracts from each embedding

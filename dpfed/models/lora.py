@@ -2,7 +2,7 @@
 
 open_clip packs the projections of queries, keys and values into one ``in_proj_weight`` (timm: into one ``qkv`` layer), so
 adapters that look for layers called "q" and "v" find none. A parametrisation reaches any block of rows of any weight, leaves
-the forward pass of the model alone, and merges back into a plain weight.
+the forward pass of the model unchanged, and merges back into a plain weight.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class MomentNoise:
     Args:
         records: N, number of records.
         std: Standard deviation of the noise on each number of the released sum, whose sensitivity is 1.
-        fewest: Smallest N for which heads of images alone are learnt; with fewer records, heads leave features as they are.
+        fewest: Smallest N for which heads of images only are learnt; with fewer records, heads leave features as they are.
     """
 
     records: int
@@ -43,7 +43,7 @@ class MomentNoise:
     fewest: int = 0
 
     def leaves_public(self, towers: int) -> bool:
-        """Returns whether heads leave features as they are: in runs on images alone (one tower) with too few records."""
+        """Returns whether heads leave features as they are: in runs on images only (one tower) with too few records."""
         return towers == 1 and self.records < self.fewest
 
     def ridge(self, dimensions: int, aligned: bool) -> float:
@@ -58,10 +58,10 @@ class MomentNoise:
         return _RIDGE / dimensions + _RIDGE_OF_NOISE * noise
 
     def likeness(self, cross: Tensor, scale: float) -> float:
-        """Computes the weight with which the ridge counts as matching pairs, from 0.05 to 1.
+        """Computes the factor, from 0.05 to 1, by which the ridge is multiplied before `heads` adds it to the cross-moment.
 
-        The weight is five times the mean inner product of a pair's features. This mean is noisy, so the weight uses a value two
-        standard deviations of the noise above the released mean.
+        The factor is five times the mean inner product of a pair's features, within these limits. This mean is noisy, so a
+        value two standard deviations of the noise above the released mean is used.
 
         Args:
             cross: Released cross-moment, ``(k, k)``.
@@ -99,7 +99,7 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
         noise: Noise of the release.
         moments: Released moments, as averages over N records.
         aligned: Whether the towers were aligned before the run, so that the features of a pair are alike. The ridge, times a
-            weight (`MomentNoise.likeness`), is then added to the cross-moment, too, as if it came from pairs that agree.
+            factor (`MomentNoise.likeness`), is then added to the cross-moment, too, as if it came from pairs that agree.
             Without other knowledge, the heads then leave features as they are.
 
     Returns:
@@ -130,7 +130,7 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
 def canonical_heads(
     layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: bool, components: int
 ) -> tuple[Tensor, Tensor]:
-    """Computes heads onto the most correlated directions alone (regularised CCA, Hotelling 1936).
+    """Computes heads that keep only the most correlated directions (regularised CCA, Hotelling 1936).
 
     The noisy auto-moments whiten both towers' features. The directions are those of the largest singular values of the whitened
     cross-moment. Each head is scaled by the square root of the singular values, so that the scores of pairs are the best that

@@ -1,4 +1,4 @@
-"""Layout of the moments in a run's two sums, and each moment's share of the privacy.
+"""Layout of the moments in a run's two sums, and the fraction of 1 / sigma^2 that each moment gets.
 
 Shapes: k dimensions; n = 2 towers, image and text, or n = 1 tower where the views of an image are compared with each other.
 """
@@ -57,10 +57,10 @@ class Moments:
 class MomentLayout:
     """Layout of the flat vector that a run releases: means in its first step, cross-moment and auto-moments in its second.
 
-    A record's contribution to each moment is scaled so that noise of one size gives each moment its share of 1 / sigma^2: a
-    vector of unit length with share w enters with length sqrt(w). A symmetric matrix enters as its upper triangle, with the
-    numbers off the diagonal times sqrt(2): its length as a vector is then its Frobenius norm, and the noise is that of a full
-    matrix after its two halves are averaged.
+    A record's contribution to each moment is scaled so that noise of one size gives each moment its fraction of 1 / sigma^2: a
+    vector of unit length with the fraction w enters with length sqrt(w). A symmetric matrix enters as its upper triangle, with
+    the numbers off the diagonal times sqrt(2): its length as a vector is then its Frobenius norm, and the noise is that of a
+    full matrix after its two halves are averaged.
 
     Sums are exact (`dpfed.privacy.sum_grid`): numbers of unit vectors are multiples of 2^-g, and products of them are multiples
     of 2^-2g. The factors that scale them are whole numbers, too, rounded down.
@@ -68,8 +68,8 @@ class MomentLayout:
     Args:
         dimensions: k, number of dimensions.
         towers: n, number of towers.
-        mean_share: Share of 1 / sigma^2 for all means together.
-        cross_share: Share of 1 / sigma^2 for the cross-moment; the auto-moments get the rest.
+        mean_share: Fraction of 1 / sigma^2 for all means together.
+        cross_share: Fraction of 1 / sigma^2 for the cross-moment; the auto-moments get the rest.
         radius: R, length in grid steps of a record's longest contribution, over both sums together.
         views: V, number of views of an image, where views are compared with each other (n = 1).
         length: C, length of a record's longest contribution.
@@ -85,7 +85,7 @@ class MomentLayout:
 
     @property
     def shares(self) -> tuple[float, float]:
-        """Share of 1 / sigma^2 of each step."""
+        """Fraction of 1 / sigma^2 that each step gets, as in `Mechanism.shares`."""
         return self.mean_share, 1 - self.mean_share
 
     @functools.cached_property

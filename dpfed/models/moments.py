@@ -2,7 +2,7 @@
 
 A model with these heads keeps its towers. In the place of each linear head there is a head that maps features to k dimensions
 by a public basis (`dpfed.models.basis`), subtracts a released centre, and multiplies by a matrix. In training the only
-parameter is the vector of released moments, and the heads follow from this vector. A published model has the heads alone.
+parameter is the vector of released moments, and the heads follow from this vector. A published model has only the heads.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def bridges(model: nn.Module) -> dict[Side, nn.Module]:
 def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -> None:
     """Freezes a model and removes the layers behind its towers that heads of moments replace.
 
-    These layers are the projection head of a model for images alone, and the projections of two towers that are not aligned.
+    These layers are the projection head of a model for images only, and the projections of two towers that are not aligned.
 
     Args:
         model: Model with towers; see `bridges`.

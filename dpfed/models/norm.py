@@ -136,7 +136,7 @@ _BEHIND = ("drop", "act")  # modules of timm's BatchNormAct2d that follow the no
 
 
 class FixedBatchNorm(nn.Module):
-    """A BatchNorm that normalises by running statistics alone, also in training mode; scale and shift may be trained.
+    """A BatchNorm that normalises only by running statistics, also in training mode; scale and shift may be trained.
 
     The statistics belong to pretrained weights, so they are public, and no record enters them. All tensors have the names that
     they have in the BatchNorm layer, so each layer can load the other's weights.

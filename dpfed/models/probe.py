@@ -24,7 +24,7 @@ _EXACT = 1e-9  # tolerance relative to the largest value: far above rounding in 
 class Probe:
     """A copy of a model in training mode, with which `dpfed.models.validation` checks whether records are mixed.
 
-    Layers that mix a group on purpose (`dpfed.models.norm`) take their statistics from the anchors alone.
+    Layers that mix a group on purpose (`dpfed.models.norm`) take their statistics only from the anchors.
 
     Attributes:
         model: The copy.
@@ -88,7 +88,7 @@ class Probe:
             return embeddings
 
     def leaning(self, views: Views) -> tuple[int, int] | None:
-        """Finds two records such that the first's embeddings have a derivative with respect to the second's image.
+        """Finds two records where the derivative of the first's embeddings with respect to the second's image is not zero.
 
         If an embedding does not depend on an image, this derivative is exactly zero, however the rest is rounded.
 

@@ -73,8 +73,8 @@ def check_independence(model: nn.Module, views: Views, largest: int = 0) -> None
 
     This catches a user's own layers, which `validate` cannot know. Trained weights are moved a little first, so that gates that
     start at zero open. Then no embedding may change when the views of other records change, or when a record is left out. No
-    embedding may have a derivative with respect to another record's image: this finds a gate however small. Layers that mix a
-    group on purpose (`dpfed.models.norm`) take their statistics from the anchors alone during the check, so that the check
+    embedding may have a nonzero derivative with respect to another record's image: this finds a gate however small. Layers that
+    mix a group on purpose (`dpfed.models.norm`) take their statistics only from the anchors during the check, so that the check
     finds only other layers that mix. The model itself and the random state do not change. docs/commands.md lists the mixing
     that this check cannot find.
 
@@ -184,7 +184,7 @@ class _Examination:
         )
 
     def check_derivatives(self, views: Views) -> None:
-        """Refuses a model if an embedding has a derivative with respect to another record's image."""
+        """Refuses a model if an embedding has a nonzero derivative with respect to another record's image."""
         if pair := self._probe.leaning(views):
             changed = torch.arange(len(views["image"])) == pair[1]
             raise UserError(

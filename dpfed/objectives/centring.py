@@ -28,7 +28,7 @@ def centred(
 
     Returns:
         The centred embeddings, and a scalar that draws the centres to the embeddings. The gradients of the centred embeddings
-        reach the model, but not the centres; the gradient of the scalar reaches the centres alone. The scalar is half the
+        reach the model, but not the centres; the gradient of the scalar reaches only the centres. The scalar is half the
         squared distance of a private record's embeddings from their centre (the mean over its views), summed over modalities
         and private records, plus the same sum over public records, scaled to the same total weight.
     """

@@ -1,4 +1,4 @@
-"""Calls a user's own loss: any function of the embeddings of one group. The function gets the rows of this group alone."""
+"""Calls a user's own loss: any function of the embeddings of one group. The function gets only the rows of this group."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def gaps_by_leading_bits(rate: float, length: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def gap_thresholds(rate: float, length: int) -> np.ndarray:
-    """Returns thresholds for a uniform word of 64 bits: if it is below entry g, the success comes after fewer than g failures.
+    """Returns thresholds for uniform words of 64 bits: a word below entry g means a success after fewer than g failures.
 
     The probabilities are computed to 60 digits and rounded down to a multiple of 2^-64, so each is accurate to 2^-64.
 

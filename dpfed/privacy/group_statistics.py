@@ -1,11 +1,11 @@
-"""Computes noise and privacy cost of statistics of the groups, which are released with the gradients, as training curves.
+"""Computes the noise and the privacy cost of group statistics, which a step releases with its gradients for training curves.
 
 Every clipped gradient is extended by a few numbers, each in [-1/2, 1/2]: the group's loss, and the side of a threshold on which
 its norm lies. Gradient and numbers form one vector. These vectors are added up over the groups, and the sum gets noise once. C
 is the clip norm. In units in which each of the m numbers has range w, a group's vector lies within C sqrt(1 + m w^2 / 4 C^2) of
 zero, while its gradient lies within C. With w = 2 C sqrt(p / ((1 - p) m)) that is C / sqrt(1 - p): the noise on the gradients
-grows by the factor 1 / sqrt(1 - p), and p is the share of 1 / sigma^2 that the statistics get (docs/guarantee.md, Private
-progress).
+grows by the factor 1 / sqrt(1 - p), and p is the fraction of 1 / sigma^2 that the statistics get (docs/guarantee.md,
+Private progress).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TELLING = 0.5  # largest useful standard deviation of a phase's figure, as a fr
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """The statistics of the groups that are released beside their gradients. All fields are public.
+    """The statistics of the groups that are released together with their gradients. All fields are public.
 
     Args:
         names: Names of the numbers, in order: `BELOW` (whether the norm is below the threshold that follows a quantile),

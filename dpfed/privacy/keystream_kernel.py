@@ -106,7 +106,9 @@ def words(keys: Sequence[bytes], count: int, device: torch.device) -> Tensor:
 
 @functools.cache
 def works_on(device: torch.device, count: int) -> bool:
-    """Returns whether the kernel computes the host's bits on a device, for whole streams of two fresh keys; warns if not.
+    """Tries the kernel on the streams of two fresh keys, and returns whether its bits equal the host's.
+
+    Warns if they differ or the kernel cannot run.
 
     Args:
         device: Device that runs the kernel.

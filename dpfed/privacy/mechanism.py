@@ -25,8 +25,8 @@ class Mechanism:
             multiplier.
 
     Raises:
-        ValueError: If the sampler's participation is not in (0, 1], or if there are shares and a record may be absent from a
-            step.
+        ValueError: If the sampler's participation is not in (0, 1], or if `shares` is not empty and a record may be
+            absent from a step.
     """
 
     sampler: Sampler
@@ -60,9 +60,9 @@ class Mechanism:
         The result is ``None`` if there are no such releases.
 
         m releases of one sample equal one Gaussian release at multiplier sigma / sqrt(m). They are not m releases of m samples,
-        which would cost less. If steps have shares, the largest shares are added up, whichever steps were taken. They may be
-        added, because 1 / sigma^2 adds up over Gaussian releases on all records, even if a release is chosen adaptively from
-        the results of another.
+        which would cost less. If steps have fractions of 1 / sigma^2 (`shares`), the largest fractions are added up, whichever
+        steps were taken. They may be added, because 1 / sigma^2 adds up over Gaussian releases on all records, even if a
+        release is chosen adaptively from the results of another.
         """
         if self.shares:
             rounds, rest = divmod(steps, len(self.shares))

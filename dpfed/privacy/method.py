@@ -62,7 +62,7 @@ def poisson(given: MechanismParameters, shares: tuple[float, ...] = ()) -> Mecha
 
     Args:
         given: Public numbers of the mechanism; rate, steps and noise multiplier are used.
-        shares: Shares of 1 / sigma^2 of the steps, see `Mechanism`.
+        shares: Fractions of 1 / sigma^2, one for each step, see `Mechanism`.
     """
     sampler = PoissonSampler(given.rate, block_length(given.rate, given.steps))
     return Mechanism(sampler, given.noise_multiplier, shares=shares)

@@ -59,7 +59,7 @@ class PrivacyPlan:
         bounding: Bound on one record's influence on a step's sum.
         noise: Kind and scale of the noise on the sum.
         steps: Number of steps, T.
-        progress: Statistics of the groups that are released beside their gradients; ``None`` if there are none.
+        progress: Statistics of the groups that are released together with their gradients; ``None`` if there are none.
 
     Raises:
         UserError: If the parts do not form a possible plan.
@@ -303,7 +303,7 @@ class PrivacyPlan:
 
     @functools.cached_property
     def statistics(self) -> GroupStatistics | None:
-        """Statistics of the groups that are released beside their gradients, in the same sum; ``None`` if there are none."""
+        """Statistics of the groups that are released with their gradients, in the same sum; ``None`` if there are none."""
         if self.progress is None:
             return None
         return GroupStatistics.of(self.progress, self.sampling, self.bounding, self.parameters, self.noise_std)
@@ -319,10 +319,10 @@ class PrivacyPlan:
         return self.bounding.method.sensitivity(self.parameters) / self._gradient_part
 
     def sensitivity_of(self, step: int) -> float:
-        """Returns the largest L2 change of the sum of one step by one record (or unit).
+        """Returns the sensitivity of one step's sum: how far one record (or unit) can move it, as an L2 distance.
 
-        If the mechanism's steps have shares of 1 / sigma^2, the change is `sensitivity` times the square root of the step's
-        share. The noise is the same in all steps.
+        If the run divides 1 / sigma^2 among its steps (`Mechanism.shares`), this is `sensitivity` times the square root of the
+        step's fraction, because every step gets the same noise.
         """
         shares = self.mechanism.shares
         return math.sqrt(shares[step]) * self.sensitivity if shares else self.sensitivity
@@ -356,7 +356,7 @@ class PrivacyPlan:
     def noise_of(self, shares: int = 1) -> Noise:
         """Returns the noise on the sum, or each party's part of it.
 
-        If the method also releases statistics of its own, they take a share of 1 / sigma^2, and the noise on the sum is larger.
+        If the method also releases statistics of its own, they get a fraction of 1 / sigma^2, and the sum gets more noise.
 
         Args:
             shares: Number of parties; each adds the returned noise to its own sum, so that all together add the whole noise.

@@ -71,7 +71,7 @@ class RenyiFilter:
     def part(self, cost: RenyiCurve) -> float:
         """Returns the fraction of the budget that a cost takes; the fraction is above 1 if the cost does not fit.
 
-        It is the fraction at the order at which it is least.
+        Each order has its own fraction, of which the least counts.
         """
         known = (spent if spent >= 0 else math.inf for spent in cost)  # NaN never fits, and a negative cost returns no budget
         parts = (spent / most for spent, most in zip(known, self.limits, strict=True) if most > 0)

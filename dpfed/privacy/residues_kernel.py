@@ -81,7 +81,10 @@ def residues(words: Tensor, keys: Tensor, prime: int) -> Tensor:
 
 @functools.cache
 def works_on(device: torch.device, row: int, prime: int) -> bool:
-    """Returns whether the kernel computes the right residues of two rows and a part of a third; warns if not."""
+    """Tries the kernel on random words, two rows and a half, and returns whether its residues equal the host's.
+
+    Warns if they differ or the kernel cannot run.
+    """
     words = np.frombuffer(secrets.token_bytes(5 * row), "<i2")
     keys = np.frombuffer(secrets.token_bytes(4 * _KEYS * row), "<u4").astype(np.int64).reshape(_KEYS, row) % prime
     padded = np.zeros(3 * row, np.int64)

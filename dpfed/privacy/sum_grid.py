@@ -1,14 +1,14 @@
 """Defines the public grid on which sums are exact.
 
 Before a part of a sum (a group's clipped gradient, a record's moments) is added, it becomes a vector of whole numbers of grid
-steps, rounded towards zero. The rounding makes no vector longer. So a part whose length is at most C is at most R steps long.
-Whole numbers below 2^63 are added without rounding, in any order and in any number of pieces. So the sums of neighbouring data
-sets differ by exactly one record's contribution, for any number of records and workers, and a sum has the same bits whichever
-workers compute it.
+steps, rounded towards zero. The rounding makes no vector longer. So a part whose length is at most C is at most R grid steps
+long. Whole numbers below 2^63 are added without rounding, in any order and in any number of pieces. So the sums of neighbouring
+data sets differ by exactly one record's contribution, for any number of records and workers, and a sum has the same bits
+whichever workers compute it.
 
-The noise is added to the whole numbers. It is a whole number of steps, too: Gaussian noise is rounded down. For a whole number
-k, ``k + floor(n) = floor(k + n)``. So the noisy sum is post-processing of the Gaussian mechanism on the exact sum. The later
-operations are post-processing, too: the product with the length of a step, and the rounding to float32.
+The noise is added to the whole numbers. It is a whole number of grid steps, too: Gaussian noise is rounded down. For a whole
+number k, ``k + floor(n) = floor(k + n)``. So the noisy sum is post-processing of the Gaussian mechanism on the exact sum. The
+later operations are post-processing, too: the product with the length of a grid step, and the rounding to float32.
 
 Discrete noise has a grid of its own: one standard deviation is m = 2^31 steps of the noise's grid, and each step of the sum's
 grid is a whole number of these steps. R is chosen from sigma so that this holds with hardly more noise than promised.
@@ -28,11 +28,11 @@ _ROOT_DIGITS = 60  # binary digits after the point, of the square root of a numb
 
 @dataclass(frozen=True)
 class SumGrid:
-    """The grid of a sum: a real number on it is a whole number of steps.
+    """The grid of a sum: a real number on it is a whole number of grid steps.
 
     Args:
-        radius: Length of the longest part of a sum, in steps, R.
-        unit: Length of a step, C / R.
+        radius: Length of the longest part of a sum, in grid steps, R.
+        unit: Length of a grid step, C / R.
         finer: Number of steps of the discrete noise's grid in one step of this grid; 1 for Gaussian noise.
     """
 
@@ -46,20 +46,20 @@ class SumGrid:
 
         Args:
             bound: Largest L2 norm of a part of the sum, C.
-            most: Largest L2 norm of a part in steps, R, a power of two.
+            most: Largest L2 norm of a part in grid steps, R, a power of two.
         """
         return cls(most, bound / most)
 
     @classmethod
     def for_discrete(cls, bound: float, most: float, change: float, multiplier: float, shares: int = 1) -> SumGrid:
-        """Makes the finest grid on which 2^31 steps of discrete noise are at least one party's part of the promised noise.
+        """Makes the grid for discrete noise: the finest on which each party adds at least its part of the promised noise.
 
-        The grid is computed for one step less than 2^31. The spare step covers the difference between discrete and continuous
-        noise.
+        Discrete noise has a standard deviation of 2^31 steps of its own grid. The sum's grid is computed for one step less: the
+        spare step covers the difference between discrete and continuous noise.
 
         Args:
             bound: Largest L2 norm of a part of the sum, C.
-            most: Largest allowed length R of a part, in steps.
+            most: Largest allowed length R of a part, in grid steps.
             change: Sensitivity of the sum, divided by C.
             multiplier: Noise multiplier, sigma.
             shares: Number of parties whose equal noise together has standard deviation sigma times the sensitivity.

@@ -1,6 +1,6 @@
 """Fixed-point encoding of real vectors in the ring of integers modulo 2^32, in which masks are added and sums wrap.
 
-A site rounds its clipped sum *after* it has added its own share of the noise. The privacy cost of the rounding is negligible.
+A site rounds its clipped sum *after* it has added its own part of the noise. The privacy cost of the rounding is negligible.
 In units of the spacing, let site i hold u_i + G_i = k_i + r_i with u_i its clipped sum, G_i ~ N(0, m^2), k_i the nearest
 integer and r_i the rounding error. By Poisson summation over the ways in which a integers add up to z, the sum Z of the k_i and
 all the rounding errors together have the density
@@ -84,13 +84,13 @@ class Grid:
         Args:
             bound: Largest L2 norm of the sum of all clipped sums, without noise: groups times clip norm, K C.
             noise_std: Standard deviation of the noise in the sum if every site arrives.
-            share_std: Standard deviation of one site's share of that noise.
+            share_std: Standard deviation of one site's part of that noise.
             unit: Spacing of a finer grid on which the sums and their noise are integers; the new spacing is `unit` times a
                 power of two. Default: ``None``, the new spacing is any power of two.
 
         Raises:
-            UserError: If a share's standard deviation is below 64 grid steps, so that the rounding could not be neglected, or
-                if the bound or the standard deviations are impossible.
+            UserError: If the standard deviation of a site's part is below 64 grid steps, so that the rounding could not be
+                neglected, or if the bound or the standard deviations are impossible.
 
         >>> Grid.for_sums(bound=64, noise_std=2.0, share_std=1.0).spacing == 2**-24
         True

@@ -4,13 +4,13 @@ There are n sites. Up to d of them may drop out of a step, and up to c may tell 
 
 - ``central``: sites send clipped sums, and the server adds the noise. The sites trust the server with their sums.
 - ``distributed``: every site adds Gaussian noise of 1/(n - d - c) of the plan's variance to its own sum. A step counts if n - d
-  sites answered. At least n - d - c of these keep their shares of the noise secret, and their shares alone make up the plan's
+  sites answered. At least n - d - c of these keep their parts of the noise secret, and these parts suffice for the plan's
   noise. A single message carries less noise: `Trust.message_multiplier` says how much.
 - ``secure``: every site adds the same noise as in ``distributed``, and masks its message (`dpfed.federation.secure.masking`).
   The server sees the noisy total only.
 - ``local``: every site adds the plan's whole noise to its own sum, and depends on no other party.
 
-Every site knows its own share of the noise. So c = 1 protects the sites from each other, and c = 0 trusts all of them.
+Every site knows its own part of the noise. So c = 1 protects the sites from each other, and c = 0 trusts all of them.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class Trust:
 
     @property
     def shared(self) -> bool:
-        """Whether each site adds a share of the plan's noise."""
+        """Whether each site adds a part of the plan's noise."""
         return self.mode in ("distributed", "secure")
 
     @property
     def least(self) -> int:
         """Number of sites that must answer a step. If fewer answer, the step is discarded.
 
-        In secure sums, the same number of sites must also agree on which sums have arrived, and give shares of the secrets.
+        In secure sums, the same number of sites must also agree on which sums have arrived, and hand out their secret shares.
         """
         return self.sites - self.drops if self.shared else 1
 
@@ -112,7 +112,7 @@ class Trust:
 
     @property
     def honest(self) -> int:
-        """Number of sites whose shares make up the plan's noise."""
+        """Number of sites whose parts of the noise together suffice for the plan's noise."""
         return self.least - self.colluders
 
     def noise_of_site(self, plan: PrivacyPlan) -> Noise | None:

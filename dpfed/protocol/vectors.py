@@ -61,8 +61,8 @@ def form_of_sums(terms: Terms) -> str:
 def grid_of(terms: Terms) -> Grid | None:
     """Returns the fixed-point grid on which sums travel; ``None``: they travel as numbers, see `form_of_sums`.
 
-    Secure sums travel on a grid. So do sums with shares of discrete noise: only the exact sum of the shares is proven to be
-    discrete noise again.
+    Secure sums travel on a grid. So do sums to which sites add discrete noise: only the exact sum of the sites' noise
+    is proven to be discrete noise again.
     """
     plan, trust = terms.privacy_plan, terms.trust_model
     noise = trust.noise_of_site(plan)

@@ -259,7 +259,7 @@ def _clipping(plan: PrivacyPlan) -> str:
 
 
 def _released(plan: PrivacyPlan) -> str:
-    """Describes the noise of the figures released besides the sum: their share of the privacy that sigma gives."""
+    """Describes the noise of the figures released besides the sum, which get a fraction of 1 / sigma^2."""
     if plan.progress is not None:
         share = plan.progress.share
         return (

@@ -101,7 +101,7 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
 
 
 def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
-    """Sets the budget of a finished run's records, and counts the run; changes nothing if the budget counts the run already.
+    """Sets the budget of a finished run's records, and charges the run to it, unless it has been charged already.
 
     Args:
         run: Directory of the finished run.
@@ -131,7 +131,9 @@ def may_have_budget(config: Config) -> bool:
 
 
 def hold_sweep(store: RecordSet, plans: dict[Path, tuple[str, PrivacyPlan]]) -> None:
-    """Reserves for all runs of a sweep that have not begun, or for none. A run takes its reservation over when it begins.
+    """Reserves the plans of all given runs of a sweep, or none if they do not fit.
+
+    The runs have not begun. A run takes its reservation over when it begins.
 
     Args:
         store: Records of the runs.

@@ -77,7 +77,7 @@ def moment_heads(
         noise_std: Standard deviation of the noise on each number of the noisy sums.
         noise_shares: Number of parties that add the noise together.
         basis: Basis of each tower, made of public features; ``None``: random bases.
-        fewest: Smallest number of records with which heads of images alone are learnt; see `MomentNoise`.
+        fewest: Smallest number of records with which heads of images only are learnt; see `MomentNoise`.
 
     Raises:
         UserError: If the records are fewer, or the features narrower, than the dimensions.
@@ -109,7 +109,7 @@ def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_shares: int
     Args:
         plan: Plan of the run.
         dimensions: k, number of dimensions.
-        towers: Number of towers: 2 for image and text, 1 for images alone.
+        towers: Number of towers: 2 for image and text, 1 for images only.
         noise_shares: Number of parties that add the noise together.
     """
     options = plan.bounding.options

@@ -1,4 +1,4 @@
-"""Chooses how many steps a run charges to its ledger together: as many as take about ten seconds.
+"""Chooses how many steps a run charges to its ledger in one write: as many as take about ten seconds.
 
 The time of a step is estimated from a forward and backward pass on noise. The number is chosen before the first step and holds
 for the whole process. If a clock in the training loop decided instead, the written files would depend on how long the private
@@ -21,7 +21,7 @@ _RECORDS = 32  # records of the timed pass, if the configuration does not set bo
 
 
 def steps_between_commits(parts: Parts) -> int:
-    """Returns the largest number of steps that are charged together: ``training.commit_every`` or, without it, an estimate.
+    """Returns the largest number of steps charged in one write: ``training.commit_every`` or, without it, an estimate.
 
     Args:
         parts: Parts of the run; this function does not change the model.

@@ -1,4 +1,4 @@
-"""Finds the label that a loss reads, and refuses a loss that cannot read labels."""
+"""Finds the label that a loss reads, and refuses a loss that reads labels which the records or the method do not give it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def label_of(config: Config, loss: GroupLoss, records: RecordSet) -> str | None:
         records: Records of the run.
 
     Raises:
-        UserError: If the records have no labels, or several and none of them is chosen; if the method gives a loss no labels;
-            if a loss that compares images alone reads labels of a model that reads text.
+        UserError: If the records have no labels, lack the chosen label, or have several and none is chosen; if the method
+            gives a loss no labels; if the loss reads labels and compares only images, and the model also reads text.
     """
     if isinstance(loss, OwnLoss):
         reads, wanted = loss.reads_labels, getattr(loss.function, "label", None)

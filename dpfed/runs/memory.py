@@ -104,10 +104,11 @@ def require_memory(config: Config, device: torch.device) -> None:
 
 
 def records_of_a_pass(config: Config, device: torch.device) -> int | None:
-    """Chooses the number of records in a pass over several groups on a GPU, a public number; ``None`` on other devices.
+    """Chooses the number of records in a pass over several groups on a GPU, a public number.
 
-    The number is the largest with which a third of the memory can hold the gradients of the groups in a pass, and twice the
-    lower bound on what the layers keep.
+    The result is ``None`` on other devices, and for models whose needs are not known (a user's own among them). The number is
+    the largest of `_PASSES` (or the smallest, if none fits) with which a third of the memory can hold the gradients of the
+    groups in a pass, and twice the lower bound on what the layers keep.
 
     Args:
         config: Configuration with its defaults resolved.

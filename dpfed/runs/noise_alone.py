@@ -25,7 +25,7 @@ _DRAWS = 4  # number of models that are measured: t then has three degrees of fr
 
 
 def noise_alone(parts: Parts, start: Tensor) -> list[list[Evaluation]]:
-    """Measures models whose weights noise alone may have produced.
+    """Measures models with weights that noise alone may have produced.
 
     Args:
         parts: Parts of the run; the model has the weights that are measured and published.

@@ -160,7 +160,7 @@ def facts_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, evaluations: S
         run: Directory of the run.
         parts: Parts of the run.
         ledger: Ledger of the run.
-        evaluations: Further figures beside those in metrics.jsonl, in the form of results.json.
+        evaluations: Figures in addition to those in metrics.jsonl, in the form of results.json.
     """
     disclosed = run.disclosures
     figures = [*_evaluations(run), *evaluations]
@@ -228,7 +228,7 @@ def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) ->
     Args:
         parts: Parts of the run.
         ledger: Ledger of the run.
-        disclosed: Disclosures about the records beside the model; see `dpfed.artifacts.provenance`.
+        disclosed: Disclosures about the records in addition to the model; see `dpfed.artifacts.provenance`.
     """
     plan, config = parts.plan, parts.config
     other = plan.other_accountant

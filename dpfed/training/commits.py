@@ -109,7 +109,7 @@ class Commits:
         return draft
 
     def name(self, draft: Path) -> None:
-        """Renames a draft, whose steps the caller has charged, to a state, and removes older states."""
+        """Renames a draft so that it is the newest state, and removes older states. The caller has charged its steps."""
         named = draft.with_suffix(".state")
         os.replace(draft, named)
         for path in self._paths():

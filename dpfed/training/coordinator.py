@@ -1,7 +1,7 @@
 """The coordinator: adds the noise, once, and turns the noisy sum into new parameters.
 
 Nothing that depends on a release may leave the process before the release is charged (docs/guarantee.md, Output commit);
-`commit` ensures this. If nobody outside sees single steps, `commit` charges all steps since the last commit together
+`commit` ensures this. If nobody outside sees single steps, `commit` charges all steps since the last commit in one write
 (`in_groups`). If somebody outside sees single steps, a second thread saves and charges each release while the next sum is
 computed, and `commit` waits for that thread.
 
@@ -106,7 +106,7 @@ class Coordinator:
         return None if self.private_metrics is None else self.private_metrics.threshold
 
     def in_groups(self, group: Group, told: Iterable[StepSummary] = ()) -> None:
-        """Switches to charging in groups: saves no single releases, and charges all steps since the last commit together.
+        """Switches to charging in groups: saves no single releases, and charges all steps since the last commit in one write.
 
         Args:
             group: The first group of steps, empty.
@@ -148,9 +148,7 @@ class Coordinator:
         """Takes one step: adds the noise, saves and charges the release, divides by the public divisor, updates the model.
 
         Args:
-            step: Number of the step, Number of the step, Number of the step, Number of the step, Number of the step, Number of
-                the step, Number of the step, Number of the step, Number of the step, Number of the step, Number of the step,
-                Number of the step, Number of the step, 0 .. T - 1.
+            step: Number of the step, 0 .. T - 1.
             total: Sum over all K groups.
 
         Returns:

@@ -12,7 +12,7 @@ Hold = Callable[[Sequence[Release], Sequence[StepSummary]], Callable[[], None]]
 
 
 class Group:
-    """Several steps that are charged together.
+    """Several steps that are charged in one write.
 
     Args:
         hold: Function that writes the state of the training; see `Hold`.

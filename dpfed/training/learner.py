@@ -62,8 +62,8 @@ class Partition:
         indices: Indices in the store of the records from which the worker's groups are drawn, shape ``(n,)``; or
             `PartitionRows`, which compute them.
         groups: Number K_w of the worker's groups, out of the plan's K.
-        world_size: Number of workers with the same records, among whom the K groups are divided; 1: the records are this
-            worker's alone.
+        world_size: Number of workers with the same records, among whom the K groups are divided; 1: the records belong
+            to this worker only.
     """
 
     rank: int

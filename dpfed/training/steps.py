@@ -57,7 +57,7 @@ class Steps:
         seen_outside: Whether parties outside the trust boundary see the parameters after each step. Then each step is charged
             before the next one begins, and noisy sums are kept for longer, because these parties refuse to compute a step
             again.
-        commit_every: Largest number of steps that `run` charges together; ignored with `seen_outside`.
+        commit_every: Largest number of steps that `run` charges in one write; ignored with `seen_outside`.
 
     Attributes:
         learner: The argument `learner`.

@@ -49,8 +49,8 @@ class Worker:
         microbatch: Number of records whose views are in memory at a time; a group is never divided.
         rank: Number of the worker.
         groups: Number K_w of this worker's groups, out of the plan's K; ``None``: all.
-        world_size: Number of workers on the same records among whom the K groups are divided; 1: the records are this worker's
-            alone.
+        world_size: Number of workers on the same records among whom the K groups are divided; 1: the records belong to this
+            worker only.
         noise_shares: Number of parties that add the noise together, if the data owners add it (`PrivacyPlan.noise_of`).
         units: Keys of the records' units, in the order of `keys`, if the plan protects units; otherwise ``None``.
         public_negatives: Public records that are added to every group, if the method uses them.

@@ -308,8 +308,8 @@ def _paint(style: _Style, leaves: _Leaves, side: int, noise: np.ndarray) -> np.n
 def _weights(leaves: _Leaves) -> np.ndarray:
     """Returns how each leaf's texture mixes its two colours, ``(n, 6)``.
 
-    The share of the second colour at a pixel is a weighted sum of six terms: a constant, a gradient, stripes, checks, dots and
-    noise. These are the weights.
+    The fraction of the second colour at a pixel is a weighted sum of six terms: a constant, a gradient, stripes, checks, dots
+    and noise. These are the weights.
     """
     sharp = leaves.sharpness
     none, half = np.zeros_like(sharp), np.full_like(sharp, 0.5)

@@ -1,8 +1,8 @@
 """Makes captioned scenes: four labelled images in a square, and a caption that names their classes.
 
 So a labelled data set, such as CIFAR-10, becomes a data set of images with texts: "a cat and a truck above a ship and a dog".
-No image is in two scenes, so a scene is a record like any other. Which images form a scene depends on the labelled records
-alone.
+No image is in two scenes, so a scene is a record like any other. Which images form a scene depends only on the labelled
+records.
 """
 
 from __future__ import annotations

@@ -199,9 +199,9 @@ def _paint(scenes: _Scenes) -> np.ndarray:
 
 
 def _coverage(shape: np.ndarray, center: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """Returns which share of each pixel an object covers, ``(n, SIDE, SIDE)`` float32.
+    """Returns which fraction of each pixel an object covers, ``(n, SIDE, SIDE)`` float32.
 
-    The share is 1/2 minus the signed distance from the pixel's centre to the object's outline, limited to 0 .. 1.
+    The fraction is 1/2 minus the signed distance from the pixel's centre to the object's outline, limited to 0 .. 1.
     """
     pixel = np.arange(SIDE, dtype=np.float32) + np.float32(0.5)
     cover = np.empty((len(shape), SIDE, SIDE), np.float32)

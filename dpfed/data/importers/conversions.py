@@ -1,4 +1,4 @@
-"""Writes commands for the user that convert data that dpfed does not read into data that dpfed reads.
+"""Writes commands with which the user can convert data of other formats to a format that dpfed reads.
 
 If possible, the commands need nothing but the Python that runs dpfed, and pyarrow.
 """

@@ -293,7 +293,7 @@ def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
 
 
 def is_captions(file: Path) -> bool:
-    """Returns whether a file seems to hold COCO's captions, by its name, or Flickr's, by its name and its first line."""
+    """Returns whether a file seems to hold captions: COCO's by its name, or Flickr's by its name and first line."""
     if suffix(file) == ".json":
         return _COCO.fullmatch(file.name) is not None
     return ".token" in file.name and "lemma" not in file.name and is_flickrs(file)

@@ -143,7 +143,7 @@ def is_finite(values: Tensor) -> bool:
 
 
 def content_of(image: Image.Image | Tensor) -> bytes:
-    """Returns the contents of an image, with its size and type, as bytes. They are equal for equal images only."""
+    """Returns the contents of an image, with its size and type, as bytes. Different images have different bytes."""
     if isinstance(image, Tensor):
         pixels = image.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{image.dtype} {tuple(image.shape)}\n".encode() + pixels

@@ -199,8 +199,8 @@ class Records(RecordSet):
     def budget_names(self) -> np.ndarray:  # type: ignore[override]
         """The names by which a lifetime budget recognises records, see `RecordSet`.
 
-        A name is a hash of the record's picture, and of the record's number among all records with this picture. It does not
-        depend on keys and captions.
+        For a record store, they are the store's own. Otherwise a name is a hash of the record's picture, and of the record's
+        number among all records with this picture. It does not depend on keys and captions.
         """
         if self.store is not None:
             return self.store.budget_names
@@ -213,9 +213,10 @@ class Records(RecordSet):
 
     @functools.cached_property
     def budget_fingerprint(self) -> str:  # type: ignore[override]
-        """The fingerprint by which a lifetime budget recognises all records, see `RecordSet`.
+        """The fingerprint by which a lifetime budget recognises the whole record set, see `RecordSet`.
 
-        It is a hash of the training records' pictures and units, and does not depend on their order.
+        For a record store, it is the store's `contents`. Otherwise it is a hash of the training records' pictures and units,
+        and does not depend on their order.
         """
         if self.store is not None:
             return self.store.budget_fingerprint

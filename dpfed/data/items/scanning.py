@@ -31,7 +31,7 @@ class Scanned:
 
     Attributes:
         content: Hash of the image and the captions.
-        picture: Hash of the picture alone, which is the same in whatever form the data set gives the picture.
+        picture: Hash of only the picture, which is the same in whatever form the data set gives the picture.
         captions: Captions of the record.
         labels: Labels by their names, as they stand in the item.
         key: Key of the record in the item, as a text; ``None``: the user names no location of keys.

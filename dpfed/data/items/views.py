@@ -135,7 +135,7 @@ class _AsTheyAre(ImageViews):
 class ItemViews(RecordViews):
     """Settings and parts that prepare the records of a data set for the model, by a user's transforms.
 
-    `Views.plain` alone prepares images for evaluation: no resizing or normalisation follows it.
+    Only `Views.plain` prepares images for evaluation: no resizing or normalisation follows it.
 
     Attributes:
         records: Records of which views are made.

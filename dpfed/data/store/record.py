@@ -1,6 +1,6 @@
 """One record as input of a store, the names of the splits and kinds, and the key that follows from a record's id.
 
-This module also chooses the training records that are held out. The choice depends on the names of records and units alone, so
+This module also chooses the training records that are held out. The choice depends only on the names of records and units, so
 it is the same on every machine and in any order.
 """
 

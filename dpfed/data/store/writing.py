@@ -189,7 +189,7 @@ class StoreWriter:
         """Moves at least `count` training records to another split: the units with the smallest hashes (`hold_out_hash`).
 
         Without units, exactly `count` records are moved. With units it may be a few more, so that all records of a unit stay
-        together. The choice depends on the names of the units (or ids of the records) alone, not on their order. The records
+        together. The choice depends only on the names of the units (or ids of the records), not on their order. The records
         are moved at the end of the ``with`` block, before any private mechanism runs: the privacy guarantee is about the
         training split that remains.
 

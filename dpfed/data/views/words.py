@@ -16,8 +16,8 @@ class WordTokenizer:
 
     The hash is a public function: nothing is fitted to data. A vocabulary that is made from private captions, by counting words
     or merging letters (BPE), would reveal something about the captions that no noise hides: if a rare name had a token of its
-    own, somebody would have written this name. Words with the same number have the same embedding; the larger `vocabulary` is,
-    the rarer such words are.
+    own, the vocabulary would show that somebody wrote this name. Words with the same number have the same embedding; the larger
+    `vocabulary` is, the rarer such words are.
 
     Args:
         vocabulary: Number of different token numbers, including 0 for padding.

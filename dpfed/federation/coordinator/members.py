@@ -82,8 +82,8 @@ class Members:
             knows; default: none have left.
 
     Attributes:
-        ahead: Latest step of each site that, when it was greeted for a step, had taken part in this or a later step already;
-            by site number.
+        ahead: Sites that are ahead of the coordinator: when they were greeted for a step, they had already taken part in
+            this step or a later one. For each of them the latest such step, by site number.
     """
 
     def __init__(

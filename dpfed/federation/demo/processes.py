@@ -40,7 +40,7 @@ class Processes:
         Args:
             name: Name of the process, for `kill` and `log`; free again when the process has ended.
             command: Program and arguments. Programs of this Python environment come first.
-            environment: Variables on top of this process's own; default: none.
+            environment: Variables in addition to those of `environment`; default: none.
 
         Raises:
             ValueError: If a process of that name still runs.
@@ -61,7 +61,11 @@ class Processes:
             )
 
     def environment(self) -> dict[str, str]:
-        """Returns the environment of a new process: programs of this Python environment first, without Flower's variables."""
+        """Returns the environment variables of a new process.
+
+        They are those of this process without Flower's (FLWR_*), with no proxy for this machine's own addresses, with a PATH
+        that begins with the folder of this Python's programs, and with unbuffered output of Python.
+        """
         variables = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
         return {**variables, **without_proxy(variables), "PATH": path, "PYTHONUNBUFFERED": "1"}

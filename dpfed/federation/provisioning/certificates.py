@@ -165,7 +165,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
 def _private_key(file: Path) -> ec.EllipticCurvePrivateKey:
     """Returns the key in a file; makes a new key if there is no file.
 
-    A certificate is written after its key, so a call that was cut short may have left the key alone.
+    A certificate is written after its key, so a call that was cut short may have written only the key.
     """
     if not file.exists():
         key = ec.generate_private_key(_CURVE)

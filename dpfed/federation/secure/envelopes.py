@@ -1,4 +1,4 @@
-"""The envelope that a site sends to another site through the server: a round public key beside encrypted shares.
+"""The envelope that a site sends to another site through the server: a round public key and encrypted shares.
 
 The module also has the statements that sites sign about a step, so that a server cannot tell different sites different things.
 

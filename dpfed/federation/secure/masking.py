@@ -3,7 +3,7 @@
 A site calls in each step: `offer` (keys and shares for the others), `open` (the others' offers), `mask` (the vector), and where
 sites may drop out `confirm` (the sites that arrived) and `reveal` (shares with which the server removes masks that did not
 cancel). The protocol is that of Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS
-2017), with its first two rounds joined: long-term keys are agreed on beforehand, so round keys travel beside the encrypted
+2017), with its first two rounds joined: long-term keys are agreed on beforehand, so round keys travel with the encrypted
 shares. docs/secure-aggregation.md explains what the protocol protects, against whom, and why.
 """
 
@@ -28,7 +28,7 @@ _PENDING = 4  # most steps with offers at a time; two SuperNodes at one site, or
 
 
 class NotOffered(UserError):
-    """Raised for a step for which this site holds no offer of its own: it masked the step before, or was restarted."""
+    """Raised for a step for which this site holds no offer of its own: it has masked the step already, or was restarted."""
 
 
 class OtherView(UserError):
@@ -120,8 +120,8 @@ class Masking:
     def offer(self, step: int) -> Offer:
         """Draws this site's secrets of a step, splits them, and returns the offer that carries the shares to the other sites.
 
-        Offers for several steps may wait at a time: the offers for step s + 1 travel before step s is revealed, or even masked,
-        if this site is greeted meanwhile. A repeated call for a step returns the same offer.
+        A site may hold offers for several steps: if it is greeted in the middle of step s, it makes its offer for step s + 1
+        before it has revealed, or even masked, step s. A repeated call for a step returns the same offer.
 
         Raises:
             NotOffered: If the step, or a later one, was masked before.

@@ -63,7 +63,7 @@ class StepKeys:
         return _derive(secret, self.label("offer", sender, receiver))
 
     def self_mask(self, seed: bytes, site: int) -> bytes:
-        """Derives the key of the mask that a site adds alone, from the seed that only this site draws."""
+        """Derives the key of a site's self mask, which no other site subtracts, from the seed that the site draws for it."""
         return _derive(seed, self.label("self mask", site))
 
     def self_check(self, seed: bytes, site: int) -> bytes:

@@ -43,10 +43,11 @@ def serve(
     most: int = MOST_VECTOR,
     between: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answers packets, one after the other, until `stop` is set; then answers the packet in hand, and returns.
+    """Answers packets until `stop` is set; a packet that is being answered then still gets its answer.
 
-    Each connection has a thread of its own, so a silent or slow client delays no other. When there are too many connections,
-    the oldest one that does not wait for an answer, or takes too long to read it, is closed.
+    Each connection is read and written in its own thread, so a slow client delays no other; only `handle` is called for one
+    packet at a time. If there are more than 32 connections, the oldest is closed. Spared are those that wait for an answer, or
+    have been reading it for less than 10 seconds.
 
     Args:
         path: Path of the socket. Its directory is made if need be, and no other user may write there.
@@ -54,7 +55,7 @@ def serve(
         stop: Event that ends the service.
         group: Name of the group whose members may connect, too; default: only this user.
         most: Largest size of a request's vector, in bytes; default: 8 GiB.
-        between: Function that is called several times a second, beside the answers; default: does nothing.
+        between: Function that is called several times a second, also while packets are being answered; default: does nothing.
 
     Raises:
         UserError: If the socket cannot be made, or another worker already answers at its path.
@@ -110,7 +111,7 @@ def serve(
 
 
 def _see_off(visitors: dict[threading.Thread, socket.socket], turn: threading.Lock) -> None:
-    """Ends all connections once the packet in hand is answered."""
+    """Ends all connections once the packet that is being answered has its answer."""
     for sock in visitors.values():
         with contextlib.suppress(OSError):  # the client has gone
             sock.shutdown(socket.SHUT_RD)  # no packet comes any more; answers still go out
