@@ -101,7 +101,7 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
 
 
 def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
-    """Sets the budget of a finished run's records, and charges the run to it, unless it has been charged already.
+    """Sets the budget of a finished run's records, and charges the run to it; if both was done before, changes nothing.
 
     Args:
         run: Directory of the finished run.
