@@ -49,7 +49,7 @@ _START = When("model.start", lambda model: model.start is not None, "set model.s
 
 
 class ModelConfig(Section):
-    """The encoder that is trained."""
+    """Section ``[model]``: the model that is trained, with one tower or two."""
 
     kind: Literal["image", "image-text", "open_clip"] = Field(
         "image", description="one tower with a projection head, two small towers, or the two towers of an open_clip model"
@@ -177,7 +177,7 @@ Training = Literal["full", "last", "bias", "lora", "frozen"]
 
 
 class AdaptationConfig(Section):
-    """Trained parts of an open_clip model or a timm encoder. Frozen parts cost no gradient, noise or traffic."""
+    """Section ``[adaptation]``: trained parts of an open_clip model or a timm encoder. Frozen parts cost no gradient, noise or traffic."""
 
     image: Literal["auto", "full", "last", "bias", "lora", "frozen"] = Field(
         "auto",

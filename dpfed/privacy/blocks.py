@@ -60,7 +60,7 @@ class Blocks:
         return slice(min(first * length, self.size), min(end * length, self.size))
 
     def cut(self, values: Tensor) -> Sequence[Tensor]:
-        """Returns views of the blocks of which a tensor consists.
+        """Divides a tensor into its blocks, and returns a view of each.
 
         Args:
             values: Flat tensor, from the beginning of one block to the end of another.
@@ -68,7 +68,7 @@ class Blocks:
         return (values,) if self.length is None else values.split(self.length) if values.numel() else ()
 
     def digests(self, values: Tensor) -> list[str]:
-        """Returns the SHA-256 digest of each block of `values`, which `cut` describes."""
+        """Returns the SHA-256 digest of each block of `values`; see `cut` for the argument."""
         return _beside(digest_of, self.cut(on_host(values)))
 
     def joined(self, digests: Sequence[str]) -> str:

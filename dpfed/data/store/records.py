@@ -125,7 +125,7 @@ class RecordStore(RecordSet):
         return RecordStore.open, (self.path,)  # another process maps the files itself
 
     def count(self, name: str) -> int:
-        """Returns the number of records of a split, as the header says, which `Index` has checked; see `split`."""
+        """Returns the number of records of a split from the header, whose counts `Index` has checked; see `split`."""
         split_number(name)
         return self._layout.splits[name]
 
