@@ -177,7 +177,10 @@ Training = Literal["full", "last", "bias", "lora", "frozen"]
 
 
 class AdaptationConfig(Section):
-    """Section ``[adaptation]``: trained parts of an open_clip model or a timm encoder. Frozen parts cost no gradient, noise or traffic."""
+    """Section ``[adaptation]``: trained parts of an open_clip model or a timm encoder.
+
+    Frozen parts cost no gradient, noise or traffic.
+    """
 
     image: Literal["auto", "full", "last", "bias", "lora", "frozen"] = Field(
         "auto",
