@@ -51,7 +51,7 @@ class SumGrid:
         return cls(most, bound / most)
 
     @classmethod
-    def for_discrete(cls, bound: float, most: float, change: float, multiplier: float, shares: int = 1) -> SumGrid:
+    def for_discrete(cls, bound: float, most: float, change: float, multiplier: float, parties: int = 1) -> SumGrid:
         """Makes the finest grid on which 2^31 steps of discrete noise are at least one party's part of the promised noise.
 
         The grid is computed for one step less than 2^31. The spare step covers the difference between discrete and continuous
@@ -62,9 +62,9 @@ class SumGrid:
             most: Largest allowed length R of a part, in steps.
             change: Sensitivity of the sum, divided by C.
             multiplier: Noise multiplier, sigma.
-            shares: Number of parties whose equal noise together has standard deviation sigma times the sensitivity.
+            parties: Number of parties whose equal noises add up to standard deviation sigma times the sensitivity.
         """
-        root = Fraction(math.isqrt(shares << 2 * _ROOT_DIGITS), 1 << _ROOT_DIGITS)  # square root of `shares`, rounded down
+        root = Fraction(math.isqrt(parties << 2 * _ROOT_DIGITS), 1 << _ROOT_DIGITS)  # square root of `parties`, rounded down
         steps = (2**NOISE_BITS - 1) * root / (Fraction(multiplier) * Fraction(change))  # largest C in steps of the noise
         finer = max(1, math.ceil(steps / Fraction(most)))
         radius = _shortened(steps / finer)
