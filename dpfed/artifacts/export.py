@@ -16,7 +16,7 @@ from dpfed.paths import path_of
 
 
 def about_images(folder: str | Path) -> str:
-    """Returns how the library of the exported model prepares images differently from training; "" if there is no difference."""
+    """Describes how the exported model's library prepares images differently from training; "" if it does not."""
     description = describe(RunDirectory.open(folder).model)
     if not str(description["model"].get("image", "")).startswith("timm/") or description.get("resize") != "pad":
         return ""

@@ -70,7 +70,10 @@ class RecordSet(ABC):
 
     @property
     def budget_fingerprint(self) -> str:
-        """The fingerprint by which a lifetime budget recognises all records together."""
+        """Fingerprint of the whole record set.
+
+        A lifetime budget recognises the set by it, and single records by `budget_names`.
+        """
         return self.contents
 
     @property

@@ -356,7 +356,7 @@ class PrivacyPlan:
     def noise_of(self, parties: int = 1) -> Noise:
         """Returns the noise on the sum, or each party's part of it.
 
-        If the method also releases statistics of its own, they take a fraction of 1 / sigma^2, and the noise on the sum is larger.
+        If the method also releases statistics of its own, they get a fraction of 1 / sigma^2, and the sum gets more noise.
 
         Args:
             parties: Number of parties; each adds the returned noise to its own sum, so that all together add the whole noise.
