@@ -32,7 +32,7 @@ def export_model(
         folder: Directory of the run.
         dest: Folder to make.
         hub: Whether to add a page for the Hugging Face hub, ``README.md`` (`dpfed.artifacts.model_card`).
-        license: License of the weights, which the page of `hub` states.
+        license: License of the weights, which the page of `hub` states; ``None``: the page states none.
         format: Name of another library's format (`dpfed.artifacts.formats`); ``None``: dpfed's own, with everything that
             `dpfed.load` reads.
 

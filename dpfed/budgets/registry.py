@@ -211,7 +211,7 @@ def known_by(id: str, store: Path | None = None) -> BudgetLedger | None:
 
     Args:
         id: Id of the budget.
-        store: Folder that may hold a replica; it need not be a store any more.
+        store: Folder that may hold a replica, and need not be a store any more; ``None``: only the registry is searched.
 
     Raises:
         UserError: If a replica is damaged, or the two replicas have different first lines.
