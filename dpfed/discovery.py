@@ -51,7 +51,7 @@ def part(room: Room, name: str) -> ModuleType:
 
 
 def methods() -> dict[str, str]:
-    """Returns the module of every bounding method by the method's name. It imports none, because most runs need only one."""
+    """Returns the name of each bounding method's module, by the name of the method. No module is imported."""
     return {name: part.module for name, part in shipped("methods").items()}
 
 

@@ -39,7 +39,7 @@ class PublicArrays:
 
 
 def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int | None) -> PublicArrays | None:
-    """Makes the basis that the user asked for; reads public rows, but of the private rows only shapes and column names.
+    """Makes the basis that the user asked for; of the private rows it reads only shapes and column names.
 
     Args:
         given: Basis as the user gave it: ``None``, ``"random"``, or a pair of matrices of public rows, for X and for Y.

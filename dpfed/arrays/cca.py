@@ -180,8 +180,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         that is not finite, has the embedding 0.
 
         Args:
-            X: Features, ``(n, F)``, see `fit`, or ``(n, V, F)``; ``None``: Y alone is embedded.
-            Y: Other features, ``(n, G)``; ``None``: X alone is embedded.
+            X: Features, ``(n, F)``, see `fit`, or ``(n, V, F)``; ``None``: only Y is embedded.
+            Y: Other features, ``(n, G)``; ``None``: only X is embedded.
 
         Returns:
             The embeddings, ``(n, D)`` or ``(n, V, D)`` float32; a pair of them if both matrices are given.

@@ -220,7 +220,7 @@ class Fit:
 
     @property
     def size(self) -> int:
-        """How many numbers both sums have together."""
+        """Number of entries of both sums in total."""
         return TrainableVector(self.model).numel
 
     def create_ledger(self, path: Path, fixed_seed: bool) -> Ledger:

@@ -271,7 +271,7 @@ class RunDirectory:
 
     @property
     def disclosures(self) -> set[str]:
-        """Names of the uses of the run's private records other than training, all of which the card must list.
+        """Names of all uses of the private records other than training; the card must list them.
 
         Raises:
             UserError: If the file is damaged.

@@ -16,7 +16,7 @@ from dpfed.paths import path_of
 
 
 def about_images(folder: str | Path) -> str:
-    """Returns how the library of the exported model prepares images differently from training; "" if there is no difference."""
+    """Describes how the exported model's library prepares images differently from training; "" if it does not."""
     description = describe(RunDirectory.open(folder).model)
     if not str(description["model"].get("image", "")).startswith("timm/") or description.get("resize") != "pad":
         return ""
@@ -32,7 +32,7 @@ def export_model(
         folder: Directory of the run.
         dest: Folder to make.
         hub: Whether to add a page for the Hugging Face hub, ``README.md`` (`dpfed.artifacts.model_card`).
-        license: License of the weights, which the page of `hub` states.
+        license: License of the weights, which the page of `hub` states; ``None``: the page states none.
         format: Name of another library's format (`dpfed.artifacts.formats`); ``None``: dpfed's own, with everything that
             `dpfed.load` reads.
 

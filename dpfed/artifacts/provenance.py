@@ -297,5 +297,5 @@ _FIGURES = ("knn", "linear_probe")
 
 
 def uses_labelled_bank(tasks: Iterable[str] = (), figures: Iterable[str] = ()) -> bool:
-    """Returns whether any of the given tasks, or of the figures with the given names, reads labelled training records."""
+    """Returns whether one of the tasks or figures is computed from labels of training records (k-NN, linear probe)."""
     return any(task in _TASKS for task in tasks) or any(name.startswith(_FIGURES) for name in figures)

@@ -33,7 +33,7 @@ class Shown:
     noise: float
 
 
-def shares(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np.ndarray, float]]:
+def divided(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np.ndarray, float]]:
     """Selects the channels to test, and divides the error probability among them. The first channel gets the largest part.
 
     A channel whose scores equal those of the first channel is left out, such as an optimizer's first moment in a sound run.
@@ -67,7 +67,7 @@ def of_repetitions(
         The bound of each channel.
     """
     bounds = []
-    for channel, (values, each) in shares(scores, error).items():
+    for channel, (values, each) in divided(scores, error).items():
         yes, no = values[known & there], values[known & ~there]
         threshold = _telling(yes, no, family, each)
         true, false = values[~known & there] > threshold, values[~known & ~there] > threshold

@@ -136,7 +136,7 @@ def audit_membership(
         records: Largest number of members, and of non-members; 0: all.
         progress: Display of the stages; default: none.
         randomness: Randomness for the choice of records and for their views; default: a fresh one.
-        not_covered: Justification for an audit of records that have a lifetime budget.
+        not_covered: Justification for an audit of records that have a lifetime budget; ``None``: none is given.
 
     Returns:
         Path of the file, and its content.

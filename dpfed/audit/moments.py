@@ -73,7 +73,7 @@ class MomentTrial:
     def build(cls, config: Config, plan: PrivacyPlan, folder: Path, world_size: int = 1) -> MomentTrial:
         """Makes a small run that imitates a given run.
 
-        Sigma, the kind of the noise and each step's share of the privacy are those of the given run.
+        Sigma, the kind of the noise and each step's fraction of 1 / sigma^2 are those of the given run.
 
         Args:
             config: Configuration of the given run; unused.

@@ -1,4 +1,4 @@
-"""The rules by which dpfed chooses a run's settings. Each rule makes a choice from public numbers alone.
+"""The rules by which dpfed chooses a run's settings. Each rule uses only public numbers.
 
 A rule returns a `Choice`: keys of a configuration, their meaning in a few words, and the reason. The user's keys override the
 keys of a choice. docs/automatic.md describes the rules, and docs/results.md has the figures behind them.

@@ -16,12 +16,12 @@ class BoundedSum:
 
     Attributes:
         values: Flat vector ``(P,)`` over the trainable parameters, followed by the entries of `dpfed.privacy.group_statistics`,
-            if the plan releases these statistics. Before the noise, the values are int64 and count steps of the plan's grid
+            if the plan releases these statistics. Before the noise, the values are int64 and count grid steps
             (`dpfed.privacy.sum_grid`). With noise, and in runs without privacy, they are float32.
         sensitivity: Largest L2 change of the sum when one record (or unit) is added or removed.
         groups: Public number of groups summed over, empty ones included.
         noise_std: Standard deviation of the Gaussian noise that the owners have already added; 0 if they added none.
-        unit: Size of one step: the sum that this object represents is `values` times `unit`.
+        unit: Size of one grid step: the sum that this object represents is `values` times `unit`.
     """
 
     values: Tensor

@@ -87,7 +87,7 @@ class MomentsEngine(Engine):
         assert isinstance(heads, MomentHeads)  # `dpfed.runs.build` gave them
         self._heads, self._layout = heads, heads.layout
         if self._layout.shares != plan.mechanism.shares:
-            raise ValueError(f"expected heads with shares {plan.mechanism.shares} of the two steps, got {self._layout.shares}")
+            raise ValueError(f"expected heads with fractions {plan.mechanism.shares} of 1 / sigma^2, got {self._layout.shares}")
         self._maps = {side: _map_of(bridge, heads.basis(side)) for side, bridge in bridges(model).items()}
 
     def add_clipped(

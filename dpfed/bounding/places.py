@@ -39,8 +39,10 @@ class Watched(TorchDispatchMode):
         tokens: Tokens of the texts in the pass; ``None`` if the pass reads no texts.
 
     Attributes:
-        by_place: Whether the pass has a product whose bits depend on the position of a record.
-        vocabulary: Number of tokens in the embedding table of the texts; 3 if no table is indexed by the tokens themselves.
+        by_place: Whether the pass has a matrix product or attention whose last bits may depend on a record's position in the
+            pass.
+        vocabulary: Number of rows of the embedding table that the pass indexes with exactly these tokens; stays at 3, a small
+            default for the texts of later checks, if there is no such table.
     """
 
     def __init__(self, tokens: Tensor | None = None) -> None:

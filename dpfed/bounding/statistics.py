@@ -1,4 +1,4 @@
-"""Computes statistics of the groups as integers, which are added up beside the gradients (`dpfed.privacy.group_statistics`)."""
+"""Computes statistics of the groups as integers, which are added up like the gradients (`dpfed.privacy.group_statistics`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH = 0.1
 def sum_of_statistics(
     statistics: GroupStatistics, norms: Tensor, losses: Tensor, threshold: float, clip_norm: float, unit: float, public: int = 0
 ) -> Tensor:
-    """Returns the sum of the given groups' statistics. Each statistic is an integer, and a function of one group alone.
+    """Returns the sum of the given groups' statistics. Each statistic is an integer, and depends on only one group.
 
     A NaN counts as one end of the statistic's range. So no group changes the sum by more than this range allows.
 
@@ -26,7 +26,7 @@ def sum_of_statistics(
         losses: Losses and numbers of records of the groups, ``(2, G)``, in any order.
         threshold: Threshold for the norms, which follows a quantile of them during the run.
         clip_norm: Clip norm, C.
-        unit: Size of one step of the sum's grid, in units of the sum.
+        unit: Size of one grid step of the sum.
         public: Number of public records in each group; the objective has no loss for them.
 
     Returns:

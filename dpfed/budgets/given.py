@@ -18,7 +18,7 @@ Budget = float | tuple[float, float]
 
 
 def numbers_of(budget: Any) -> tuple[float, float | None]:
-    """Returns epsilon and delta of a budget; delta is ``None`` if the budget gives epsilon alone.
+    """Returns epsilon and delta of a budget; delta is ``None`` if the budget gives only epsilon.
 
     Args:
         budget: Budget as epsilon, or as (epsilon, delta).

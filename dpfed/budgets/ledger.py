@@ -165,7 +165,7 @@ class BudgetLedger:
 
     @functools.cached_property
     def filter(self) -> RenyiFilter:
-        """Filter of the present budget.
+        """Privacy filter of the budget, with the epsilon and delta that were set last.
 
         Raises:
             UserError: If no entry sets the budget.

@@ -22,7 +22,7 @@ _HALVINGS = 40  # steps of the bisection of the noise multiplier
 
 
 def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> None:
-    """Refuses a plan whose cost is no upper bound on the cost for the privacy unit that the budget protects.
+    """Refuses a plan whose cost does not bound the privacy loss of what the budget protects: one record, or one user.
 
     Raises:
         UserError: If the plan protects another unit or uses another neighbouring relation; the message suggests a change.

@@ -124,12 +124,12 @@ def budgets_of(store: RecordSet) -> list[Found]:
         budgets.setdefault(stored.head.id, stored)
     matches: list[Found] = []
     sampled = Samples(registry(), store)
-    shares = sampled.shares(budgets.keys() - {stored.head.id if stored else None})
+    fractions = sampled.fractions(budgets.keys() - {stored.head.id if stored else None})
     for id, budget in budgets.items():
         if (stored is not None and stored.head.id == id) or budget.head.fingerprint == store.budget_fingerprint:
             matches.append(Found(budget))
-        elif share := shares.get(id):
-            matches.append(Found(budget, *share))
+        elif found := fractions.get(id):
+            matches.append(Found(budget, *found))
     if stored is None and copy and os.path.lexists(copy) and not any(match.by_name is None for match in matches):
         raise damaged(copy, 1)
     own_ids = {match.budget.head.id for match in matches if match.by_name is None}
@@ -211,7 +211,7 @@ def known_by(id: str, store: Path | None = None) -> BudgetLedger | None:
 
     Args:
         id: Id of the budget.
-        store: Folder that may hold a replica; it need not be a store any more.
+        store: Folder that may hold a replica, and need not be a store any more; ``None``: only the registry is searched.
 
     Raises:
         UserError: If a replica is damaged, or the two replicas have different first lines.

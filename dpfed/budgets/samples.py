@@ -63,15 +63,16 @@ class Samples:
         content = {"names": smallest.tolist(), "contents": self._contents(secret, rows)}
         write_atomically(path, json.dumps(content) + "\n", mode=0o600)
 
-    def shares(self, ids: Collection[str]) -> dict[str, tuple[float, float | None]]:
-        """Measures how many sampled records of the given budgets are in the store.
+    def fractions(self, ids: Collection[str]) -> dict[str, tuple[float, float | None]]:
+        """Measures which fraction of each budget's sampled records is in the store.
 
         Args:
             ids: Ids of the budgets.
 
         Returns:
-            For each budget that has a sample: the fraction of its names that are in the store, and the fraction of these
-            records whose image or captions are equal (``None``: unknown). Budgets without a common name are left out.
+            For each budget whose sample has at least one record name in common with the store: the fraction of the sampled
+            names that the store has; and, among the records with these names, the fraction whose image or captions are the
+            same as in the sample (``None``: the sample is of an older dpfed and has no contents).
 
         Raises:
             UserError: If a sample or the registry's secret is damaged.
@@ -89,13 +90,13 @@ class Samples:
             at = np.searchsorted(wanted, hashed)
             here = np.append(wanted, np.inf)[at] == hashed
             place[at[here]] = block[here]
-        shares = {}
+        fractions = {}
         for id, (names, contents) in samples.items():
             rows = place[np.searchsorted(wanted, names)]
             here = np.flatnonzero(rows >= 0)
             if len(here):
-                shares[id] = len(here) / len(names), self._equal(secret, rows[here], contents, here)
-        return shares
+                fractions[id] = len(here) / len(names), self._equal(secret, rows[here], contents, here)
+        return fractions
 
     def _equal(self, secret: Randomness, rows: np.ndarray, contents: Contents | None, places: np.ndarray) -> float | None:
         if contents is None:

@@ -33,7 +33,8 @@ def set_budget(
         epsilon: Epsilon of all releases together.
         delta: Delta of all releases together, at most 1/N.
         unit: Privacy unit, which never changes; ``None``: the unit of the existing budget, or a record for a new one.
-        distinct: Reason why these records are not those of a known budget, although they have the same names.
+        distinct: Reason why these records are not those of a known budget, although they have the same names; ``None``: no
+            reason is given.
 
     Returns:
         The ledger of the budget.

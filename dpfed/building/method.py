@@ -59,7 +59,7 @@ def group_loss(config: Config, given: Callable[..., Tensor] | None = None) -> Gr
 
     Args:
         config: Configuration, which names the loss.
-        given: The user's own loss; it replaces the configuration's.
+        given: The user's own loss, in place of the configuration's; ``None``: the configuration's.
     """
     if given is not None:
         return OwnLoss(given)

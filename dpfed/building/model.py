@@ -47,7 +47,7 @@ def has_centres(config: Config) -> bool:
 
 
 def facts_of(config: Config) -> ModelFacts:
-    """Returns the facts about a configuration, whose defaults are resolved, that a model's folder keeps."""
+    """Returns the part of a configuration that a model's folder keeps. The defaults must be resolved."""
     preprocessing = preprocessing_of(config.model, config.data.resize)
     return ModelFacts(config.model, config.objective, image_size(config), preprocessing, image_shape(config))
 

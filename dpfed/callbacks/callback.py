@@ -127,7 +127,7 @@ class Callback:
         return step.done % self.every == 0 or step.done == step.steps
 
     def on_run(self, run: RunInfo) -> None:
-        """Called when a run begins or resumes, before it measures or spends. `dpfed.training.steps.Steps` never calls it."""
+        """Called when a run begins or resumes, before it measures or spends. `Steps` without a run does not call it."""
 
     def on_begin(self, done: int) -> None:
         """Called when the steps begin, or continue after an interruption.
@@ -143,7 +143,7 @@ class Callback:
         """Called after the model was measured. The figures are exact: no epsilon covers them."""
 
     def on_end(self) -> None:
-        """Called when a run is over and all its files are written. `dpfed.training.steps.Steps` alone never calls it."""
+        """Called when a run is over and all its files are written. `Steps` without a run does not call it."""
 
     def on_stop(self) -> None:
-        """Called when a run was interrupted or failed; it may be resumed. `dpfed.training.steps.Steps` alone never calls it."""
+        """Called when a run was interrupted or failed; it may be resumed. `Steps` without a run does not call it."""

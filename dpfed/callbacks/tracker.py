@@ -1,4 +1,4 @@
-"""The common part of all trackers: sends rows of figures by step, the card and public pictures at the end, nothing private.
+"""The common part of all trackers: sends figures of steps and evaluations and, at the end, the card and public pictures.
 
 A tracker receives the released figures of steps, the figures of evaluations, the configuration without paths, the privacy card,
 and the gallery, which exists for public records only. It opens no other file of a run.

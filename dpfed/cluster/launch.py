@@ -50,7 +50,7 @@ class Resources:
         least: Number of workers with which the run continues when machines are lost; workers are added when machines come back.
             ``None``: the run needs `workers`.
         gpus: GPUs per worker, 0 or 1; ``None``: one if the cluster has any.
-        cpus: CPUs per worker; ``None``: an equal share of all.
+        cpus: CPUs per worker; ``None``: all CPUs, divided equally among the workers.
         restarts: Number of times that workers are started again after one died.
 
     Raises:

@@ -136,9 +136,9 @@ class Config(Section):
 
     @property
     def is_aligned(self) -> bool:
-        """Returns whether a record's two features are alike before training.
+        """Returns whether the two features of a record are similar already before training.
 
-        They are alike if both come from views of one image, or if the image and the text tower were trained together.
+        They are similar if both come from views of one image, or if the image and the text tower were trained together.
         """
         return self.model.kind != "image-text" or self.model.start is not None
 
@@ -211,7 +211,7 @@ def deciding(key: str) -> tuple[str, ...]:
 
 
 def refuse_unmeasured(config: Config, tasks: tuple[str, ...]) -> None:
-    """Refuses settings of evaluation tasks that the records do not allow, if the configuration does not choose the tasks.
+    """Refuses evaluation keys without effect on the tasks that the records allow, unless ``evaluation.tasks`` is set.
 
     Args:
         config: Configuration of the run.

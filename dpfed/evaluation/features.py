@@ -42,7 +42,7 @@ class Embedder:
         model: Model with ``features``, and for captions ``embed_images`` and ``embed_text``.
         read: Function from indices of a store, ``(n,)``, to images, uint8 ``(n, 3, size, size)``.
         images_fn: Function from images as they are read to the model's input; normally ``ImageViews.plain``.
-        tokenizer: Function from a list of texts to tokens, int64 ``(n, L)``; ``None`` for a model of images alone.
+        tokenizer: Function from a list of texts to tokens, int64 ``(n, L)``; ``None`` for a model that reads only images.
         device: Device of the model.
     """
 

@@ -1,12 +1,12 @@
 """95% intervals of figures over the draw of held-out records, and of the changes that training made.
 
-A figure is a share of queries; a query is a held-out image or caption. Queries that belong together (captions of one image,
+A figure is a fraction of queries; a query is a held-out image or caption. Queries that belong together (captions of one image,
 records of one person) form a cluster, which is drawn as a whole: more queries from the same clusters add little information.
 
-- A share of right answers has Wilson's interval (Wilson 1927), which is reliable for few queries and for shares near 0 and 1.
-  With clusters, the number of queries is divided by the design effect: the share's variance if clusters are drawn, over its
-  variance if single queries are drawn.
-- The change of a share between two models on the same queries is paired: only queries count that one model answers right and
+- A fraction of right answers has Wilson's interval (Wilson 1927), which is reliable for few queries and for fractions near 0
+  and 1. With clusters, the number of queries is divided by the design effect: the fraction's variance if clusters are drawn,
+  over its variance if single queries are drawn.
+- The change of a fraction between two models on the same queries is paired: only queries count that one model answers right and
   the other wrong, as in McNemar's test. The interval of Agresti and Min (2005) adds two queries: half a query is won, half is
   lost, and one is equal for both models.
 - Noise changes figures even if nothing is learnt. `beyond_noise` widens the interval of a change by Student's prediction
@@ -48,19 +48,19 @@ class Outcomes:
             raise ValueError(f"expected values and clusters of shape (n,), got {self.values.shape} and {self.clusters.shape}")
 
     def figure(self) -> float:
-        """Returns the share of right answers."""
+        """Returns the fraction of right answers."""
         return float(self.values.mean())
 
     def interval(self) -> Interval:
-        """Returns the 95% interval of the share."""
+        """Returns the 95% interval of this fraction."""
         return wilson(self.figure(), _effective(self.values, self.clusters))
 
     def change_from(self, before: Outcomes, noise: Sequence[float] = ()) -> Interval:
-        """Returns the 95% interval of this share minus another model's share on the same queries.
+        """Returns the 95% interval of this fraction minus another model's fraction on the same queries.
 
         Args:
             before: Outcomes of the same queries with the other model.
-            noise: Shares, on the same queries, of models that noise alone may have made; none, or at least two.
+            noise: Fractions of right answers to these queries, of models that noise alone may have made; none, or at least two.
 
         Raises:
             ValueError: If the queries are not the same.
@@ -71,12 +71,12 @@ class Outcomes:
         return beyond_noise(change, self.figure() - before.figure(), noise) if noise else change
 
 
-def wilson(share: float, count: float) -> Interval:
-    """Returns Wilson's 95% interval of a share among `count` independent draws; `count` need not be a whole number."""
+def wilson(fraction: float, count: float) -> Interval:
+    """Returns Wilson's 95% interval of a fraction among `count` independent draws; `count` need not be a whole number."""
     z = ndtri((1 + CONFIDENCE) / 2)
-    middle, scale = share + z**2 / (2 * count), 1 + z**2 / count
-    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    return max(0.0, min(share, (middle - half) / scale)), min(1.0, max(share, (middle + half) / scale))
+    middle, scale = fraction + z**2 / (2 * count), 1 + z**2 / count
+    half = z * math.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))
+    return max(0.0, min(fraction, (middle - half) / scale)), min(1.0, max(fraction, (middle + half) / scale))
 
 
 def apart(after: float, after_interval: Interval, before: float, before_interval: Interval) -> Interval:
@@ -103,20 +103,20 @@ def beyond_noise(change: Interval, figure: float, draws: Sequence[float]) -> Int
 
 
 def _effective(values: np.ndarray, clusters: np.ndarray) -> float:
-    """Returns the number of independent queries whose share of hits would vary as much as that of these clustered queries.
+    """Returns the number of independent queries whose fraction of hits would vary as much as that of these clustered queries.
 
     It is at most the number of queries.
     """
-    count, share = len(values), float(values.mean())
+    count, fraction = len(values), float(values.mean())
     sums, sizes = _by_cluster(values, clusters)
     if len(sums) == count:
         return float(count)
     if len(sums) == 1:
         return 1.0
-    variance = _variance(sums - share * sizes, count)
+    variance = _variance(sums - fraction * sizes, count)
     if variance <= 0:  # all right or all wrong: the agreement within clusters is unknown, so each cluster counts once
         return float(len(sums))
-    return min(float(count), max(1.0, share * (1 - share) / variance))
+    return min(float(count), max(1.0, fraction * (1 - fraction) / variance))
 
 
 def _paired(differences: np.ndarray, clusters: np.ndarray) -> Interval:

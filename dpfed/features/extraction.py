@@ -1,4 +1,4 @@
-"""Computes features of records by frozen towers, which are not trained. The features of a record depend on it alone."""
+"""Computes features of records by frozen towers, which are not trained. A record's features depend only on that record."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class TowersOnce:
             return whole
 
     def known(self, model: nn.Module) -> _Known:
-        """Returns the features that are known of a model's frozen towers: none at first. Callers may add further ones."""
+        """Returns the features of a model's frozen towers that were computed so far. Callers may add further ones."""
         return self._known.setdefault(towers_digest(frozen_towers(model)), _Known())
 
     def features(self, model: nn.Module, known: _Known, rows: np.ndarray) -> Features:

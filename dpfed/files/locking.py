@@ -47,7 +47,7 @@ def _open_plain(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def noted_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
-    """Holds a lock like `file_lock`, and notes beside the file in which machine and container this is, for `is_held`."""
+    """Holds a lock like `file_lock`, and notes beside the file which machine and container holds it, for `is_held`."""
     with file_lock(path, taken, wait):
         if (here := _here()) and _last_holder(path) != here:
             with contextlib.suppress(OSError):  # such as a full disk: `is_held` then returns None

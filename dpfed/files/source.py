@@ -70,7 +70,7 @@ def find_source(module: str) -> Source | None:
 
 @contextlib.contextmanager
 def current_folder_last() -> Iterator[None]:
-    """Adds the current folder at the end of ``sys.path`` for the block, so that finding searches where importing does."""
+    """Adds the current folder at the end of ``sys.path`` for the block, so that a search sees the same folders as an import."""
     try:
         here = os.getcwd()
     except OSError:  # the current folder was deleted

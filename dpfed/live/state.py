@@ -91,13 +91,13 @@ class RunState:
 
     @property
     def epsilon(self) -> float | None:
-        """Epsilon spent so far; ``None``: no guarantee holds."""
+        """Epsilon spent so far; ``None``: nothing was spent yet, or no guarantee holds."""
         spent = self.ledger.epsilon if self.ledger and self.has_guarantee else math.inf
         return spent if math.isfinite(spent) else None
 
     @property
     def epsilon_planned(self) -> float | None:
-        """Epsilon of all planned steps; ``None``: no guarantee holds."""
+        """Epsilon of all planned steps; ``None``: nothing was spent yet, or no guarantee holds."""
         return self.ledger.plan.epsilon() if self.ledger and self.has_guarantee else None
 
     @property

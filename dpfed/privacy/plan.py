@@ -337,36 +337,36 @@ class PrivacyPlan:
         """Sensitivity of the gradients, divided by the sensitivity of the sum, which includes the statistics."""
         return math.sqrt(1 - self.progress.share) if self.progress else 1.0
 
-    def grid_of(self, shares: int = 1) -> SumGrid:
+    def grid_of(self, parties: int = 1) -> SumGrid:
         """Returns the grid on which sums are exact; the plan must have privacy.
 
         Args:
-            shares: Number of parties that add the noise together, see `noise_of`.
+            parties: Number of parties that each add a part of the noise, see `noise_of`.
         """
         bound, most = self.bounding.bound, self.bounding.method.radius(self.parameters)
         if self.noise.kind == "gaussian":
             return SumGrid.of(bound, most)
-        return SumGrid.for_discrete(bound, most, self.sensitivity / bound, self.noise.multiplier, shares)
+        return SumGrid.for_discrete(bound, most, self.sensitivity / bound, self.noise.multiplier, parties)
 
     @property
     def mechanism(self) -> Mechanism:
         """Mechanism of the run: the sampler and the noise that accounting composes."""
         return self.bounding.method.mechanism(self.parameters)
 
-    def noise_of(self, shares: int = 1) -> Noise:
+    def noise_of(self, parties: int = 1) -> Noise:
         """Returns the noise on the sum, or each party's part of it.
 
         If the method also releases statistics of its own, they get a fraction of 1 / sigma^2, and the sum gets more noise.
 
         Args:
-            shares: Number of parties; each adds the returned noise to its own sum, so that all together add the whole noise.
+            parties: Number of parties; each adds the returned noise to its own sum, so that all together add the whole noise.
         """
         if not self.private:
             return GaussianNoise(0.0)
-        grid = self.grid_of(shares)
+        grid = self.grid_of(parties)
         if self.noise.kind == "discrete":
             return DiscreteGaussianNoise(grid.unit, grid.finer)
-        return GaussianNoise(self.promised_noise_std / math.sqrt(shares), grid.unit)
+        return GaussianNoise(self.promised_noise_std / math.sqrt(parties), grid.unit)
 
     @property
     def promised_noise_std(self) -> float:

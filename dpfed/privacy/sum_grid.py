@@ -51,7 +51,7 @@ class SumGrid:
         return cls(most, bound / most)
 
     @classmethod
-    def for_discrete(cls, bound: float, most: float, change: float, multiplier: float, shares: int = 1) -> SumGrid:
+    def for_discrete(cls, bound: float, most: float, change: float, multiplier: float, parties: int = 1) -> SumGrid:
         """Makes the grid for discrete noise: the finest on which each party adds at least its part of the promised noise.
 
         Discrete noise has a standard deviation of 2^31 steps of its own grid. The sum's grid is computed for one step less: the
@@ -62,9 +62,9 @@ class SumGrid:
             most: Largest allowed length R of a part, in grid steps.
             change: Sensitivity of the sum, divided by C.
             multiplier: Noise multiplier, sigma.
-            shares: Number of parties whose equal noise together has standard deviation sigma times the sensitivity.
+            parties: Number of parties whose equal noises add up to standard deviation sigma times the sensitivity.
         """
-        root = Fraction(math.isqrt(shares << 2 * _ROOT_DIGITS), 1 << _ROOT_DIGITS)  # square root of `shares`, rounded down
+        root = Fraction(math.isqrt(parties << 2 * _ROOT_DIGITS), 1 << _ROOT_DIGITS)  # square root of `parties`, rounded down
         steps = (2**NOISE_BITS - 1) * root / (Fraction(multiplier) * Fraction(change))  # largest C in steps of the noise
         finer = max(1, math.ceil(steps / Fraction(most)))
         radius = _shortened(steps / finer)

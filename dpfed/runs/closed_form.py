@@ -24,7 +24,7 @@ def add_moment_heads(
     plan: PrivacyPlan,
     noise_std: float,
     tokenizer: Tokenizer | None,
-    noise_shares: int = 1,
+    noise_parties: int = 1,
     basis: Mapping[Side, Basis] | None = None,
 ) -> None:
     """Freezes the towers of a model, and appends heads that are computed from noisy moments of the towers' features.
@@ -35,7 +35,7 @@ def add_moment_heads(
         plan: Plan of the run.
         noise_std: Standard deviation of the noise on each number of the noisy sums.
         tokenizer: Tokenizer of a model that reads text, else ``None``.
-        noise_shares: Number of parties that add the noise together; see `PrivacyPlan.noise_of`.
+        noise_parties: Number of parties that add the noise together; see `PrivacyPlan.noise_of`.
         basis: Basis of each tower, made of public features; ``None``: random bases.
 
     Raises:
@@ -48,7 +48,7 @@ def add_moment_heads(
         raise UserError(
             f"the public basis is for other towers: these have {' and '.join(map(str, widths))} features. [basis-towers]"
         )
-    give_heads(model, moment_heads(plan, widths, aligned, noise_std, noise_shares, basis, FEWEST_IMAGES))
+    give_heads(model, moment_heads(plan, widths, aligned, noise_std, noise_parties, basis, FEWEST_IMAGES))
 
 
 def said_of_layers(model: nn.Module) -> str:
@@ -64,7 +64,7 @@ def moment_heads(
     widths: tuple[int, ...],
     aligned: bool,
     noise_std: float,
-    noise_shares: int = 1,
+    noise_parties: int = 1,
     basis: Mapping[Side, Basis] | None = None,
     fewest: int = 0,
 ) -> MomentHeads:
@@ -75,7 +75,7 @@ def moment_heads(
         widths: Widths of the features, image first.
         aligned: Whether the towers were aligned before the run, so that the features of a pair are alike.
         noise_std: Standard deviation of the noise on each number of the noisy sums.
-        noise_shares: Number of parties that add the noise together.
+        noise_parties: Number of parties that add the noise together.
         basis: Basis of each tower, made of public features; ``None``: random bases.
         fewest: Smallest number of records with which heads of images only are learnt; see `MomentNoise`.
 
@@ -94,7 +94,7 @@ def moment_heads(
         k = (
             widths[0] if fewest and len(widths) == 1 else min(*widths, plan.sampling.records)
         )  # all dimensions, so that no feature of aligned towers is lost
-    layout = layout_of(plan, k, len(widths), noise_shares)
+    layout = layout_of(plan, k, len(widths), noise_parties)
     bases = (
         random_bases(widths, k, aligned)
         if basis is None
@@ -103,14 +103,14 @@ def moment_heads(
     return MomentHeads(layout, MomentNoise(plan.sampling.records, noise_std, fewest), bases, aligned)
 
 
-def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_shares: int = 1) -> MomentLayout:
+def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_parties: int = 1) -> MomentLayout:
     """Returns the layout of the two noisy sums that a plan of private moments releases.
 
     Args:
         plan: Plan of the run.
         dimensions: k, number of dimensions.
         towers: Number of towers: 2 for image and text, 1 for images only.
-        noise_shares: Number of parties that add the noise together.
+        noise_parties: Number of parties that add the noise together.
     """
     options = plan.bounding.options
     return MomentLayout(
@@ -118,7 +118,7 @@ def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_shares: int
         towers,
         options["mean_share"],
         options["cross_share"],
-        plan.grid_of(noise_shares).radius,
+        plan.grid_of(noise_parties).radius,
         max(2, options["views"]),
         plan.bounding.bound,
     )

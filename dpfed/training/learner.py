@@ -170,7 +170,7 @@ class Learner:
             rank=part.rank,
             groups=part.groups,
             world_size=part.world_size,
-            noise_shares=self.noise.parties,
+            noise_parties=self.noise.parties,
             units=units,
             public_negatives=self._public_negatives(),
         )

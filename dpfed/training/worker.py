@@ -51,7 +51,7 @@ class Worker:
         groups: Number K_w of this worker's groups, out of the plan's K; ``None``: all.
         world_size: Number of workers on the same records among whom the K groups are divided; 1: the records belong to this
             worker only.
-        noise_shares: Number of parties that add the noise together, if the data owners add it (`PrivacyPlan.noise_of`).
+        noise_parties: Number of parties that add the noise together, if the data owners add it (`PrivacyPlan.noise_of`).
         units: Keys of the records' units, in the order of `keys`, if the plan protects units; otherwise ``None``.
         public_negatives: Public records that are added to every group, if the method uses them.
 
@@ -79,7 +79,7 @@ class Worker:
         rank: int = 0,
         groups: int | None = None,
         world_size: int = 1,
-        noise_shares: int = 1,
+        noise_parties: int = 1,
         units: np.ndarray | None = None,
         public_negatives: PublicNegatives | None = None,
     ) -> None:
@@ -97,7 +97,7 @@ class Worker:
         partition = indices if isinstance(indices, PartitionRows) else None
         self._plan = plan
         self._bounding = bounding
-        self._grid = plan.grid_of(noise_shares) if plan.private else None
+        self._grid = plan.grid_of(noise_parties) if plan.private else None
         self._model = model
         self._vector = TrainableVector(model)
         self.engine = engine

@@ -134,7 +134,7 @@ def test_every_number_has_the_planned_noise_and_fits_have_their_own(monkeypatch,
 def test_noise_that_is_too_small_is_seen(monkeypatch):
     plain = fitting.PrivacyPlan.noise_of
     monkeypatch.setattr(
-        fitting.PrivacyPlan, "noise_of", lambda self, shares=1: GaussianNoise(0.5 * plain(self).std, plain(self).unit)
+        fitting.PrivacyPlan, "noise_of", lambda self, parties=1: GaussianNoise(0.5 * plain(self).std, plain(self).unit)
     )
     releases = released(monkeypatch, 4, delta=1e-3)
     # What is divided by is halved, too, so the noise is held against the plan's own promise.

@@ -35,26 +35,26 @@ def noisy(values: torch.Tensor, noise=NOISE, labels=LABELS, seed: int = 1) -> to
     bound=st.floats(1e-9, 1e9),
     change=st.sampled_from([1.0, 2.0, 2.0 / math.sqrt(0.99), 300.0]),
     multiplier=st.floats(0.1, 1000),
-    shares=st.integers(1, 5000),
+    parties=st.integers(1, 5000),
     bits=st.integers(20, 46),
 )
-def test_the_grid_leaves_sigma_over_the_sensitivity(bound, change, multiplier, shares, bits):
+def test_the_grid_leaves_sigma_over_the_sensitivity(bound, change, multiplier, parties, bits):
     """The lemma's premise as fractions: a (m^2 - 16) >= (sigma times the sensitivity)^2 in steps, m = 2^31, of a parties."""
-    grid = SumGrid.for_discrete(bound, 2.0**bits, change, multiplier, shares)
+    grid = SumGrid.for_discrete(bound, 2.0**bits, change, multiplier, parties)
     moved = Fraction(grid.radius) * grid.finer * Fraction(change)
-    assert shares * ((2**31) ** 2 - 16) >= (Fraction(multiplier) * moved) ** 2
-    assert (1 - Fraction(1, 2**26)) * shares * (2**31 - 1) ** 2 <= (Fraction(multiplier) * moved) ** 2  # and no more noise
+    assert parties * ((2**31) ** 2 - 16) >= (Fraction(multiplier) * moved) ** 2
+    assert (1 - Fraction(1, 2**26)) * parties * (2**31 - 1) ** 2 <= (Fraction(multiplier) * moved) ** 2  # and no more noise
     assert grid.radius <= 2.0**bits and grid.unit == bound / grid.radius
     assert grid.finer == 1 or grid.radius > 2.0 ** (bits - 1)  # as fine as the sum allows
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.3, 40.0, 999.0])
-@pytest.mark.parametrize("shares", [1, 3])
-def test_a_plan_has_that_noise(sigma, shares):
+@pytest.mark.parametrize("parties", [1, 3])
+def test_a_plan_has_that_noise(sigma, parties):
     plan = PLAN.replace(noise_multiplier=sigma)
-    noise, grid = plan.noise_of(shares), plan.grid_of(shares)
-    assert noise.std * math.sqrt(shares) / plan.sensitivity == pytest.approx(sigma, rel=1e-7)
-    assert noise.std * math.sqrt(shares) >= sigma * plan.sensitivity
+    noise, grid = plan.noise_of(parties), plan.grid_of(parties)
+    assert noise.std * math.sqrt(parties) / plan.sensitivity == pytest.approx(sigma, rel=1e-7)
+    assert noise.std * math.sqrt(parties) >= sigma * plan.sensitivity
     assert (noise.unit, noise.finer) == (grid.unit, grid.finer) and noise.step_length * noise.finer == noise.unit
 
 

@@ -12,8 +12,8 @@ this holds bit by bit. The batch has no cap: a record that displaces another one
 **Both together** are dominated by ``Poisson(q, Gaussian(sigma))``. Let x be the additional record. Fix all draws except the
 noise and whether x is drawn (b = 1); none depends on x. The outputs are ``Y1 = s + b d + D1 s1 Z1`` with ``|d| <= D1`` and ``Y2
 = g(Y1) + b e(Y1) + D2 s2 Z2`` with ``|e(y)| <= D2`` for every y, where ``s1 = sigma / sqrt(share)``, ``s2 = sigma / sqrt(1 -
-share)``, so ``1/s1^2 + 1/s2^2 = 1/sigma^2``. A randomised map T that does not know b turns ``W ~ N(b / sigma, 1)`` into (Y1,
-Y2):
+share)`` with share = `release_share`, the fraction of 1 / sigma^2 that the release gets, so ``1/s1^2 + 1/s2^2 = 1/sigma^2``. A
+randomised map T that does not know b turns ``W ~ N(b / sigma, 1)`` into (Y1, Y2):
 
 - Draw ``V ~ N(0, 1)`` and rotate (W, V) by the rotation with first column ``(sigma/s1, sigma/s2)``: two *independent* numbers
   U1, U2 of means ``b/s1``, ``b/s2`` and variance 1.
@@ -82,6 +82,6 @@ METHOD = Method(
     whole_batch=True,
     divisor=lambda given: given.batch,
     gradient_share=lambda given: 1 - given.options["release_share"],
-    options={"infonce": _Slots, "barlow_twins": _Moments},  # slots stay noisy with any share, so gradients get more
+    options={"infonce": _Slots, "barlow_twins": _Moments},  # slots stay noisy with any fraction, so gradients get more
     public_parameters=_numbers,
 )

@@ -49,7 +49,7 @@ class Cotangents:
         return cls(*(torch.cat(part) for part in zip(none, *slopes_of_each, strict=True)))
 
     def of_view(self, view: int) -> Cotangents:
-        """Returns the cotangents of one view alone, with half of the temperature's cotangent of each record."""
+        """Returns the cotangents of one of the two views, with half of the temperature's cotangent of each record."""
         alone = torch.zeros_like(self.embeddings)
         alone[:, view] = self.embeddings[:, view]
         return Cotangents(alone, self.temperature / 2)

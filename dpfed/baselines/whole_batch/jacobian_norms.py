@@ -1,4 +1,4 @@
-"""Norms of the gradients of similarities, and of sums of them, without materialising any of these gradients.
+"""Computes gradient norms of similarities, and of sums of similarities, without materialising any of these gradients.
 
 The gradient of the similarity of anchor a and candidate c is ``J_a^T c + J_c^T a``, with J the Jacobians of their embeddings;
 the gradient of any function of the embeddings is ``sum over rows r of J_r^T w_r``. Their norms are computed in one of two ways:
@@ -133,7 +133,7 @@ class Norms(Protocol):
     """Mask ``(R,)`` bool of the embeddings whose Jacobian is finite."""
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
-        """Computes the norms of the gradients of all similarities, or upper bounds.
+        """Computes the gradient norm, with respect to the parameters, of each similarity, or upper bounds of these norms.
 
         Args:
             rows: Embeddings ``(R, D)`` float64.
@@ -144,7 +144,7 @@ class Norms(Protocol):
         """
 
     def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
-        """Computes the norms of the gradients of functions of all embeddings, or upper bounds.
+        """Computes the gradient norms, with respect to the parameters, of several functions of the embeddings, or upper bounds.
 
         Args:
             cotangents: Derivatives of k functions with respect to the embeddings, ``(k, R, D)`` float64, a few functions at
@@ -171,7 +171,7 @@ class NormBounds:
         self._towers, self._disjoint = towers, disjoint
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
-        """Computes upper bounds of the norms of the gradients of all similarities; see `Norms`."""
+        """Computes an upper bound of each similarity's gradient norm; see `Norms.of_pairs`."""
         others = contrast.candidates.reshape(-1)
         of_anchors = self._halves(contrast.anchors, rows[others])
         of_candidates = self._halves(others, rows[contrast.anchors]).T
@@ -180,7 +180,7 @@ class NormBounds:
         return together(of_anchors, of_candidates).unflatten(1, contrast.candidates.shape)
 
     def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
-        """Computes upper bounds of the norms of the gradients of functions of all embeddings; see `Norms`."""
+        """Computes an upper bound of each function's gradient norm; see `Norms.of_sums`."""
         return torch.cat([self._of_sums(part) for part in cotangents])
 
     def _of_sums(self, cotangents: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class ExactNorms:
         self.finite = torch.isfinite(self._traces)
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
-        """Computes the norms of the gradients of all similarities; see `Norms`."""
+        """Computes each similarity's gradient norm; see `Norms.of_pairs`."""
         anchors, others = contrast.anchors, contrast.candidates.reshape(-1)
         lost = _CANCELLED * self._traces
         squares = lost[anchors][:, None] + lost[others]
@@ -234,7 +234,7 @@ class ExactNorms:
         return squares.sqrt_().unflatten(1, contrast.candidates.shape)
 
     def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
-        """Computes the norms of the gradients of functions of all embeddings; see `Norms`."""
+        """Computes each function's gradient norm; see `Norms.of_sums`."""
         return torch.cat([self._of_sums(part) for part in cotangents])
 
     def _of_sums(self, cotangents: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ is needed of the rows follows from them (Goodfellow 2015, "Efficient Per-Example
 parameters (normalisation, embedding tables, adapters) are kept in full.
 
 A Jacobian is computed in float32 from its own view alone, so no other record changes its bits. All results computed from it
-(inner products, norms, sums) are float64: their error is negligible beside C, also where parts of a gradient nearly cancel.
+(inner products, norms, sums) are float64: their error is negligible compared with C, also where parts of a gradient nearly
+cancel.
 
 Shapes: R embeddings, D dimensions of each, T positions, O outputs and I inputs of a layer (a constant 1 for its bias included),
 p parameters.

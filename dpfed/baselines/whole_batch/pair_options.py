@@ -58,13 +58,14 @@ class LogitOptions(PairOptions):
 
 
 def refuse_unbounded(inputs: MethodInputs) -> None:
-    """Refuses settings that these methods cannot bound: their loss must be a sum over anchors of functions of cosines.
+    """Refuses a learnt temperature, whose gradient these methods do not bound, and a precision other than fp32.
 
     Args:
         inputs: Choices of the run.
 
     Raises:
-        UserError: If the temperature is learnt, or norms and gradients would differ too much at the run's precision.
+        UserError: If the temperature is learnt; or if the precision is not fp32, so that norms and gradients would differ too
+            much.
     """
     method = inputs.method
     if inputs.loss_options.learn_temperature:
@@ -80,7 +81,9 @@ def refuse_unbounded(inputs: MethodInputs) -> None:
 
 
 def contrastive_change(batch: int, temperature: float, candidates: int = 1) -> float:
-    """Returns the largest change of the weights of the InfoNCE loss with temperature, for one direction, at the cap.
+    """Returns G of InfoNCE: by how much one record can change the weights of the similarities, for one direction.
+
+    The change is the sum of all absolute changes. The bound is for batches at the cap, and covers smaller ones.
 
     Args:
         batch: b, the largest number of records in a batch, at least 2.
@@ -112,7 +115,7 @@ def contrastive_change_below_cap(batch: int, temperature: float, candidates: int
 
 
 def spread_out_change() -> float:
-    """Returns the largest change of the spread-out regulariser's weights, for one direction, for any batch at its cap."""
+    """Returns the bound of `contrastive_change` for the spread-out regulariser: the same number for every batch."""
     return 8.0
 
 

@@ -1,4 +1,4 @@
-"""Checks that a device computes the same bits for a group, at any position in a pass and beside any other groups.
+"""Checks that a device computes the same bits for a group, at any position in a pass and with any other groups in it.
 
 A pass is one forward and one backward computation over the records of many groups. No library guarantees that the bits of one
 group do not depend on the others. So an engine tests the device before its first pass, and again from time to time. The test
@@ -48,7 +48,7 @@ class PassResult:
     grouping: Grouping
 
     def of(self, group: int) -> list[Tensor]:
-        """Returns all tensors from which the part of the group with this number in the sum is computed."""
+        """Returns all tensors from which a group's contribution to the sum is computed; `group` is its number in the pass."""
         parts = [self.losses[group]]
         for term in sorted(self.terms, key=lambda term: (term.target.parameter, term.target.part or 0)):
             parts += [term.squares[group], *term.parts(group)]
@@ -126,7 +126,9 @@ def require_batch_invariance(
     brief: bool = False,
     before: int = 0,
 ) -> None:
-    """Compares groups with themselves in passes of every shape, at the model's current weights.
+    """Checks, at the model's current weights, that a group's result has the same bits in passes of every shape.
+
+    A probe is a group that recurs in several passes, at other positions and with other groups.
 
     Args:
         run_pass: Function that makes a pass.

@@ -110,7 +110,7 @@ class Engine(ABC):
 
         Args:
             batch: Groups to add.
-            clip_norm: Norm C, or another `Clip`; in steps of the sum's grid (`dpfed.privacy.sum_grid`) if the sum has integers.
+            clip_norm: Norm C, or another `Clip`; in grid steps (`dpfed.privacy.sum_grid`) if the sum has integers.
             into: Flat vector ``(P,)``, which is changed in place. It comes from `zeros`, or is int64, in which the sum is exact
                 (`dpfed.bounding.foreach.add_`).
             losses: List to which a tensor ``(2, G)`` is appended, float64 where the device has it. It has the loss and the
@@ -123,7 +123,7 @@ class Engine(ABC):
 
 
 def shared_out(figures: Tensor, losses: list[Tensor] | None) -> Tensor:
-    """Separates figures of groups: returns the norms, and appends the others to `losses` if it is a list.
+    """Returns the norms in a tensor of figures, and appends its other rows to `losses` unless that is ``None``.
 
     Args:
         figures: Norms, losses and numbers of records of the groups, ``(3, G)``.
@@ -245,7 +245,7 @@ class LossOfViews(nn.Module):
         return temperature_of(self.model), bias_of(self.model)
 
     def of(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes the loss of one group from its embeddings and, if there are labels, from which records share a label."""
+        """Computes the loss of one group from its embeddings; labels only tell it which records are of one class."""
         if LABEL in embeddings:
             embeddings = {**embeddings, LABEL: first_of_class(embeddings[LABEL], present)}
         return self._loss(embeddings, present, temperature, bias)

@@ -2,7 +2,7 @@
 
 The loss reads only the embeddings. So the embeddings are computed first, one microbatch after the other, without a graph for
 autograd. Then the gradient of the loss with respect to the embeddings is computed; these numbers are called cotangents. Finally
-each microbatch is embedded again, and a backward pass from its cotangents gives its share of the parameters' gradient (Gao et
+each microbatch is embedded again, and a backward pass from its cotangents gives its part of the parameters' gradient (Gao et
 al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
 
 Shapes: n records in the batch, V image views, W texts, D embedding dimensions, P trainable parameters.
@@ -35,7 +35,7 @@ def refuse_random(model: nn.Module) -> None:
 
 
 class BatchEngine(Engine):
-    """Engine that clips one gradient for each group, that of the mean loss of its records.
+    """Engine that clips one gradient for each group: the gradient of the mean loss of the group's records.
 
     Usually the group is a whole batch.
 

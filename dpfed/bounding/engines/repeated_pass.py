@@ -149,7 +149,7 @@ Add = Callable[[GroupBatch, list[list[int]], "float | Clip", Tensor], Tensor]
 
 
 def first_unlike(repeated: Add, direct: Add, views: Views, padding: Padding, zeros: Tensor) -> str | None:
-    """Compares replays with passes that are not recorded, bit by bit, on noise.
+    """Returns how replays on noise differ, bit by bit, from passes that are not recorded; ``None``: they do not.
 
     Several replays follow one another, so that leftovers of an earlier replay would show.
 

@@ -1,8 +1,8 @@
 """Computes squared norms of many groups' gradients, and the gradients' weighted sum, each in one reading of the gradients.
 
-A kernel runs as many programs. To compute norms, each program adds up the squares of one piece of one group's gradient, so a
-norm depends on that group alone. To compute the sum, each program adds up one piece of all groups' gradients, in blocks of a
-fixed number of groups, one block after the other.
+A kernel consists of many independent programs. To compute norms, each program adds up the squares of one piece of one group's
+gradient, so a norm depends on that group alone. To compute the sum, each program adds up one piece of all groups' gradients, in
+blocks of a fixed number of groups, one block after the other.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Rules = Mapping[Callable, Callable[..., Any]]
 
 
 class Recorder(TorchFunctionMode):
-    """Torch mode for a forward pass. Each layer in it keeps what the gradients of its parameters need, group by group.
+    """Torch mode for a forward pass. It keeps, for each layer, the tensors from which the groups' gradients are computed.
 
     Args:
         rules: Rules, by the torch function that a layer calls (`dpfed.bounding.layer_rules.rules`).
@@ -81,7 +81,7 @@ class Recorder(TorchFunctionMode):
         return source
 
     def watch(self, tensor: Tensor, source: Source) -> Tensor:
-        """Watches a tensor that was computed from parameters alone: a layer that reads it will get a term."""
+        """Watches a tensor that was computed only from parameters: a layer that reads it will get a term."""
         self._sources[id(tensor)] = (tensor, source)
         return tensor
 

@@ -64,7 +64,7 @@ class RowSums:
 
 
 def side_by_side(terms: Iterable[Term]) -> list[Term]:
-    """Returns the terms, after it merges all `RowSums` over equally many rows into one."""
+    """Merges all `RowSums` over equally many rows into one term, and returns all terms."""
     kept: list[Term] = []
     sums: dict[int, list[RowSums]] = defaultdict(list)
     for term in terms:

@@ -191,8 +191,8 @@ class OuterProducts:
     """Gradients of a matrix ``(p, d)`` that are sums of outer products of rows, as those of a linear layer are.
 
     If Gram matrices are cheap, the norms come from these matrices, and the gradients are computed later for the sum, one group
-    after the other. Clipped gradients are added, rather than weighted outer products. So rounding errors are small beside the
-    clip norm C, even if the outer products nearly cancel.
+    after the other. Clipped gradients are added, rather than weighted outer products. So rounding errors are small compared
+    with the clip norm C, even if the outer products nearly cancel.
 
     Args:
         target: Destination of the matrix's gradient.

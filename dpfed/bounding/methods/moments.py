@@ -23,8 +23,9 @@ tight: unit features reach it. ∎
 **Both steps are one Gaussian mechanism** of sensitivity 1 and noise sigma. Noise of the same standard deviation sigma is added
 to each number of both sums, and the second sum depends on the first release (by c). Gaussian releases with ratios of
 sensitivity to noise mu_0 and mu_1, the second chosen adaptively, are together dominated by one with ratio sqrt(mu_0^2 + mu_1^2)
-(Dong, Roth and Su 2022, corollary 3.3). Here this is sqrt(a + 1 - a) / sigma = 1 / sigma. One step alone costs its own share;
-accounting takes the larger one (`Mechanism.poisson_steps`). Neighbours have one record more or less, and there is no sampling.
+(Dong, Roth and Su 2022, corollary 3.3). Here this is sqrt(a + 1 - a) / sigma = 1 / sigma. A single step costs its own fraction
+of 1 / sigma^2, a or 1 - a; accounting takes the larger one (`Mechanism.poisson_steps`). Neighbours have one record more or
+less, and there is no sampling.
 
 **In floating point.** A record's features are computed in a pass of its own, or in a pass of public shape in which other
 records change no bit (`dpfed.features`). The remaining steps use integers, whose sums float64 holds exactly: the features

@@ -189,7 +189,7 @@ def test_a_feature_near_the_centre_of_the_basis_is_short():
 
 def test_an_engine_refuses_heads_of_another_plan():
     engine, plan = engine_of(2), plan_of(options=OPTIONS | {"mean_share": 0.1})
-    with pytest.raises(ValueError, match="shares"):
+    with pytest.raises(ValueError, match="fractions"):
         MomentsEngine.__init__(engine, torch.nn.ModuleDict({"moments": engine._heads}), plan)
     with pytest.raises(ValueError, match="grid"):
         engine.add_clipped(GroupBatch(features(2, 1), [0, 1]), Clip(2.0**24), engine.zeros().long())
