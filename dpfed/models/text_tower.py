@@ -128,7 +128,8 @@ def _load(spec: TextBlueprint, load_weights: bool) -> nn.Module:
     net, loading = AutoModel.from_pretrained(spec.folder, config=config, output_loading_info=True, **options)
     missing = [name for name in loading["missing_keys"] if not name.startswith("pooler.")]
     if missing or loading.get("mismatched_keys"):
-        raise UserError(f"model.text: the weights in {spec.folder} do not fit config.json: {missing[:1] or ''}. [text-misfit]")
+        fault = f"'{missing[0]}' is missing" if missing else "a tensor has another shape"
+        raise UserError(f"model.text: the weights in {spec.folder} do not fit config.json: {fault}. [text-misfit]")
     return net
 
 

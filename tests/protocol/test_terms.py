@@ -137,6 +137,16 @@ def test_terms_that_contradict_themselves_are_refused(terms, tmp_path, change):
         Terms.load(written(tree, tmp_path))
 
 
+def test_a_site_without_units_is_not_taken_for_a_wrong_sum(terms, tmp_path):
+    tree = json.loads(terms.text)
+    tree["sites"][0]["records"] = 9
+    with pytest.raises(UserError, match="numbers of records do not add up to the plan's N.*terms-contradiction"):
+        Terms.load(written(tree, tmp_path))
+    tree["plan"]["unit"] = tree["config"]["privacy"]["unit"] = "user"
+    with pytest.raises(UserError, match="a site has no units.*terms-contradiction"):
+        Terms.load(written(tree, tmp_path))
+
+
 def written(tree, tmp_path):
     path = tmp_path / "changed.json"
     path.write_text(json.dumps(tree))
