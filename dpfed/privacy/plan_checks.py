@@ -77,8 +77,8 @@ def require_batch(batch: int, records: int, group_size: int, least: int) -> None
         least: Smallest number of records that can be contrasted.
     """
     if records == MOST_RECORDS:
-        said = f"batch must lie in {least}..{records:,}, a tenth of the training records as a rule, got {batch}"
-        return require(1 <= batch <= records, said)
+        require(batch >= 1, f"batch must be at least {least}, and a tenth of the training records as a rule, got {batch}")
+        return require(batch <= records, f"batch must be at most {records:,}, got {batch}")
     usual = max(min(_USUAL_GROUP, records), records // 10)  # far from all records, and enough to contrast
     usual = max(usual, min(group_size, records))
     command = f"--set privacy.batch={usual}"

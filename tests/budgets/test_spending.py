@@ -196,6 +196,14 @@ def test_unreserved_charges_are_kept_even_beyond_the_budget(store, reservation):
     reserve(store, [reservation(1, 5000)])  # nothing is left of it
 
 
+def test_a_store_with_a_budget_needs_no_reason_for_another(store):
+    with pytest.raises(UserError, match="no other budget has records with the same names.*budget-distinct"):
+        set_budget(store, 8, 1e-6, distinct="because")
+    set_budget(store, 8, 1e-6)
+    with pytest.raises(UserError, match="has its own budget already.*budget-distinct"):
+        set_budget(store, 9, 1e-6, distinct="because")
+
+
 def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, reservation):
     set_budget(store, 8, 1e-6)
     reserve(store, [reservation(1, steps=300)])

@@ -289,7 +289,7 @@ def test_a_store_that_has_grown_beyond_the_card_is_not_served(parties, monkeypat
     sites, agree = parties
     sites[0].join(Terms.load(agree().terms))
     monkeypatch.setattr("dpfed.data.store.records.RecordStore.training_records", 601)
-    with pytest.raises(UserError, match="600 is less than the 601.*site-declared-few"):
+    with pytest.raises(UserError, match="card.json: records = 600 is less than the 601.*site-declared-few"):
         load_site(sites[0], print)
 
 
