@@ -114,7 +114,7 @@ class OwnEncoder:
 
     def _ready(self, image: Any, number: int) -> Tensor:
         try:
-            return tensor_of(self.plain(self._parts.image_of(image)), "plain")
+            return tensor_of(self.plain(self._parts.image_of(image)), "Views.plain")
         except BrokenItem as error:
             raise UserError(f"image {number} ({described(image)}) cannot be used: {error}. [encoder-image]") from error
 

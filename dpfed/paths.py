@@ -47,7 +47,7 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
         raise UserError(f"{what} must be a path, a text or a pathlib.Path, got {given!r}. [path-type]")
     text = os.fsdecode(given)
     if not text.strip():
-        raise UserError(f"{what} is empty; write '.' for the current folder. [path-empty]")
+        raise UserError(f"the path given for {what} is empty: write '.' for the current folder. [path-empty]")
     if not _is_utf8(text) and _is_utf8_on_disk(text):
         raise UserError(
             f"{what}, {os.fsencode(text).decode()}, has letters that Python cannot read, because it decodes file names as "
@@ -67,8 +67,8 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
         ) from error
     if len(os.fsencode(whole)) > _LONGEST or any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
         raise UserError(
-            f"{what} is too long: a path has at most {_LONGEST:,} bytes, and each name in it at most {_LONGEST_PART}; choose "
-            "another. [path-too-long]"
+            f"the path given for {what} is too long: a path has at most {_LONGEST:,} bytes, and each name in it at most "
+            f"{_LONGEST_PART}; choose another. [path-too-long]"
         )
     return path
 

@@ -50,9 +50,10 @@ def ledger_of(run: RunDirectory) -> Ledger:
     }
     for witness, steps in witnesses.items():
         if steps > ledger.charged:  # a release is kept before its charge: its step, from 0, may equal the charged steps
-            raise _lost(run, f"charged steps in it: {ledger.charged:,}, and {witness.format(f'{steps:,}')}")
+            last = f"it ends after {ledger.charged:,} charged step{'s' * (ledger.charged != 1)}"
+            raise _lost(run, f"{last}, and {witness.format(f'{steps:,}')}")
     if results.get("run", {}).get("ledger") and ledger.artifacts is None:
-        raise _lost(run, "results.json names its hash, and the line that names the card is gone")
+        raise _lost(run, "results.json names the ledger's hash, and the line that names the card is gone")
     return ledger
 
 

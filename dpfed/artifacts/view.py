@@ -93,8 +93,10 @@ def results_in(path: Path) -> dict[str, Any]:
         )
     made = results.get("run")
     named = isinstance(made, dict) and isinstance(made.get("id"), str) and isinstance(made.get("ledger"), str)
-    if not named or wrong_provenance(made) is not None:
+    if not named:
         raise UserError(f"{path} is damaged: 'run' does not say which run it is. [results-run-unnamed]")
+    if (wrong := wrong_provenance(made)) is not None:
+        raise UserError(f"{path} is damaged: in 'run', '{wrong}' is missing or malformed. [results-run-wrong]")
     if not isinstance(evaluations, list):
         raise UserError(f"{path} is damaged: 'evaluations' must be a list, got {type(evaluations).__name__}. [results-no-list]")
     for number, item in enumerate(evaluations):

@@ -149,7 +149,7 @@ def audit_membership(
     parts = build(run.config(), progress=progress, terms=terms_at(run.terms))
     sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
     for store in {side.store.path: side.store for side in sides.parts}.values():
-        budgeting.not_covered(run, store, "the figures of an audit are exact functions of them", not_covered)
+        budgeting.not_covered(run, store, "the figures of an audit are exact functions of the records", not_covered)
     results = results_in(run.results)
     privacy = results["privacy"]
     promise = Promise(privacy["epsilon"] if privacy["guarantee"] else None, privacy["delta"])

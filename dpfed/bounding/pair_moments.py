@@ -105,7 +105,8 @@ class MomentsEngine(Engine):
         shares = (1 / sizes.double()).repeat_interleave(sizes)[:, None]
         if not into.is_floating_point() and bound != self._layout.radius:
             raise ValueError(
-                f"expected a grid on which parts are up to {self._layout.radius:g} steps long, got {bound:g} steps"
+                f"expected a sum whose grid makes one record's part at most {self._layout.radius:g} grid steps long, got "
+                f"{bound:g}"
             )
         views = max(view.shape[1] for view in batch.views.values())
         if self._layout.towers == 1 and views != self._layout.views:

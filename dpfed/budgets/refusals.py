@@ -36,7 +36,7 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
     if unit == "user" and found.by_name is not None:
         raise UserError(
             f"the budget of {found.budget.head.store} is for users, and {related(found, store)}, but names do not tell whose "
-            f"records they are: train on that store.{question(found, store)} [budget-user-names]"
+            f"records they are: train on {found.budget.head.store}.{question(found, store)} [budget-user-names]"
         )
     if unit == plan.promise.unit or (store.units is not None and store.training_units == store.training_records):
         return  # with one record for each user, records and users are the same
@@ -54,7 +54,7 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
 
 def related(found: Found, store: RecordSet) -> str:
     """Returns half a sentence that explains why a budget found by record names holds for a store."""
-    names = f"{found.by_name or 0:.0%} of its records' names are in {store.path}"
+    names = f"{found.by_name or 0:.0%} of the budget's record names are in {store.path}"
     if found.equal is None:
         return names
     return f"{names}, and {found.equal:.0%} of these records have equal images or captions"

@@ -56,9 +56,8 @@ def set_budget(
                 "here as well, so runs are charged to it: leave --distinct out. [budget-same-records]"
             )
         if distinct is not None and (ledger is not None or not others):
-            raise UserError(
-                "--distinct has no effect: no other budget has records with the same names. Leave it out. [budget-distinct]"
-            )
+            had = f"{store.path} has its own budget already" if ledger else "no other budget has records with the same names"
+            raise UserError(f"--distinct has no effect: {had}. Leave it out. [budget-distinct]")
         if ledger is None:
             if others and distinct is None:
                 raise _same_names(store, list(others.values()))
@@ -159,8 +158,8 @@ def note_uncovered(store: RecordSet, what: str, why: str | None, dry: bool = Fal
         for match in matches:
             if not (why or "").strip():
                 raise UserError(
-                    f"the records of {store.path} have a lifetime budget of {shown(match.budget)}, and {what}, which no budget "
-                    f"covers: leave it out, or give a reason.{question(match, store)} [budget-not-covered]",
+                    f"the records of {store.path} have a lifetime budget of {shown(match.budget)}, which does not cover this "
+                    f"release: {what}. Do without the release, or give a reason.{question(match, store)} [budget-not-covered]",
                     command="On the command line: --not-covered 'WHY'; in a configuration: privacy.not_covered.",
                 )
             said = f"{what}: {why}"

@@ -196,7 +196,7 @@ def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
         return
     line("site", site.own_card().name)
     line("spent", f"epsilon {round_up(opened.epsilon)} of {round_up(plan.epsilon())}, delta {round_up(plan.promise.delta)}")
-    line("answered", f"{opened.charged:,} of {plan.steps:,} steps, each charged before its answer left")
+    line("answered", f"{opened.charged:,} of {plan.steps:,} steps; each was charged before its answer was sent")
     missed = sorted(set(range(opened.last_step + 1)) - set(opened.steps))
     if missed:
         line(

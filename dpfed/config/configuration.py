@@ -225,8 +225,9 @@ def refuse_unmeasured(config: Config, tasks: tuple[str, ...]) -> None:
     measured = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": tasks})})
     idle = [key for key in measured.without_effect() if key.startswith("evaluation.") and is_given(config, key)]
     if idle:
-        said = f"{listed(idle)} no effect with these records, which allow {' and '.join(tasks)} alone"
-        raise idle_error(config.name, f"{said}: choose others, or leave {them(idle)} out", idle)
+        allowed = f"the task{'s' * (len(tasks) > 1)} {' and '.join(tasks)}"
+        said = f"{listed(idle)} no effect: these records allow only {allowed}. Leave {them(idle)} out, or give other records"
+        raise idle_error(config.name, said, idle)
 
 
 def _only_if(keys: str, because: str, holds: Callable[[Config], bool], remedy: str | Callable[[], str]) -> Across:
@@ -240,13 +241,17 @@ def _for_methods(keys: str, holds: Callable[[Method], bool], why: str, choice: s
 _CONDITIONS = Conditions(
     Config,
     _only_if(
-        "data.stores", "data.source data.path", lambda c: c.writes_store, "no store is written; set data.source to an importer"
+        "data.stores",
+        "data.source data.path",
+        lambda c: c.writes_store,
+        "no store is written; give data that an importer reads",
     ),
     _only_if(
         "views.cached",
         "adaptation.image model.image model.kind",
         lambda c: c.images_are_frozen,
-        "the image tower is trained, so its features change; set adaptation.image = 'frozen'",
+        "the image tower is trained, so its features change; set adaptation.image = 'frozen' with a tower of open_clip, timm "
+        "or torchvision",
     ),
     _only_if(
         "data.keep_features",
@@ -270,7 +275,7 @@ _CONDITIONS = Conditions(
         "text_views.*",
         "views.cached model.text",
         lambda c: not (c.cached_views and c.model.pretrained_text),
-        "features of the captions are computed once",
+        "features of the captions are computed once; set views.cached = 0 or model.text = 'transformer'",
     ),
     _only_if(
         "adaptation.text adaptation.text_layers",
@@ -294,7 +299,7 @@ _CONDITIONS = Conditions(
         "adaptation.rank adaptation.alpha adaptation.image_layers",
         "model.image adaptation.image",
         lambda c: c.model.timm is None or c.adaptation.image == "lora",
-        "a timm encoder is trained in full by default; set adaptation.image = 'lora'",
+        "a timm encoder has adapters only with 'lora'; set adaptation.image = 'lora'",
     ),
     _only_if(
         "adaptation.image_layers", "adaptation.image", lambda c: c._image_training == "lora", "set adaptation.image = 'lora'"
@@ -333,6 +338,6 @@ _CONDITIONS = Conditions(
         "optimizer.schedule",
         "optimizer.warmup privacy.steps",
         lambda c: c.optimizer.warmup + 1 < c.privacy.steps,
-        "the schedule begins after the warm-up; leave at least two steps for it",
+        "the schedule needs two steps or more after the warm-up; raise privacy.steps, lower optimizer.warmup",
     ),
 )

@@ -150,7 +150,8 @@ class TrainingConfig(Section):
     commit_every: int | None = Field(
         None,
         ge=1,
-        description="largest number of steps charged together; a crash can lose that many; default: about ten seconds of steps",
+        description="largest number of steps that are charged in one write; a crash loses the work of at most that many, and "
+        "no budget; default: about ten seconds of steps",
     )
 
     def checkpointed(self, steps: int) -> int:

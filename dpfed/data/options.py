@@ -33,7 +33,7 @@ _LABELLED = When(
 _NO_STORE = When(
     "data.path",
     lambda data: not data.finds_store,
-    "there is a record store, which is made already; give what it was imported from",
+    "data.path is a record store, whose splits are fixed; give what it was imported from",
 )
 
 
@@ -102,11 +102,13 @@ _JITTER = When("views.jitter", lambda views: views.jitter > 0, "set views.jitter
 _JITTERED = When(
     "views.brightness views.contrast views.saturation views.hue",
     lambda views: any((views.brightness, views.contrast, views.saturation, views.hue)),
-    "give one of them a strength",
+    "give one of these a value above 0",
 )
-_COLOUR = When("views.grayscale", lambda views: views.grayscale < 1, "no image has a colour; lower it")
+_COLOUR = When("views.grayscale", lambda views: views.grayscale < 1, "no image has a colour; lower views.grayscale")
 _BLUR = When("views.blur", lambda views: views.blur > 0, "set views.blur, the probability of blur")
-_OURS = When("views.transform", lambda views: views.transform is None, "a transform of your own makes the views")
+_OURS = When(
+    "views.transform", lambda views: views.transform is None, "a transform of your own makes the views; give no views.transform"
+)
 _TRANSFORM = When("views.transform", lambda views: views.transform is not None, "set views.transform")
 _RANGES = {"crop_scale": (1e-4, 1.0), "crop_ratio": (0.01, 100.0), "blur_sigma": (1e-3, 1e3)}
 

@@ -173,4 +173,4 @@ def _check(image_z: Tensor, text_z: Tensor, pairs_image: Tensor, pairs_text: Ten
         if len(partnered) and (int(partnered[0]) < 0 or int(partnered[-1]) >= count):
             raise ValueError(f"pairs_{name} must be in [0, {count}), got {int(partnered[0])} to {int(partnered[-1])}")
         if len(partnered) != count:
-            raise ValueError(f"every {name} needs a partner, and {count - len(partnered)} have none: leave those out")
+            raise ValueError(f"every {name} needs a partner; without one: {count - len(partnered)} of {count}. Leave those out")

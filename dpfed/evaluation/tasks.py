@@ -118,7 +118,7 @@ def _no_text_tower(model: ModelConfig, task: str) -> str | None:
 
 def _no_labels(store: RecordSet, options: EvaluationConfig) -> str | None:
     if not label_columns(store, options):
-        return f"{store.name} has no labels in both its 'train' and its '{options.split}' split"
+        return f"no label of {store.name} is given in both its 'train' and its '{options.split}' split"
     return None
 
 

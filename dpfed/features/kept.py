@@ -76,7 +76,7 @@ def forget(store: str | Path) -> int:
     if not os.path.lexists(place):
         return 0
     if place.is_symlink() or not place.is_dir():
-        raise UserError(f"{place} is not a folder: nothing was deleted. Check what it is. [forget-no-folder]")
+        raise UserError(f"{place} is a link, or not a folder: nothing was deleted. Check what it is. [forget-no-folder]")
     size = sum(file.stat().st_size for file in place.rglob("*.safetensors"))
     taken = (
         f"a run is computing the features in {place}: wait until it has finished, or interrupt it, then repeat this command."

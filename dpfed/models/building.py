@@ -142,7 +142,7 @@ def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> 
         if isinstance(built, SimCLRModel | TwoTowerModel):
             raise UserError(
                 f"model.image = {model.image!r} returns a whole model, {type(built).__name__}; expected an encoder (images "
-                "to features): return the encoder alone; dpfed adds the projection to [model] embedding. To train a whole "
+                "to features): return only the encoder; dpfed adds the projection to [model] embedding. To train a whole "
                 "model, such as BYOL, in one process, use dpfed.Trainer(model, ...). [model-whole]"
             )
         return built

@@ -28,7 +28,7 @@ _HEAD = only("model.kind", "image")
 _OUR_ENCODER = When(
     "model.image",
     lambda model: model.timm is None and not model.is_own,
-    "an encoder of another library has its own; set model.image = 'cnn' or 'resnet18'",
+    "an encoder that is not dpfed's has its own; set model.image = 'cnn' or 'resnet18'",
 )
 _OWN = When("model.image", lambda model: model.is_own, "set model.image = 'package.module:function'")
 _RESNET = only("model.image", "resnet18", "resnet34", "resnet50")
@@ -42,9 +42,11 @@ _EXTERNAL = When(
     "model.kind model.image", lambda model: model.external, "set model.kind = 'open_clip' or model.image = 'timm/NAME'"
 )
 _FOREIGN = When(
-    "model.kind model.image model.text", lambda model: model.external or model.pretrained_text is not None, "a run writes it"
+    "model.kind model.image model.text",
+    lambda model: model.external or model.pretrained_text is not None,
+    "a run writes this key for towers of other libraries; set such a tower",
 )
-_NO_START = When("model.start", lambda model: model.start is None, "model.start already names weights; choose one of the two")
+_NO_START = When("model.start", lambda model: model.start is None, "model.start already names weights; give no model.start")
 _START = When("model.start", lambda model: model.start is not None, "set model.start")
 
 
@@ -58,7 +60,9 @@ class ModelConfig(Section):
         None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'"
     )
     weights: Annotated[str | None, _EXTERNAL, _NO_START] = Field(
-        None, description="a file, a pretrained tag, or (timm) a folder; none: random weights, or those in the local-dir"
+        None,
+        description="a file, a pretrained tag, or (timm) a folder; none: random weights, or those in the folder of "
+        "architecture = 'local-dir:DIR'",
     )
     digest: Annotated[str | None, _FOREIGN] = Field(
         None, description="a run writes it: the hash of its open_clip or timm architecture"

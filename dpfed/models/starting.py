@@ -74,7 +74,7 @@ class StartingWeights:
         if MOMENTS in self.description:
             raise UserError(
                 f"model.start: the heads in {self.path.parent} are made of released moments (bounding.method = 'moments'), and "
-                "training cannot start from them: start from the weights of the towers alone. [start-moments]"
+                "training cannot start from them: start from the weights of its towers. [start-moments]"
             )
         there, here = self.description["model"], model.model_dump(mode="json")
         defaults = ModelConfig().model_dump(mode="json")

@@ -120,7 +120,7 @@ def _load(spec: TextBlueprint, load_weights: bool) -> nn.Module:
     given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     config = AutoConfig.from_pretrained(spec.folder, **given)
     if config.is_encoder_decoder:
-        raise UserError(f"model.text: {spec.folder} holds a decoder, too; give an encoder alone. [text-has-decoder]")
+        raise UserError(f"model.text: {spec.folder} holds a decoder, too; give only an encoder. [text-has-decoder]")
     if not load_weights:
         return AutoModel.from_config(config, trust_remote_code=False, attn_implementation="eager")
     # "eager" attention does not depend on whether a batch has padding, so a text's features do not depend on other texts.
@@ -128,7 +128,8 @@ def _load(spec: TextBlueprint, load_weights: bool) -> nn.Module:
     net, loading = AutoModel.from_pretrained(spec.folder, config=config, output_loading_info=True, **options)
     missing = [name for name in loading["missing_keys"] if not name.startswith("pooler.")]
     if missing or loading.get("mismatched_keys"):
-        raise UserError(f"model.text: the weights in {spec.folder} do not fit config.json: {missing[:1] or ''}. [text-misfit]")
+        fault = f"'{missing[0]}' is missing" if missing else "a tensor has another shape"
+        raise UserError(f"model.text: the weights in {spec.folder} do not fit config.json: {fault}. [text-misfit]")
     return net
 
 

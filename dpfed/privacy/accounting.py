@@ -200,8 +200,8 @@ def _multiplier(target: float, draft: Mechanism, steps: int, delta: float, accou
     if least <= target:
         raise _too_generous(target, least, numbers)
     too_strict = UserError(
-        f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon {target:g} {numbers}: raise epsilon, or lower the batch or "
-        "the number of steps. [epsilon-too-small]"
+        f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon at or below {target:g} {numbers}: raise epsilon, or lower the "
+        "batch or the number of steps. [epsilon-too-small]"
     )
     if epsilon(_with(draft, MOST_NOISE), steps, delta, "rdp") > target:
         raise too_strict

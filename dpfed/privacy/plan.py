@@ -91,8 +91,8 @@ class PrivacyPlan:
             require_within("group_size", bounding.group_size, 1, batch, " (the expected batch)")
         require(
             not method.capped or (bounding.max_batch is not None and bounding.max_batch >= max(2, batch)),
-            f"method '{name}' contrasts the whole batch and needs a cap, max_batch, of at least the expected batch {batch}, "
-            f"got {bounding.max_batch}",
+            f"method '{name}' contrasts the whole batch and needs a cap, max_batch, of at least {max(2, batch)} (the expected "
+            f"batch, and 2 or more), got {bounding.max_batch}",
         )
         require(
             not method.closed_form or (batch == self.sampling.records and steps == STEPS_IN_CLOSED_FORM),

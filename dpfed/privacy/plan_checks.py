@@ -63,7 +63,7 @@ def require_epsilon(name: str, value: float) -> None:
     """Refuses an epsilon that is not positive and finite, or so small that accounting cannot distinguish it from zero."""
     require(
         positive(value) and value >= LEAST_EPSILON,
-        f"{name} must be positive, at least {LEAST_EPSILON:g} (noise for less leaves nothing to learn), got {value}",
+        f"{name} must be finite, and at least {LEAST_EPSILON:g} (noise for less leaves nothing to learn), got {value}",
     )
 
 
@@ -77,8 +77,8 @@ def require_batch(batch: int, records: int, group_size: int, least: int) -> None
         least: Smallest number of records that can be contrasted.
     """
     if records == MOST_RECORDS:
-        said = f"batch must be at least {least}, and a tenth of the training records as a rule, got {batch}"
-        return require(1 <= batch <= records, said)
+        require(batch >= 1, f"batch must be at least {least}, and a tenth of the training records as a rule, got {batch}")
+        return require(batch <= records, f"batch must be at most {records:,}, got {batch}")
     usual = max(min(_USUAL_GROUP, records), records // 10)  # far from all records, and enough to contrast
     usual = max(usual, min(group_size, records))
     command = f"--set privacy.batch={usual}"

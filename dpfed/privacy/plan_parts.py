@@ -125,7 +125,9 @@ class Bounding:
         if rule != "fixed":
             self.require_measured(f"clipping = '{rule}'")
         fits = positive(self.stability) if rule == "automatic" else self.stability == 0
-        require(fits, f"stability must be positive with clipping = 'automatic', and 0 otherwise, got {self.stability}")
+        require(
+            fits, f"stability must be positive and finite with clipping = 'automatic', and 0 otherwise, got {self.stability}"
+        )
 
     def _check_method(self) -> None:
         name = self.method_name
@@ -249,6 +251,6 @@ class PrivateProgress:
         normalise_numbers(self, "progress.")
         for name, value in (("share", self.share), ("quantile", self.quantile)):
             require(0 < value < 1, f"progress.{name} must lie strictly between 0 and 1, got {value}")
-        require(positive(self.loss_range), f"progress.loss_range must be positive, got {self.loss_range}")
+        require(positive(self.loss_range), f"progress.loss_range must be positive and finite, got {self.loss_range}")
         if self.phase is not None:
             require_within("progress.phase", self.phase, 1)

@@ -149,6 +149,6 @@ def read(packet: Packet | None, kind: type[_Kind], site: int, signing_key: str, 
     except OtherVersion as error:
         raise Rejected(f"it speaks {error}: install the same release on both") from error
     except Untrusted as error:
-        raise Rejected("an answer that the site did not sign") from error
+        raise Rejected("an answer that the site did not sign for these terms") from error
     except (ValidationError, ValueError, RecursionError) as error:
         raise Rejected("an invalid answer") from error

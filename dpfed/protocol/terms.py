@@ -169,7 +169,9 @@ class Terms(Section):
         _check(basis == named, "the public basis is not the configuration's")
         unhashed = config.model.start is not None and config.model.start_digest is None
         _check(not unhashed, "the starting weights have no digest")
-        _check(all(counts) and sum(counts) == plan.sampling.records, "the sites' records do not add up to the plan's")
+        counted = "units" if plan.promise.unit == "user" else "records"
+        _check(all(counts), f"a site has no {counted}")
+        _check(sum(counts) == plan.sampling.records, f"the sites' numbers of {counted} do not add up to the plan's N")
         _check([site.groups for site in sites] == plan.apportioned(counts), "the groups are not shared out by records")
         _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")
         _check(all(map(is_exchange_key, (site.exchange_key for site in sites))), "an exchange key is not valid")

@@ -64,7 +64,7 @@ class Trust:
     def __post_init__(self) -> None:
         n, d, c = self.sites, self.drops, self.colluders
         if d < 0 or c < 0:
-            raise UserError(f"drops and colluders count sites, at least 0; got {d} and {c}. [trust-numbers]")
+            raise UserError(f"drops and colluders must be numbers of sites, 0 or more; got {d} and {c}. [trust-numbers]")
         if d >= n:
             raise UserError(f"of {n} sites {d} may drop out, which leaves none: drops must be below {n}. [trust-drops]")
         if not self.shared:

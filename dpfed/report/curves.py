@@ -32,7 +32,7 @@ def training_plots(windows: Sequence[MetricsWindow], clip_norm: float | None) ->
         canvas.axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
         plots.append(("Groups whose gradient was clipped", canvas))
     quantile = windows[-1].quantile
-    name = "Median norm of the gradients" if quantile == 0.5 else f"{percent(quantile)} of the norms are below"
+    name = "Median norm of the gradients" if quantile == 0.5 else f"{percent(quantile)} of the norms are below the line"
     return [*plots, (name, _norms(windows, clip_norm))]
 
 

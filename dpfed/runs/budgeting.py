@@ -252,7 +252,7 @@ def stated(run: RunDirectory) -> str:
 def _uncovered(config: Config, store: RecordSet, plan: PrivacyPlan) -> Iterator[str]:
     """Yields descriptions of a run's releases about its training records that no epsilon covers."""
     if not plan.private:
-        yield "a run without privacy releases exact functions of them"
+        yield "a run without privacy releases exact functions of the records"
     elif not plan.bounding.method.sound:
         yield f"the claim of bounding.method = '{plan.bounding.method_name}' does not hold"
     if config.privacy.seed is not None and plan.private:

@@ -47,8 +47,9 @@ def label_of(config: Config, loss: GroupLoss, records: RecordSet) -> str | None:
     if wanted is None and len(there) == 1:
         return there[0]
     if wanted not in there:
-        said = "does not say which label of" if wanted is None else f"reads the label {wanted!r}, which is none of"
+        said = "does not say which label it reads" if wanted is None else f"reads the label {wanted!r}"
         raise UserError(
-            f"the loss {name} {said} {records.name} ({', '.join(there)}): set {key} to one of them. [loss-labels-which]"
+            f"the loss {name} {said}, and {records.name} has the labels {', '.join(there)}: set {key} to one of them. "
+            "[loss-labels-which]"
         )
     return wanted

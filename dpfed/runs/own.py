@@ -68,7 +68,7 @@ def open_own(config: Config, parts: OwnParts, progress: Progress) -> tuple[ItemV
     progress.note(f"opening the records: {records.name}, {len(records.keys):,} records")
     assert parts.views is not None
     default = 1 if config.model.reads_text else 2
-    progress.note("trying the transform: does a view depend on its image and its draws alone?")
+    progress.note("trying the transform: does a view depend only on its image and its draws?")
     views = _tried(config, records, parts.views, default)
     shape = views.shape
     if not config.model.reads_text and views.count < 2:

@@ -80,15 +80,17 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
             f"the gradient of objective.name = '{config.objective.name}' is not finite on images of noise, and dpfed leaves "
             "such gradients out: nothing would be learnt. Choose other [objective] keys, or precision 'fp32'. [run-gradient]"
         )
+    if norm == 0:
+        raise UserError(
+            "the gradient of a group of noise is zero: nothing would be learnt. Check [objective]. [run-no-gradient]"
+        )
     # Length of the clipped gradient, as a part of the longest that the noise is made for; an adaptive threshold finds its own.
     left, key = {
         "fixed": (norm / bounding.clip_norm, f"clip_norm = {bounding.clip_norm:g}"),
-        "automatic": (norm / (norm + bounding.stability), f"stability = {bounding.stability:g}")
-        if norm
-        else (0.0, "stability"),
+        "automatic": (norm / (norm + bounding.stability), f"stability = {bounding.stability:g}"),
         "adaptive": (norm, "clip_norm"),
     }[bounding.clipping]
-    if norm == 0 or (plan.private and left < _LEAST_SIGNAL):
+    if plan.private and left < _LEAST_SIGNAL:
         raise UserError(
             f"the gradient of a group of noise is {norm:.1g} long, and bounding.{key} leaves {left:.1g} of what the noise is "
             "made for: nothing would be learnt. Lower it to a usual length of gradients, such as 1, or check [objective]. "

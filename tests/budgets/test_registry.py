@@ -157,7 +157,9 @@ def test_a_copy_with_another_header_is_known_by_its_names(budgeted, tmp_path):
 
 def test_equal_names_get_their_own_budget_only_in_words(budgeted, tmp_path, reservation):
     other = write_store(tmp_path / "other", NAMES, seed=1)
-    with pytest.raises(UserError, match="100% of its records' names .* 0% .*other records.*--distinct 'WHY'.*budget-names"):
+    with pytest.raises(
+        UserError, match="100% of the budget's record names .* 0% .*other records.*--distinct 'WHY'.*budget-names"
+    ):
         set_budget(other, 100, 1e-6)
     budget = set_budget(other, 5, 1e-6, distinct="another hospital's, which numbers its patients alike")
     assert list(budget.head.distinct.values()) == ["another hospital's, which numbers its patients alike"]

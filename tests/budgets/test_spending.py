@@ -196,6 +196,14 @@ def test_unreserved_charges_are_kept_even_beyond_the_budget(store, reservation):
     reserve(store, [reservation(1, 5000)])  # nothing is left of it
 
 
+def test_a_store_with_a_budget_needs_no_reason_for_another(store):
+    with pytest.raises(UserError, match="no other budget has records with the same names.*budget-distinct"):
+        set_budget(store, 8, 1e-6, distinct="because")
+    set_budget(store, 8, 1e-6)
+    with pytest.raises(UserError, match="has its own budget already.*budget-distinct"):
+        set_budget(store, 9, 1e-6, distinct="because")
+
+
 def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, reservation):
     set_budget(store, 8, 1e-6)
     reserve(store, [reservation(1, steps=300)])
@@ -211,8 +219,8 @@ def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, reservation):
 @pytest.mark.parametrize(
     "epsilon, delta, said",
     [
-        (0, 1e-6, "epsilon must be positive"),
-        (float("nan"), 1e-6, "epsilon must be positive"),
+        (0, 1e-6, "epsilon must be finite, and at least 0.001"),
+        (float("inf"), 1e-6, "epsilon must be finite, and at least 0.001"),
         (8, 0.0, "budget-delta-large"),
         (8, 2e-3, "1/N = 1/1,000.*budget-delta-large"),
         (0.002, 1e-300, "budget-too-small"),
@@ -265,7 +273,7 @@ def test_what_no_budget_covers_wants_words_which_the_book_keeps(store):
     assert note_uncovered(store, "an audit", None) is False
     set_budget(store, 8, 1e-6)
     for nothing in (None, "", "  "):
-        with pytest.raises(UserError, match="an audit, .*budget-not-covered"):
+        with pytest.raises(UserError, match="this release: an audit. Do without .*budget-not-covered"):
             note_uncovered(store, "an audit", nothing)
     assert note_uncovered(store, "an audit", "the board asked for it")
     assert [entry.why for entry in budget_of(store).uncovered] == ["an audit: the board asked for it"]

@@ -256,9 +256,9 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant, monkey
         ({"text_views": {"word_swap": 0.3}}, "set model.kind = 'image-text' or 'open_clip', or leave it out"),
         (
             {"model": {"image": "timm/test_vit", "width": 8}},
-            "an encoder of another library has its own; set model.image = 'cnn'",
+            "an encoder that is not dpfed's has its own; set model.image = 'cnn'",
         ),
-        ({"model": {"image": "timm/test_vit"}, "adaptation": {"rank": 3}}, "is trained in full by default; set"),
+        ({"model": {"image": "timm/test_vit"}, "adaptation": {"rank": 3}}, "has adapters only with 'lora'; set"),
         ({"model": {"image": "timm/test_vit"}, "adaptation": {"text": "full"}}, "set model.kind = 'open_clip'"),
         ({"model": {"weights": "w.safetensors"}}, "set model.kind = 'open_clip' or model.image = 'timm/NAME'"),
         ({"model": {"architecture": "ViT-B-32"}}, "'model.architecture' has no effect with model.kind = 'image'"),
@@ -419,7 +419,8 @@ def test_settings_of_impossible_tasks_are_refused_before_a_run(tiny, tmp_path, m
     tiny["evaluation"] = {"bank": 50, "templates": ["one {}"]}
     config = parse_config(tiny)  # as far as the configuration tells, everything may be measured
     refuse_unmeasured(config, ("retrieval", "zero_shot", "linear"))
-    with pytest.raises(UserError, match="'evaluation.bank' .* these records.* retrieval and zero_shot alone.*setting-idle"):
+    only = "these records allow only the tasks retrieval and zero_shot. Leave it"
+    with pytest.raises(UserError, match=f"'evaluation.bank' .*{only}.*setting-idle"):
         refuse_unmeasured(config, ("retrieval", "zero_shot"))
     refuse_unmeasured(config, ())
     monkeypatch.setattr("dpfed.runs.build.tasks_of", lambda *_: ("retrieval",))

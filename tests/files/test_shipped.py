@@ -57,7 +57,7 @@ def test_a_file_of_the_users_wins_with_or_without_its_suffix(elsewhere):
         ("towers/small.json", "no config .*shipped-no-file"),
         ("../configs/quickstart", "no config .*shipped-no-file"),
         ("adapt/../quickstart", "no config .*shipped-no-file"),
-        ("", "the configuration is empty"),
+        ("", "the path given for the configuration is empty"),
         (".", "is a folder, .*shipped-no-file"),
     ],
 )

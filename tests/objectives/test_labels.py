@@ -187,9 +187,9 @@ def test_a_loss_of_ones_own_reads_labels(tmp_path):
         ({"records": dpfed.Records([picture(n) for n in range(40)], workers=0)}, "loss-labels-none"),
         (
             {"records": dpfed.Records([(picture(n), n % 2, n % 3) for n in range(40)], label={"a": 1, "b": 2}, workers=0)},
-            "loss-labels-which",
+            "does not say which label it reads, and .* has the labels a, b: set .*loss-labels-which",
         ),
-        ({"loss": SupCon(label="species")}, "loss-labels-which"),
+        ({"loss": SupCon(label="species")}, "reads the label 'species', and .* has the labels .*loss-labels-which"),
         ({"privacy": dpfed.Privacy(noise_multiplier=1.0, batch=24, steps=2, method="batch")}, "loss-labels-method"),
     ],
     ids=["none", "several", "another", "method"],

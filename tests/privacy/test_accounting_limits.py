@@ -93,5 +93,5 @@ def test_an_epsilon_too_small_to_account_for_is_refused(epsilon):
         lambda: plan_of(1000, asked),
         lambda: of_numbers(1000, 100, 10, epsilon, accountant="rdp"),
     ):
-        with pytest.raises(UserError, match=r"epsilon must be positive, at least 0\.001 "):
+        with pytest.raises(UserError, match=r"epsilon must be finite, and at least 0\.001 "):
             ask()

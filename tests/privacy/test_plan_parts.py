@@ -53,7 +53,9 @@ BOUNDING = [
     *rows("no effect without privacy", NONE | {"clipping": "automatic", "stability": 0.1}),
     *rows("not for 'logit'", BATCH | {"method_name": "logit", "clipping": "automatic", "stability": 0.1}),
     *rows("stability must be positive", {"stability": 0.1}, {"clipping": "automatic"}),
-    *rows("stability must be positive", {"clipping": "automatic", "stability": math.nan}),
+    *rows(
+        "stability must be positive and finite", *({"clipping": "automatic", "stability": bad} for bad in (math.nan, math.inf))
+    ),
 ]
 NOISE = [
     *rows("noise_multiplier must be at least", *({"noise_multiplier": bad} for bad in (-1.0, 0.01, math.nan))),
@@ -65,14 +67,18 @@ FIGURES = [
     *rows("progress must hold", {"progress": {"share": 0.01}}, {"progress": None}, {"progress": [1]}),
     *rows("progress.share must lie strictly", *({"progress": PROGRESS | {"share": bad}} for bad in (0.0, 1.0, math.nan))),
     *rows("progress.quantile must lie strictly", {"progress": PROGRESS | {"quantile": 1.0}}),
-    *rows("progress.loss_range must be positive", *({"progress": PROGRESS | {"loss_range": bad}} for bad in (0.0, math.inf))),
+    *rows(
+        "progress.loss_range must be positive and finite",
+        *({"progress": PROGRESS | {"loss_range": bad}} for bad in (0.0, math.inf)),
+    ),
     *rows("progress.phase must be at least 1", {"progress": PROGRESS | {"phase": 0}}),
     *rows("progress.phase must be a whole number", {"progress": PROGRESS | {"phase": 1.5}}),
 ]
 TOGETHER = [
     *rows("steps must lie in 1", {"steps": 0}),
     *rows(r"group_size must lie in 1\.\.100", {"group_size": 101}, {"group_size": 0}),
-    *rows("needs a cap, max_batch, of at least the expected batch 100", BATCH | {"max_batch": None}, BATCH | {"max_batch": 99}),
+    *rows("needs a cap, max_batch, of at least 100 ", BATCH | {"max_batch": None}, BATCH | {"max_batch": 99}),
+    *rows("needs a cap, max_batch, of at least 2 ", BATCH | {"batch": 1, "max_batch": 1}),
     *rows("every record takes part in each of 2 steps", {"method_name": "moments", "group_size": 1}),
     *rows("every record takes part in each of 2", {"method_name": "moments", "group_size": 1, "batch": 1000, "steps": 3}),
     *rows("per_unit = 2 is for privacy.unit = 'user'", {"per_unit": 2}),

@@ -137,6 +137,16 @@ def test_terms_that_contradict_themselves_are_refused(terms, tmp_path, change):
         Terms.load(written(tree, tmp_path))
 
 
+def test_a_site_without_units_is_not_taken_for_a_wrong_sum(terms, tmp_path):
+    tree = json.loads(terms.text)
+    tree["sites"][0]["records"] = 9
+    with pytest.raises(UserError, match="numbers of records do not add up to the plan's N.*terms-contradiction"):
+        Terms.load(written(tree, tmp_path))
+    tree["plan"]["unit"] = tree["config"]["privacy"]["unit"] = "user"
+    with pytest.raises(UserError, match="a site has no units.*terms-contradiction"):
+        Terms.load(written(tree, tmp_path))
+
+
 def written(tree, tmp_path):
     path = tmp_path / "changed.json"
     path.write_text(json.dumps(tree))
@@ -279,7 +289,7 @@ def test_a_store_that_has_grown_beyond_the_card_is_not_served(parties, monkeypat
     sites, agree = parties
     sites[0].join(Terms.load(agree().terms))
     monkeypatch.setattr("dpfed.data.store.records.RecordStore.training_records", 601)
-    with pytest.raises(UserError, match="600 is less than the 601.*site-declared-few"):
+    with pytest.raises(UserError, match="card.json: records = 600 is less than the 601.*site-declared-few"):
         load_site(sites[0], print)
 
 

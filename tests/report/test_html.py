@@ -137,7 +137,7 @@ def test_the_best_run_and_those_as_good_are_marked_apart(values, marks):
         ("results.json", results(evaluations=[{**WITHOUT_ERROR, "interval": [1]}]), "'interval'.*results-fact-wrong"),
         ("results.json", results(run=None), "results-run-unnamed"),
         ("results.json", results(run={**MADE, "id": 3}), "results-run-unnamed"),
-        ("results.json", results(run={**MADE, "data": 3}), "results-run-unnamed"),
+        ("results.json", results(run={**MADE, "data": 3}), "in 'run', 'data' is missing or malformed.*results-run-wrong"),
         ("results.json", results(run={name: value for name, value in MADE.items() if name != "ledger"}), "results-run-unnamed"),
         ("metrics.jsonl", '{"step": 1}\n{"st\n', "line 2.*run-metrics-damaged"),
         ("metrics.jsonl", '{"step": "1"}\n', "line 1.*run-metrics-damaged"),

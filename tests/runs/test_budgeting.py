@@ -139,7 +139,7 @@ def test_a_run_whose_ledger_lost_lines_is_not_settled(config, store, budget, tmp
         pretrain(parse_config(config), tmp_path / "run")
     ledger = tmp_path / "run" / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
-    with pytest.raises(UserError, match="in it: 1, and a checkpoint is of step 4.*run-ledger-short"):
+    with pytest.raises(UserError, match="it ends after 1 charged step, and a checkpoint is of step 4.*run-ledger-short"):
         settle_run(tmp_path / "run")
 
 
@@ -220,7 +220,7 @@ WITHOUT = {"bounding": {"method": "none", "group_size": 4}, "privacy": {"epsilon
 def test_what_no_epsilon_covers_is_refused_unless_said_in_words(config, store, budget, tmp_path, changes, said):
     for section, value in changes.items():
         config[section] = {**config[section], **value} if isinstance(value, dict) else value
-    with pytest.raises(UserError, match=f"{said}.*which no budget covers"):
+    with pytest.raises(UserError, match=f"which does not cover this release: .*{said}"):
         pretrain(parse_config(config), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     config["privacy"]["not_covered"] = "a test of ours"
@@ -234,7 +234,9 @@ def test_figures_of_training_labels_want_words(config, store, tmp_path):
     private = RecordStore.open(store.path)
     set_budget(private, 6, 1e-5)
     run = pretrain(parse_config(config), tmp_path / "run")
-    with pytest.raises(UserError, match="k-NN and linear probe are exact functions of training labels, which no budget covers"):
+    with pytest.raises(
+        UserError, match="which does not cover this release: .*k-NN and linear probe are exact functions of training labels. Do"
+    ):
         evaluate_run(run.path, "test", ["knn"])
     assert not run.disclosures
     evaluate_run(run.path, "test", ["knn"], not_covered="a board's question")
@@ -244,7 +246,7 @@ def test_figures_of_training_labels_want_words(config, store, tmp_path):
 
 def test_an_audit_wants_words(config, store, budget, tmp_path):
     run = pretrain(parse_config(config), tmp_path / "run")
-    with pytest.raises(UserError, match="figures of an audit are exact functions of them, which no budget covers"):
+    with pytest.raises(UserError, match="release: .*the figures of an audit are exact functions of the records. Do without"):
         audit_membership(run.path, records=200)
     assert not run.audits.exists()
 

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from dpfed.config import parse_config
 from dpfed.data.store.record import RecordInput
@@ -64,6 +65,8 @@ def test_a_batch_of_uncounted_records_is_told_no_number(tmp_path):
     with pytest.raises(UserError, match="batch must be at least 2, and a tenth of the training records as a rule") as refused:
         known_plan(parse_config(tree))
     assert not refused.value.command
+    with pytest.raises(UserError, match="batch must be at most [0-9,]+, got 1000"):
+        known_plan(parse_config(tree | {"privacy": {"epsilon": 8.0, "batch": 10**15}}))
 
 
 HOPELESS = [
@@ -138,3 +141,9 @@ def test_captions_that_all_say_the_same_are_refused(tiny, tmp_path, differ):
     assert not (tmp_path / "run").exists()
     images = changed(tree, **{"model": {"kind": "image", "width": 8}})
     assert pretrain(parse_config(images), tmp_path / "run").finished
+
+
+def test_a_gradient_of_zero_is_not_blamed_on_the_clip_norm(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("dpfed.runs.trial_step.LoopEngine.add_clipped", lambda *_: torch.zeros(1))
+    with pytest.raises(UserError, match="the gradient of a group of noise is zero.*run-no-gradient"):
+        pretrain(parse_config(changed(tiny, **{"privacy.steps": 2, "evaluation": {"split": "none"}})), tmp_path / "run")

@@ -183,9 +183,12 @@ def _open(
     known = importers()
     if format is not None and format not in known:
         raise UserError(f"unknown format {format!r}; {nearest(format, known)} [import-format-unknown]")
-    if len(paths) > 1 and (
-        format not in (None, TableImporter.name) or not all(path.is_file() and suffix(path) in TABLES for path in paths)
-    ):
+    if len(paths) > 1 and format not in (None, TableImporter.name):
+        raise UserError(
+            f"the format {format!r} takes one source; {', '.join(map(str, paths))} were given: import them one by one, or "
+            "leave the format out if they are tables of one data set. [import-format-several]"
+        )
+    if len(paths) > 1 and not all(path.is_file() and suffix(path) in TABLES for path in paths):
         raise UserError(
             f"several sources must be .csv, .tsv or .jsonl tables of one data set; {', '.join(map(str, paths))} were "
             "given; import others one by one, or give the folder that holds them. [import-several-sources]"

@@ -301,8 +301,9 @@ def _stray(member: tarfile.TarInfo, place: str, shard: Path, survey: _Survey) ->
         return
     if (member.issym() or member.islnk()) and shard not in survey.linked:
         survey.linked.append(shard)
-    kind = "link" if member.issym() or member.islnk() else "device or pipe"
-    reason = "files without a suffix are not read" if member.isreg() else f"a {kind} in an archive is not followed"
+    linked = member.issym() or member.islnk()
+    special = "a link in an archive is not followed" if linked else "a device or pipe in an archive is not read"
+    reason = "files without a suffix are not read" if member.isreg() else special
     survey.unread.append(Unreadable(f"{place}/{member.name}", reason))
 
 

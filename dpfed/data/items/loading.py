@@ -82,13 +82,13 @@ class Recipe:
         """
         image = self.parts.image_of(self.items[row])
         if seeds is None:
-            return [tensor_of(self.plain(image), "plain")]
+            return [tensor_of(self.plain(image), "Views.plain")]
         made = []
         for seed in seeds.tolist():
             seed_generators(seed)
             made.append(self.transform(image))
         made = list(made[0]) if len(made) == 1 and isinstance(made[0], list | tuple) else made
-        tensors = [tensor_of(view, "transform") for view in made]
+        tensors = [tensor_of(view, "the transform") for view in made]
         if len({view.shape for view in tensors}) != 1:
             shapes = ", ".join(str(tuple(view.shape)) for view in tensors)
             raise BrokenItem(f"its views have different shapes: {shapes}")

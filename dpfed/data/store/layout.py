@@ -75,7 +75,7 @@ class _Header(_Strict):
         if set(self.splits) != set(SPLITS) or sum(self.splits.values()) != self.records:
             raise ValueError("the splits do not fit the number of records")
         if (self.training_units is None) != (self.unit_name is None) or (self.training_units or 0) > self.records:
-            raise ValueError("the number of training units is impossible")
+            raise ValueError("the number of training units does not fit the name of the unit or the number of records")
         if not {INDEX, RECORDS} <= self.files.keys():
             raise ValueError("the size of a file is missing")
         return self

@@ -206,7 +206,7 @@ class Members:
 
     def _reason(self, number: int) -> str:
         why, left = self._why_absent(number), self._backoff.left(number)
-        return f"{why}, and is asked again in {left:.0f} s" if left else why
+        return f"{why}; it is asked again in {left:.0f} s" if left else why
 
     def _say(self, number: int, why: str, text: str) -> None:
         """Tells the operator why a site is absent: once for each new reason, not at each greeting."""

@@ -142,7 +142,7 @@ def _socket(paths: SitePaths) -> Iterator[Finding]:
 def _store(site: SiteFolder) -> Iterator[Finding]:
     settings = site.settings()
     store = RecordStore.open(settings.store)
-    refuse_too_few(site.own_card().records, store, f"{site.card} declares")
+    refuse_too_few(site.own_card().records, store, f"{site.card}: records =")
     if not site.left:
         site.refuse_other_records(store)
     said = f"{settings.store}, {store.training_records:,} training records, fingerprint {store.contents}"

@@ -431,7 +431,7 @@ def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None
     Args:
         declared: Declared number of training records; ``None``: none was declared.
         store: Store of the records.
-        where: Place of the declared number, for the message.
+        where: Beginning of the message, which the number follows: the option or the entry that declares it.
 
     Raises:
         UserError: If the number is too small; the message has both numbers.

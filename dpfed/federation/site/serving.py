@@ -163,7 +163,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     store = record_store(parts.store)
     folder.refuse_other_records(store)
     # The store may have grown since the site was made.
-    refuse_too_few(terms.sites[number].records, store, f"{folder.card} declares")
+    refuse_too_few(terms.sites[number].records, store, f"{folder.card}: records =")
     partition = Partition(number, PartitionRows(store, store.keys), terms.sites[number].groups)
     worker = parts.learner.worker(randomness, partition)
     ledger = Ledger.open(folder.ledger)

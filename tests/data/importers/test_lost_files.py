@@ -138,7 +138,7 @@ def test_members_that_no_sample_explains_are_refused(tmp_path: Path, pictures) -
         "5 files or folders",
         "[import-lost-files]",
         "a link in an archive is not followed (2): train/x/2.png, train/x/3.png",
-        "a device or pipe in an archive is not followed (2): train/x/4.png, train/x/5.png",
+        "a device or pipe in an archive is not read (2): train/x/4.png, train/x/5.png",
         "files without a suffix are not read (1): train/x/noname",
     ):
         assert part in said

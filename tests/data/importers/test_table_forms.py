@@ -129,6 +129,16 @@ def test_tables_in_other_forms(tmp_path: Path, pictures, name: str, text: str, c
         assert found(tmp_path / "in", tmp_path / "t") == {"images/a.png": ("train", captions)}
 
 
+def test_several_sources_of_another_format_are_refused_for_the_format(tmp_path: Path) -> None:
+    tables = [tmp_path / "train.csv", tmp_path / "test.csv"]
+    for table in tables:
+        table.write_text("filepath,title\n")
+    with pytest.raises(UserError, match="the format 'folder' takes one source.*import-format-several"):
+        import_records(tables, tmp_path / "store", format="folder")
+    with pytest.raises(UserError, match="several sources must be .csv.*import-several-sources"):
+        import_records([*tables, tmp_path], tmp_path / "store")
+
+
 def test_tables_of_several_folders_are_one_data_set(tmp_path: Path, pictures) -> None:
     files = {f"{folder}/captions.csv": f"filepath,title\n1.png,{folder}\n" for folder in ("a", "b")}
     source = lay(tmp_path / "in", pictures, **files, **{"a/1.png": "", "b/1.png": ""})

@@ -162,9 +162,9 @@ def test_a_transform_that_differs_by_process_is_refused():
 @pytest.mark.parametrize(
     ("transform", "said"),
     [
-        (lambda image: image, "transform gave an? Image, expected a tensor"),
+        (lambda image: image, "the transform gave an? Image, expected a tensor"),
         (lambda image: v2.functional.to_image(image), "of uint8, expected a tensor"),
-        (lambda image: None, "transform gave None"),
+        (lambda image: None, "the transform gave None"),
         (lambda image: torch.full((3, 4, 4), torch.inf), "not finite"),
         (lambda image: 1 / 0, "the transform failed on an image .*ZeroDivisionError"),
         (lambda image: torch.zeros(3, 4, 4 + image.size[0] % 2 + random.randrange(2)), "shape|are .* and those of others"),
