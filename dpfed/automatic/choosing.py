@@ -150,9 +150,11 @@ def _counted(situation: Situation, store: RecordStore, unit: Unit) -> Situation:
     """
     records = protected_count(store, unit)
     if records < FEWEST:
+        counted = "records" if unit == "record" else f"{store.unit_name or unit}s"
         raise UserError(
-            f"{store.name} has {records:,} training records, of {len(store):,} in all. With fewer than {FEWEST}, noise hides "
-            "all that a model could learn: give more records, or use a public model as it is. [automatic-few-training]"
+            f"{store.name} has {records:,} {counted} for training, and {len(store):,} records in all. With fewer than {FEWEST} "
+            f"{counted}, noise hides all that a model could learn: give more {counted}, or use a public model as it is. "
+            "[automatic-few-training]"
         )
     split = next((split for split in ("validation", "test") if store.count(split)), "none")
     return dataclasses.replace(situation, records=records, held_out=split, budgeted=bool(budgets_of(store)))

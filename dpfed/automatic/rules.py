@@ -19,13 +19,13 @@ from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.promise import round_up
 
 _SMALL, _LARGER = 32, 64  # side of a small model's images, pixels
-HELD_OUT, _MOST_HELD_OUT = 6, 1_000  # dpfed holds out one of 6 records, and at most 1,000
+HELD_OUT, _MOST_HELD_OUT = 6, 1_000  # dpfed holds out one record in 6, and at most 1,000
 # Below this N x epsilon, noise hides the gradients of groups that hold private records only.
 _ENOUGH_FOR_GROUPS = 20_000
 # Above this N x epsilon, adapters of aligned towers gain more than private moments.
 _ENOUGH_FOR_ADAPTERS = 2_000
 _MANY_FOR_A_GPU = 50_000  # records
-_PART = 5  # a step samples one of 5 records
+_PART = 5  # a step samples one record in 5
 _STEPS = 100
 
 
@@ -90,6 +90,12 @@ class Situation:
         return self.records
 
     @property
+    def counted(self) -> str:
+        """What N counts: ``"records"``, or units such as ``"patients"``."""
+        unit = self.survey.unit_name
+        return "records" if unit is None or self.given.get("privacy.unit", "user") == "record" else f"{unit}s"
+
+    @property
     def strength(self) -> float:
         """N times epsilon, which determines the gradients' signal-to-noise ratio; batch and number of steps hardly matter."""
         return self.known_records * self.epsilon
@@ -121,7 +127,7 @@ def _held_out(survey: Survey) -> Choice:
     if survey.records is None:
         return Choice("held out", "nothing", "the number of records is unknown before the import", {})
     count = min(_MOST_HELD_OUT, max(1, survey.records // HELD_OUT))
-    why = f"one of {HELD_OUT} records, at most {_MOST_HELD_OUT:,}, for evaluation; the model is not trained on them"
+    why = f"one record in {HELD_OUT}, at most {_MOST_HELD_OUT:,}, for evaluation; the model is not trained on them"
     return Choice("held out", f"{count:,} records", why, {"data.validation": count})
 
 
@@ -183,7 +189,7 @@ def _method(situation: Situation) -> Choice:
             raise UserError(f"--method {given}: expected one of {', '.join(METHODS)}. [automatic-method]")
         beside = _beside(public, situation) if given == "public" else {}
         return Choice("method", given, "given by --method", {"bounding.method": given, **beside})
-    few = f"{records:,} records at epsilon {round_up(situation.epsilon)}"
+    few = f"{records:,} {situation.counted} at epsilon {round_up(situation.epsilon)}"
     if towers.pretrained == "aligned" and situation.strength >= _ENOUGH_FOR_ADAPTERS:
         why = f"{few} are enough to train adapters of aligned towers"
         return Choice("method", "DP-GCL (group)", why, {"bounding.method": "group"})
@@ -234,7 +240,8 @@ def _training(situation: Situation, method: str) -> Iterator[Choice]:
     else:
         most = 512
     batch = max(2, min(most, records // _PART))
-    why = f"each step samples one of {_PART} records, at most {most:,}; B and T matter far less than epsilon and N"
+    sampled = f"each step samples one {situation.counted[:-1]} in {_PART}, at most {most:,}"
+    why = f"{sampled}; B and T matter far less than epsilon and N"
     plan = {"privacy.batch": batch, "privacy.steps": _STEPS}
     yield Choice("plan", f"B = {batch:,}, T = {_STEPS}", why, plan)
     if adapters:

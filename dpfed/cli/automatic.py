@@ -150,7 +150,8 @@ def _rows(chosen: Chosen) -> Iterator[tuple[str, str, str]]:
     plan = chosen.plan
     yield from ((choice.topic, choice.value, choice.why) for choice in chosen.choices)
     promise = f"epsilon {round_up(plan.epsilon())}, delta {round_up(plan.promise.delta)}"
-    yield "promise", promise, f"noise multiplier {plan.noise.multiplier:.3g}, for {plan.sampling.records:,} training records"
+    counted = f"{plan.sampling.records:,} training {plan.promise.protected}s"
+    yield "promise", promise, f"noise multiplier {plan.noise.multiplier:.3g}, for {counted}"
     if chosen.seconds is not None:
         why = "measured on this machine with random images"
         if chosen.config.model.start == PROCEDURAL or (

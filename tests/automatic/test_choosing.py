@@ -49,7 +49,7 @@ def test_one_line_trains_and_the_same_line_finds_it_again(photos):
     assert library.pretrain(**line).path == run.path
     text = (run.path / "config.toml").read_text()
     assert "# method: group; given" in text
-    assert re.search(r"# held out: 20 records; one of 6 records", text)
+    assert re.search(r"# held out: 20 records; one record in 6", text)
     for changed, said in (
         ({"epsilon": 1}, "epsilon = 8.0, but this request has 1"),
         ({"model": "resnet18"}, "model.image = cnn, but this request has resnet18"),

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dpfed.data.importers.access import Access, NotRead
-from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, without_shards
+from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, without_persons, without_shards
 from dpfed.data.importers.listing import Listing, list_files, suffix
+from dpfed.data.importers.persons import persons_of
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source, Unreadable, spaced
 from dpfed.errors import UserError
 
@@ -20,9 +21,9 @@ _LARGEST = 2**20  # bytes of a text of captions
 class CaptionedFolderImporter(Importer):
     """Imports images such as ``root/x.jpg`` whose captions stand in ``root/x.txt``, one in a line.
 
-    The images may also lie in class folders or split folders. The import refuses images without such a text, and says how many
-    there are. Files such as ``x.json`` are passed over if ``x.txt`` exists, because img2dataset writes both. The id of a record
-    is the path of its image below the root.
+    The images may also lie in class folders, split folders or folders of persons, as in `FolderImporter`. The import refuses
+    images without such a text, and says how many there are. Files such as ``x.json`` are passed over if ``x.txt`` exists,
+    because img2dataset writes both. The id of a record is the path of its image below the root.
     """
 
     name = "captioned-folder"
@@ -59,16 +60,20 @@ class CaptionedFolderImporter(Importer):
         beside = _beside(listing, texts)
         listing.passed_over.update({f"*{suffix(file)} beside an image and its .txt": 1 for file in beside})
         placed, shards = without_shards(place(path, images, listing.files, splits), listing.passed_over)
+        ids = [image.file.relative_to(path) for image in placed]
+        persons = persons_of(ids)
+        placed = placed if persons is None else without_persons(placed)
         names, labels = class_numbers(placed)
 
         def records() -> Iterator[Item]:
-            for image in placed:
-                id = image.file.relative_to(path).as_posix()
+            for number, image in enumerate(placed):
+                id = ids[number].as_posix()
                 captions = _captions(texts.get(image.file), access)
                 if isinstance(captions, str):
                     yield Unreadable(id, captions)
                 else:
-                    yield FileRecord(id, image.file, captions, labels(image), image.split)
+                    unit = None if persons is None else persons.units[number]
+                    yield FileRecord(id, image.file, captions, labels(image), image.split, unit)
 
         return Source(
             kind="image-text",
@@ -78,7 +83,8 @@ class CaptionedFolderImporter(Importer):
             total=len(placed),
             unread=listing.others([*images, *texts.values(), *beside]),
             passed_over=listing.passed_over,
-            notice=spaced(merged_splits(placed), shards),
+            unit_name=persons.unit_name if persons else None,
+            notice=spaced(merged_splits(placed), shards, persons.notice if persons else ""),
         )
 
 

@@ -21,8 +21,9 @@ from PIL import Image, UnidentifiedImageError
 
 from dpfed.data.decoding import EXTENSIONS, MOST_PIXELS
 from dpfed.data.importers.access import Access, NotRead
-from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place
+from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, without_persons
 from dpfed.data.importers.listing import list_files, suffix
+from dpfed.data.importers.persons import persons_of
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source, Unreadable, spaced, unit_of
 from dpfed.data.importers.splits import holds, refuse_outside
 from dpfed.data.store.record import RecordInput
@@ -41,7 +42,7 @@ class DicomImporter(Importer):
 
     The modality's rescaling is applied to grey values, then a window maps them to eight bits. It is the window that the user
     gives, otherwise the first window of the file, otherwise the whole range of the file's values. Colours of eight bits stay as
-    they are. The unit is the PatientID.
+    they are. The unit is the PatientID; if no file has one, a person whom the path names (`dpfed.data.importers.persons`).
     """
 
     name = "dicom"
@@ -84,6 +85,11 @@ class DicomImporter(Importer):
         units = {file: _patient(file) for file in files}
         named = any(units.values())
         placed = place(path, files, listing.files, splits)
+        persons = None if named else persons_of([file.relative_to(path) for file in files])
+        if persons is not None:
+            units = dict(zip(files, persons.units, strict=True))
+        if named or persons is not None:
+            placed = without_persons(placed)
         names, labels = class_numbers(placed)
 
         def records() -> Iterator[Item]:
@@ -100,10 +106,10 @@ class DicomImporter(Importer):
             label_names=names,
             splits=frozenset(image.split for image in placed),
             total=len(files),
-            unit_name="patient" if named else None,
+            unit_name="patient" if named else persons.unit_name if persons else None,
             unread=listing.others(dicom_files),
             passed_over=listing.passed_over,
-            notice=spaced(NOTICE, merged_splits(placed)),
+            notice=spaced(NOTICE, merged_splits(placed), persons.notice if persons else ""),
         )
 
 

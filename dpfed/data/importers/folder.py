@@ -10,8 +10,16 @@ from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.captioned_folder import mostly_captioned
 from dpfed.data.importers.conversions import packed_splits
-from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, refuse_masks, without_shards
+from dpfed.data.importers.folder_splits import (
+    class_numbers,
+    merged_splits,
+    place,
+    refuse_masks,
+    without_persons,
+    without_shards,
+)
 from dpfed.data.importers.listing import Listing, list_files, suffix
+from dpfed.data.importers.persons import persons_of
 from dpfed.data.importers.side_files import side_folder
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source, spaced
 from dpfed.data.importers.splits import holds, refuse_outside, split_of
@@ -28,8 +36,9 @@ class FolderImporter(Importer):
 
     `dpfed.data.importers.folder_splits` says which folders are splits.
 
-    The id of a record is its path below the root. Images that lie outside a class folder have no label. Files whose names show
-    that they hold no records are passed over. All other files would be lost, so the import refuses them.
+    The id of a record is its path below the root. Images that lie outside a class folder have no label. Folders of persons,
+    such as ``patient_001``, are units, not classes (`dpfed.data.importers.persons`). Files whose names show that they hold no
+    records are passed over. All other files would be lost, so the import refuses them.
     """
 
     name = "folder"
@@ -60,13 +69,17 @@ class FolderImporter(Importer):
             refuse_outside(listing)
             raise UserError(f"there are no images in {path}; the 'folder' importer expects {self.layout}. [folder-no-images]")
         placed, shards = without_shards(place(path, images, listing.files, splits), listing.passed_over)
+        ids = [image.file.relative_to(path) for image in placed]
+        persons = persons_of(ids)
+        placed = placed if persons is None else without_persons(placed)
         names, labels = class_numbers(placed)
         if splits is None:
             refuse_masks(path, images)
 
         def records() -> Iterator[Item]:
-            for image in placed:
-                yield FileRecord(image.file.relative_to(path).as_posix(), image.file, (), labels(image), image.split)
+            for number, image in enumerate(placed):
+                unit = None if persons is None else persons.units[number]
+                yield FileRecord(ids[number].as_posix(), image.file, (), labels(image), image.split, unit)
 
         for folder in _without_images(path, images):
             listing.passed_over[f"folder {folder} without an image"] += 1
@@ -82,7 +95,8 @@ class FolderImporter(Importer):
             passed_over=listing.passed_over,
             advice=advice,
             doubtful=bool(advice),
-            notice=spaced(merged_splits(placed), shards),
+            unit_name=persons.unit_name if persons else None,
+            notice=spaced(merged_splits(placed), shards, persons.notice if persons else ""),
         )
 
 

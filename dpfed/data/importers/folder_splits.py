@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpfed.data.importers.persons import names_a_person
 from dpfed.data.importers.splits import is_part, merged, split_of, words_of
 from dpfed.data.limits import whole_number
 from dpfed.errors import UserError
@@ -126,6 +127,11 @@ def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Calla
         return {} if image.label is None else {"label": numbers[classes[image.label]]}
 
     return {"label": names} if names else {}, labels
+
+
+def without_persons(placed: Sequence[Placed]) -> list[Placed]:
+    """Returns the images without the classes that are names of persons; see `dpfed.data.importers.persons`."""
+    return [replace(image, label=None) if names_a_person(image.label or "") else image for image in placed]
 
 
 def merged_splits(placed: Sequence[Placed]) -> str:

@@ -10,10 +10,12 @@ less, all later records would have other names, and therefore other workers.
 from __future__ import annotations
 
 import ast
+import codecs
 import contextlib
 import hashlib
 import json
 import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -179,7 +181,19 @@ def captions_in(text: str) -> list[str]:
 
 
 def not_utf8(path: Path) -> UserError:
-    """Returns the error for a text file that is not UTF-8."""
+    """Returns the error for a text file that is not UTF-8, with the command that converts it.
+
+    A byte order mark tells UTF-16, which Excel calls Unicode text. Nothing tells other encodings from each other; Excel writes
+    Windows-1252 in Western Europe and America.
+    """
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        encoding, said = ("UTF-16", "It is") if utf16 else ("WINDOWS-1252", "If it comes from Excel, it may be")
+        there, made = shlex.quote(str(path)), shlex.quote(str(path.with_name(f"{path.stem}-utf8{path.suffix}")))
+        return UserError(
+            f"{path} is not UTF-8. {said} {encoding}, which `iconv -f {encoding} -t UTF-8 {there} > {made}` converts. "
+            "[file-not-utf8]"
+        )
     return UserError(f"{path} is not UTF-8; save it as UTF-8, and try again. [file-not-utf8]")
 
 

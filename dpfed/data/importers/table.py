@@ -13,6 +13,7 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.classes import class_of, number_classes, without_class
 from dpfed.data.importers.folder import captions_advice, table_command
 from dpfed.data.importers.listing import Listing, list_files, suffix
+from dpfed.data.importers.persons import persons_of
 from dpfed.data.importers.source import (
     FILES,
     OTHER_FILES,
@@ -90,11 +91,11 @@ class _Tables:
 class TableImporter(Importer):
     """Imports one or several tables with the columns ``filepath`` and optionally ``title``, ``split``, ``label`` and ``unit``.
 
-    Rows with the same file are the captions of one record. Paths are relative to the table; the path is the record's id.
-    Other usual names of columns, such as ``Image Path`` and ``caption``, are understood if only one column can be meant. A
-    folder is one data set if it holds one table, tables that are named after splits (``train.tsv``, ``val.tsv``, ``test.tsv``),
-    or tables with the names that Hugging Face, COCO and Flickr use. `dpfed.data.importers.table_rows` says which forms a table
-    may have.
+    Rows with the same file are the captions of one record. Paths are relative to the table; the path is the record's id. If no
+    column names units, persons in the paths are the units (`dpfed.data.importers.persons`). Other usual names of columns, such
+    as ``Image Path`` and ``caption``, are understood if only one column can be meant. A folder is one data set if it holds one
+    table, tables that are named after splits (``train.tsv``, ``val.tsv``, ``test.tsv``), or tables with the names that Hugging
+    Face, COCO and Flickr use. `dpfed.data.importers.table_rows` says which forms a table may have.
     """
 
     name = "table"
@@ -170,6 +171,11 @@ class TableImporter(Importer):
             raise UserError(f"some tables of {root} lack captions or units that others have; add them. [table-columns-differ]")
         folders = _split_by_folders(tables)
         _find_bare_names(tables, root, access)
+        unit_name = tables.columns[0].unit_name
+        persons = persons_of([Path(id) for id in tables.rows]) if unit_name is None else None
+        if persons is not None:
+            for row, person in zip(tables.rows.values(), persons.units, strict=True):
+                row.unit = person
         numbers, names = number_classes(tables.classes)
 
         def records() -> Iterator[Item]:
@@ -185,11 +191,13 @@ class TableImporter(Importer):
             label_names={"label": names} if names else {},
             splits=frozenset(row.split for row in tables.rows.values()),
             total=len(tables.rows) + len(tables.nameless),
-            unit_name=tables.columns[0].unit_name,
+            unit_name=persons.unit_name if persons else unit_name,
             unused=tuple(dict.fromkeys(name for columns in tables.columns for name in columns.unused)),
             unread=unread,
             passed_over=passed_over,
-            notice=spaced(without_class("label", tables.classes), merged(named, "files"), folders),
+            notice=spaced(
+                without_class("label", tables.classes), merged(named, "files"), folders, persons.notice if persons else ""
+            ),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import unicodedata
 from pathlib import Path
 
@@ -187,3 +188,15 @@ def test_other_forms_are_refused_in_words(tmp_path: Path, pictures, name: str, t
     lay(tmp_path, pictures, **{name: text, "a.png": ""})
     with pytest.raises(UserError, match=said):
         import_records(tmp_path / name, tmp_path / "s", format="table")
+
+
+@pytest.mark.parametrize(("encoding", "named"), [("cp1252", "WINDOWS-1252"), ("utf-16", "UTF-16")])
+def test_the_command_for_a_table_of_another_encoding_works(tmp_path: Path, pictures, encoding: str, named: str) -> None:
+    folder = tmp_path / "a folder"
+    table = lay(folder, pictures, **{"a.png": ""}) / "table.csv"
+    table.write_text("filepath;title\na.png;eine schöne Blüte\n", encoding=encoding)
+    with pytest.raises(UserError, match=named) as raised:
+        import_records(table, tmp_path / "s")
+    command = str(raised.value).split("`")[1]
+    subprocess.run(command, shell=True, check=True)
+    assert found(folder / "table-utf8.csv", tmp_path / "s") == {"a.png": ("train", ["eine schöne Blüte"])}
