@@ -218,8 +218,8 @@ def table() -> str:
         if trained := sets[name].get("trained"):
             own, after = ([row for row in trained if row["method"] == method] for method, _ in _TRAINED[::2])
             said += (
-                f"There, heads that DP-GCL trains reach {_reached(own)} at epsilon 1 and 8. Heads of moments that DP-GCL trains "
-                f"further reach {_reached(after)}, but they spend epsilon twice: once for each part. "
+                f"There, heads trained by DP-GCL reach {_reached(own)} at epsilon 1 and 8. Heads of moments, trained "
+                f"further by DP-GCL, reach {_reached(after)}, but they spend epsilon twice: once for each part. "
             )
     said = said.rstrip()
     return "\n".join([*lines, "", said])
