@@ -73,7 +73,7 @@ class Access:
             if not self.permits(path):
                 raise NotRead(OUTSIDE)
             if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever, a device may never end
-                raise NotRead("a folder" if stat.S_ISDIR(status.st_mode) else "no regular file")
+                raise NotRead("a folder, not a file" if stat.S_ISDIR(status.st_mode) else "not a regular file")
             if status.st_size > _MOST_BYTES:
                 raise NotRead("larger than 1 GiB")
             return path.read_bytes()

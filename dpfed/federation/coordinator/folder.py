@@ -110,7 +110,7 @@ class CoordinatorFolder:
         return folder
 
     def identity(self) -> Identity:
-        """Returns the coordinator's keys."""
+        """Reads the coordinator's long-term cryptographic keys, for signatures and for agreeing on secrets."""
         return Identity.load(self._identity)
 
     def config(self) -> Config:

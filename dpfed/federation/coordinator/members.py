@@ -173,7 +173,7 @@ class Members:
         try:
             hello = read(reply, Hello, number, site.signing_key, self._terms.fingerprint)
             if hello.nonce != alleged(greeting)["nonce"]:
-                raise Rejected("an answer to another request")
+                raise Rejected("it answered another request")
             if hello.frozen != self._frozen:
                 raise Rejected("its weights that are not trained differ from the coordinator's")
         except Rejected as rejected:

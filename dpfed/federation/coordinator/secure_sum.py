@@ -55,7 +55,7 @@ class SecureSum:
         try:
             self._unmasking.add(number, np.frombuffer(content, "<u4").astype(np.uint32, copy=False), answer.roster or b"")
         except UserError as error:
-            raise Rejected("a sum for another roster") from error
+            raise Rejected("it has not signed this step's roster, or is not in it") from error
 
     def total(self, ask: Ask) -> tuple[np.ndarray | None, str]:
         """Removes the masks from the total, with the help of the sites that sent the masked sums.

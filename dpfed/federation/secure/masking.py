@@ -265,7 +265,7 @@ class Masking:
     def _at(self, step: int) -> _Masked:
         """Returns what this site keeps of a step, if the step is the one masked last and masks may have to be removed."""
         if not self._trust.drops:
-            raise OtherView("no site may drop out of this run: its sums hold no masks to remove. [mask-no-drops]")
+            raise OtherView("no site may drop out of this run: its sums contain no masks to remove. [mask-no-drops]")
         if self._masked is None or self._masked.step != step:
             raise NotOffered(f"step {step} is over: site {self._me} did not mask it, or is at a later step. [mask-step-over]")
         return self._masked
