@@ -123,7 +123,8 @@ class Terms(Section):
             raise UserError(f"cannot read the terms {path}: {error.strerror or error}. [terms-unread]") from error
         except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{path} does not contain the terms of a federation: `dpfed federation provision` writes terms.json. [terms-format]"
+                f"{path} does not contain the terms of a federation: `dpfed federation provision` writes terms.json. "
+                "[terms-format]"
             ) from error
 
     def save(self, path: Path) -> None:

@@ -97,18 +97,19 @@ class Unmasking:
             The numbers of the sites in the sum. The request to reveal must name them to every site.
 
         Raises:
-            UserError: If fewer sites than are needed arrived: the sum can never be unmasked.
+            UserError: If vectors of fewer sites than are needed arrived: the sum can never be unmasked.
         """
         if len(self._arrived) < self._trust.least:
             raise UserError(
-                f"step {self._keys.step}: {_named(self._arrived)} arrived, {self._trust.least} are needed. [share-few-arrived]"
+                f"step {self._keys.step}: vectors arrived from {_named(self._arrived)}, {self._trust.least} sites are needed. "
+                "[share-few-arrived]"
             )
         self._closed = True
         return frozenset(self._arrived)
 
     @property
     def unanimous(self) -> bool:
-        """Whether the whole roster arrived, so that the sites need not confirm the arrivals to each other."""
+        """Whether the vectors of the whole roster arrived, so that the sites need not confirm the arrivals to each other."""
         return self._arrived == self._view.members
 
     def vote(self, site: int, signature: bytes) -> bool:
@@ -124,7 +125,7 @@ class Unmasking:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the whole roster arrived, or enough sites have signed the arrivals."""
+        """Whether the vectors of the whole roster arrived, or enough sites have signed the arrivals."""
         return self.unanimous or len(self.votes) >= self._trust.least
 
     def total(self, reveals: dict[int, bytes], tries: int = TRIES) -> np.ndarray:
