@@ -102,7 +102,7 @@ def _why_missing(path: Path) -> str:
     if "\\" in str(path) and Path(str(path).replace("\\", "/")).exists():
         return "file missing: write / instead of \\ in paths"
     if match := _ELSEWHERE.search(str(path)):
-        return "file missing: its path is of Windows" if match[1] else "file missing: addresses of the web are not fetched"
+        return "file missing: its path is a Windows path" if match[1] else "file missing: addresses of the web are not fetched"
     if path.name in _spellings(path.parent):
         return "file missing"  # a link that leads nowhere
     name = unicodedata.normalize("NFC", path.name)

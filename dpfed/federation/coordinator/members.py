@@ -74,7 +74,7 @@ class Members:
 
     Args:
         terms: Terms of the federation.
-        identity: Coordinator's keys.
+        identity: Coordinator's long-term cryptographic keys.
         frozen: Digest of the weights that are not trained.
         note: Function that receives messages for the operator.
         backoff: Pauses for sites for which a step has waited in vain; default: a new `Backoff`.

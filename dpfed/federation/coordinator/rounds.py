@@ -43,7 +43,7 @@ class Federation:
 
     Args:
         terms: Terms of the federation.
-        identity: Coordinator's keys.
+        identity: Coordinator's long-term cryptographic keys.
         channel: Connection to the sites.
         model: Model whose parameters the sites get.
         journal: Journal of the run.
