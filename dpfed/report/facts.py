@@ -118,7 +118,7 @@ def foreign_loss(said: str) -> str:
 _OWN_PARTS = {
     "data.source": (
         "That each item of the data set {said} is a function of its own record. Every item was read, some of them twice and "
-        "in another order, and was the same each time. A data set that changes later, or rarely, would not be noticed."
+        "in another order, and came out alike. A data set that changes later, or rarely, would not be noticed."
     ),
     "views.transform": (
         "That a view by {said} is a function of its image and of the random numbers that the record draws. It was tried twice, "

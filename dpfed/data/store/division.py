@@ -58,7 +58,8 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
         raise UserError(f"a store is divided among at least 2 sites, got {sites}; give more sites. [store-few-sites]")
     if not 0 <= skew <= 1:
         raise UserError(
-            f"the skew must lie between 0 (the same mix of labels at all sites) and 1 (no label shared), got {skew}. [store-skew-range]"
+            f"the skew must lie between 0 (all sites have the same mix of labels) and 1 (no label shared), got {skew}. "
+            "[store-skew-range]"
         )
     keys = store.keys if store.units is None else store.units
     uniforms = _PUBLIC.per_record("site", 0, keys, 2)

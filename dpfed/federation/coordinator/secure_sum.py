@@ -61,8 +61,9 @@ class SecureSum:
         """Removes the masks from the total, with the help of the sites that sent the masked sums.
 
         Args:
-            ask: Function that sends a request to the sites whose sums arrived, and yields each valid answer with its site number. The
-                function receives the kind of the request, the expected class of the answers, and the fields of the request.
+            ask: Function that sends a request to the sites whose sums arrived, and yields each valid answer with its site
+                number. The function receives the kind of the request, the expected class of the answers, and the
+                fields of the request.
 
         Returns:
             The total, shape ``(P,)``, uint32, and an empty text; or ``None`` and the reason why there is no total.

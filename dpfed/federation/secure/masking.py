@@ -252,8 +252,8 @@ class Masking:
             agreeing = sum(self._is_signed(site, masked.view.arrival_log(arrived), votes) for site in masked.view.members)
             if agreeing < self._trust.least:
                 raise OtherView(
-                    f"step {step}: {agreeing} sites have signed whose vectors arrived, at least {self._trust.least} must; nothing is "
-                    "revealed. [mask-few-votes]"
+                    f"step {step}: {agreeing} sites have signed whose vectors arrived, at least {self._trust.least} must; "
+                    "nothing is revealed. [mask-few-votes]"
                 )
         masked.arrived = arrived
         if masked.shares:
