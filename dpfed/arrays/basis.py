@@ -160,8 +160,8 @@ def _content(rows: Rows) -> np.ndarray:
     there = int(content.any(1).sum())
     if there < FEWEST_PUBLIC:
         raise ArrayError(
-            f"{rows.name} has {there:,} rows that are not zero, and a basis needs {FEWEST_PUBLIC} public rows or more: give "
-            "more, or leave basis out. [arrays-basis-few]"
+            f"{rows.name} has only {there:,} rows that are not zero, but a basis needs {FEWEST_PUBLIC} public rows or more: "
+            "give more, or leave basis out. [arrays-basis-few]"
         )
     return content
 

@@ -214,4 +214,6 @@ def _plain(value: Any) -> Any:
     """
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{value!r} is no parameter of an estimator")
+    raise TypeError(
+        f"cannot save {value!r} ({type(value).__name__}) as a parameter: expected text, a number, True, False or None"
+    )

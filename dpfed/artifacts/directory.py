@@ -125,7 +125,7 @@ class RunDirectory:
         """
         path = path_of(path, "the folder of a run")
         if "\0" in str(path):  # the system rejects null bytes
-            raise _cannot_make(path, ValueError("a path holds no null byte"))
+            raise _cannot_make(path, ValueError("a path must not contain a null byte"))
         try:
             return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
         except OSError as error:

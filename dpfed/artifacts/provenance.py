@@ -192,7 +192,7 @@ def _fingerprint(data: dict[str, Any]) -> str:
 
 
 def with_origin(facts: CardFacts, start: dict[str, Any] | None) -> CardFacts:
-    """Adds the training data of a run's starting weights to the facts of its card.
+    """Returns the facts of a run's card with the training data of its starting weights added.
 
     Args:
         facts: Facts of the run's card.

@@ -143,7 +143,7 @@ def _imported(choices: list[Choice], situation: Situation, progress: Progress) -
 
 
 def _counted(situation: Situation, store: RecordStore, unit: Unit) -> Situation:
-    """Adds three facts to the situation: N, the evaluation split, and whether the records have a lifetime budget.
+    """Returns the situation with three facts added: N, the evaluation split, and whether the records have a lifetime budget.
 
     Raises:
         UserError: If there are too few training records.
@@ -180,7 +180,7 @@ def configured(choices: list[Choice], given: dict[str, Any], name: str) -> Confi
 
 
 def _merged(choices: list[Choice], given: dict[str, Any]) -> dict[str, Any]:
-    """Merges the keys of all choices; the user's keys override them."""
+    """Returns the keys of all choices with their values; the user's keys override them."""
     return {key: value for choice in choices for key, value in choice.keys.items()} | given
 
 

@@ -31,7 +31,7 @@ class BoundedSum:
     unit: float = 1.0
 
     def __add__(self, other: BoundedSum) -> BoundedSum:
-        """Adds another owner's sum.
+        """Returns the sum of this sum and another owner's.
 
         A record has one owner, so the sensitivity of the result is the larger of the two sensitivities, not their total.
         """

@@ -12,10 +12,10 @@ def image_size(config: Config) -> int:
         config: Configuration whose size is resolved (`dpfed.runs.resolution.resolve_defaults`).
 
     Raises:
-        ValueError: If the size is not resolved.
+        ValueError: If the configuration has no size.
     """
     if config.data.size is None:
-        raise ValueError("the size of the images is not resolved")
+        raise ValueError("the configuration has no data.size: call dpfed.runs.resolution.resolve_model_defaults first")
     return config.data.size
 
 

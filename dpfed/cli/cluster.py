@@ -103,10 +103,10 @@ def collected(
 
 
 def refuse_without(kind: str | None, **options: str | int | None) -> None:
-    """Refuses options that need ``--cluster ray``.
+    """Refuses options of Ray's workers, unless there is a launcher.
 
     Args:
-        kind: Launcher; ``None``: all these options are refused.
+        kind: Launcher. With any launcher, this function refuses nothing; ``None``: it refuses every option that was given.
         options: Values of the options by name; ``None``: not given.
 
     Raises:

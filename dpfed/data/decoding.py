@@ -114,14 +114,14 @@ def _loaded(image: Image.Image) -> tuple[Image.Image, str | None]:
 def holds_several(image: ImageInput) -> bool:
     """Returns whether an image file holds further pictures (an animation, or pages), of which `decode` reads only the first.
 
-    Also true of a file that is damaged behind its first picture. PIL images and arrays hold one picture.
+    Also true of a file that is damaged after its first picture. PIL images and arrays hold one picture.
     """
     if not isinstance(image, bytes) or not image.startswith(_SEVERAL):
         return False
     try:
         with Image.open(io.BytesIO(image), formats=_FORMATS) as opened:
             return bool(getattr(opened, "is_animated", False))
-    except Exception:  # the file is damaged behind its first picture
+    except Exception:  # the file is damaged after its first picture
         return True
 
 

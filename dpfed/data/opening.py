@@ -52,7 +52,9 @@ def open_records(
         return shapes_store(config.records, config.stores, half=config.half)
     if config.source == "procedural":
         if config.size is None:
-            raise ValueError("the size of the images is not resolved")
+            raise ValueError(
+                "the section [data] has no size: set it, or take the section of dpfed.runs.resolution.resolve_model_defaults"
+            )
         return procedural_store(config.records, config.stores, config.size, progress=progress)
     if config.source == "scenes":
         from dpfed.data.generated.scenes import scenes_store

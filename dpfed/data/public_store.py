@@ -85,7 +85,9 @@ def open_public(
         store = shapes_store(config.generated, data.stores, test=0, half=config.half, seed=_SEED)
     elif config.source == "procedural":
         if data.size is None:
-            raise ValueError("the size of the images is not resolved")
+            raise ValueError(
+                "the section [data] has no size: set it, or take the section of dpfed.runs.resolution.resolve_model_defaults"
+            )
         store = procedural_store(config.generated, data.stores, data.size, test=0, seed=_SEED, progress=progress)
     else:
         store = given_public(config, captions)

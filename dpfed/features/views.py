@@ -51,7 +51,9 @@ class CachedViews(ViewMaker):
 
 
 class FeatureViews(ViewMaker):
-    """Makes views that are all features of each record. They are the same in each step.
+    """Gives the features of a record as its views, the same in every step.
+
+    The views are the features of all the record's image views, and the mean of its captions' features.
 
     Args:
         features: Features of the records.

@@ -238,5 +238,5 @@ def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:
 
 
 def _identities(randomness: Randomness, sites: int) -> list[Identity]:
-    """Returns the keys of the coordinator, then of the sites; a resumed run gets the same keys."""
+    """Returns the cryptographic keys of the coordinator, then of the sites; a resumed run gets the same keys."""
     return [Identity(randomness.key("identity", party)) for party in range(sites + 1)]

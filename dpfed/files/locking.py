@@ -76,7 +76,7 @@ def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
     with contextlib.suppress(FileNotFoundError):
         if not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISDIR(mode)):
             raise UserError(
-                f"dpfed takes a lock on {path}, which is no file but a link, a pipe or a device: remove it. [file-not-ordinary]"
+                f"dpfed takes a lock on {path}, which is a link, a pipe or a device, not a file: remove it. [file-not-ordinary]"
             )
     # The file may have content: a run's lock file says which run it is. A soft lock, a file whose existence is the lock, would
     # outlive a process that is killed; filelock would fall back to it where the storage has no locks.

@@ -27,8 +27,8 @@ class Source:
     def digest(self) -> str:
         """Returns the SHA-256 digest, hexadecimal, of all Python files of the package and their names.
 
-        For a module without a package, the digest covers its file. Compiled modules, data files and other packages that the
-        code imports are not covered.
+        For a module without a package, the digest covers its file. A change of a compiled module, a data file or another
+        package that the code imports does not change the digest.
 
         Raises:
             OSError: If a file cannot be read.

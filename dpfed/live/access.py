@@ -96,7 +96,7 @@ def _token_in(file: Path) -> str:
         character.isascii() and (character.isalnum() or character in "-_") for character in token
     ):
         raise UserError(
-            f"{file} holds no token: expected at least {_SHORTEST} letters, digits, - or _, "
+            f"{file} does not contain a valid token: expected at least {_SHORTEST} letters, digits, - or _, "
             f"such as from `(umask 077; openssl rand -hex 24 > {file})`. [watch-token-wrong]"
         )
     return token

@@ -133,9 +133,11 @@ def _by_name(name: str, weights: str | None) -> Blueprint:
 
 def _local_dir(folder: Path, weights: str | None) -> Blueprint:
     if not folder.is_dir():
-        raise UserError(f"model.architecture: {folder} is not a folder; expected one with {CONFIG} and weights. [clip-folder]")
+        raise UserError(
+            f"model.architecture: {folder} is not a folder; expected a folder with {CONFIG} and weights. [clip-folder]"
+        )
     if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} holds no open_clip model: it has no {CONFIG} with the architecture. [clip-no-config]")
+        raise UserError(f"{folder} is not the folder of an open_clip model: it does not contain {CONFIG}. [clip-no-config]")
     model_cfg, preprocessing = _read_json(folder / CONFIG)
     file = _weights_file(weights, f"the architecture in {folder}")
     if file is None:

@@ -174,7 +174,7 @@ def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -
     Args:
         model: Model with towers; see `bridges`.
         aligned: Whether the model's projections were trained to align images and texts; they are then kept.
-        several_layers: Whether the towers give the features of several layers side by side, if they can.
+        several_layers: Whether the towers give the concatenated features of several layers, if they can.
     """
     model.requires_grad_(False)
     for tower in _layered(model) if several_layers else ():
@@ -188,7 +188,7 @@ def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -
 
 
 def layers_of(model: nn.Module) -> dict[Side, int]:
-    """Returns how many layers of each tower give features, side by side (`keep_towers`)."""
+    """Returns of how many layers each tower concatenates the features (`keep_towers`)."""
     counts: dict[Side, int] = dict.fromkeys(bridges(model), 1)
     for tower in _layered(model):
         counts["text" if isinstance(tower, FrozenTextTower) else "image"] = tower.layers
@@ -196,12 +196,12 @@ def layers_of(model: nn.Module) -> dict[Side, int]:
 
 
 def stages_of(model: nn.Module) -> list[int]:
-    """Returns the indices of the image tower's stages whose means stand beside its features (`TimmEncoder.stages`)."""
+    """Returns the indices of the image tower's stages whose means are concatenated with its features (`TimmEncoder.stages`)."""
     return [stage for tower in _layered(model) if isinstance(tower, TimmEncoder) for stage in tower.stages]
 
 
 def has_several_layers(model: nn.Module) -> bool:
-    """Returns whether a tower gives the features of several layers side by side (`keep_towers`)."""
+    """Returns whether a tower gives the concatenated features of several layers (`keep_towers`)."""
     return any(count > 1 for count in layers_of(model).values())
 
 

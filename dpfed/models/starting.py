@@ -206,7 +206,9 @@ def find_start(given: str | Path) -> StartingWeights:
 
 def _in_folder(folder: Path) -> StartingWeights:
     if not os.path.isfile(folder / DESCRIPTION):
-        raise UserError(f"model.start: {folder} holds no model (no {DESCRIPTION}); expected {_EXPECTED}. [start-no-model]")
+        raise UserError(
+            f"model.start: {folder} does not contain a model (no {DESCRIPTION}); expected {_EXPECTED}. [start-no-model]"
+        )
     description = describe(folder)
     if not isinstance(description["model"], dict) or not isinstance(description["sha256"], str):
         raise UserError(f"model.start: {folder / DESCRIPTION} is damaged: copy the folder again. [start-description]")

@@ -47,11 +47,11 @@ class FrozenTextTower(nn.Module):
 
     @property
     def width(self) -> int:
-        """F, number of features, over all layers side by side."""
+        """F, number of features: of all layers together, if several are concatenated."""
         return self.spec.width * self.layers
 
     def give_several_layers(self) -> None:
-        """Puts the features of the middle layer beside those of the last one, each of unit length."""
+        """Lets `forward` return the features of the last and the middle layer, each scaled to unit length and concatenated."""
         self.layers = 2
 
     def forward(self, tokens: Tensor) -> Tensor:

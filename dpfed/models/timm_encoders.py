@@ -22,7 +22,7 @@ from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
 from dpfed.models.torchvision_encoders import create as create_torchvision
 from dpfed.models.weight_files import fitting_weights, reading_weights, words
 
-_STAGES = 2  # number of stages beside the features, where several layers stand side by side
+_STAGES = 2  # number of stages whose means are concatenated with the features
 _ROUNDING = 1e-6  # relative rounding error of float32
 
 
@@ -35,8 +35,9 @@ class TimmEncoder(nn.Module):
         size: Side of the images, pixels.
 
     Attributes:
-        features_dim: F, number of features; the sum of the layers' widths if several layers stand side by side.
-        stages: Indices of the stages whose means stand beside the features, counted from the end (`give_several_layers`).
+        features_dim: F, number of features; the sum of the layers' widths if several layers are concatenated.
+        stages: Indices of the stages whose means are concatenated with the features (`give_several_layers`), counted from the
+            end.
     """
 
     def __init__(self, timm: nn.Module, features_dim: int, size: int) -> None:
@@ -46,14 +47,15 @@ class TimmEncoder(nn.Module):
 
     @property
     def layers(self) -> int:
-        """Number of layers whose features stand side by side."""
+        """Number of layers whose features are concatenated."""
         return 1 + len(self.stages)
 
     def give_several_layers(self) -> None:
-        """Puts the means of the last two stages beside the features, each of unit length, if the network has stages.
+        """Lets `forward` return the features concatenated with the spatial means of the last two stages.
 
-        A stage whose mean is the features themselves, as in a ResNet, is left out. A vision transformer has no stages: its
-        blocks all have the same resolution.
+        Each piece is scaled to unit length, and `features_dim` grows accordingly. A stage whose mean is the features
+        themselves, as in a ResNet, is left out. Nothing changes if the network has no stages. A vision transformer has none:
+        its blocks all have the same resolution.
         """
         if not self.stages:
             widths = _stages(self.timm, self._size)

@@ -105,7 +105,7 @@ class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are 
 
     @property
     def loss_options(self) -> Section:
-        """The values of the loss's own keys."""
+        """The values of the configuration keys that the loss declares."""
         kind = self.loss.options
         return kind(**{key: getattr(self, key) for key in kind.model_fields})
 

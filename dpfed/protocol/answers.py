@@ -136,19 +136,19 @@ def read(packet: Packet | None, kind: type[_Kind], site: int, signing_key: str, 
         Rejected: If the packet is anything but a signed answer of that kind. Whatever a site sends, no other error is raised.
     """
     if packet is None:
-        raise Rejected("its answer failed to come")
+        raise Rejected("its answer did not arrive")
     try:
         header = verify(packet, signing_key, terms)
         if header.get("kind") == KINDS[Refused]:
             refused = Refused.model_validate(header)
             about = "" if refused.about is None else f" (site {refused.about})"
-            raise Rejected(f"refused: {refused.reason}{about}")
+            raise Rejected(f"it refused: {refused.reason}{about}")
         if header.get("kind") != KINDS[kind] or header.get("site") != site:
-            raise Rejected("an answer to another request")
+            raise Rejected("it answered another request, or in the name of another site")
         return kind.model_validate(header)
     except OtherVersion as error:
         raise Rejected(f"it speaks {error}: install the same release on both") from error
     except Untrusted as error:
-        raise Rejected("an answer that the site did not sign for these terms") from error
+        raise Rejected("the site did not sign its answer for these terms") from error
     except (ValidationError, ValueError, RecursionError) as error:
-        raise Rejected("an invalid answer") from error
+        raise Rejected("its answer is not valid") from error

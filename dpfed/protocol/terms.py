@@ -86,10 +86,10 @@ class Terms(Section):
 
         Raises:
             UserError: If the plan is impossible, or the sites cannot work together.
-            ValueError: If the configuration's defaults are not resolved.
+            ValueError: If the configuration has no size of the images, so that its defaults are not resolved.
         """
         if config.data.size is None:
-            raise ValueError("the configuration's defaults are not resolved, and every site must compute the same")
+            raise ValueError("the configuration has no data.size: call dpfed.runs.resolution.resolve_defaults first")
         by_unit = config.privacy.unit == "user"
         for card in cards:
             if by_unit and card.units is None:
@@ -123,7 +123,8 @@ class Terms(Section):
             raise UserError(f"cannot read the terms {path}: {error.strerror or error}. [terms-unread]") from error
         except (ValueError, RecursionError) as error:
             raise UserError(
-                f"{path} holds no terms of a federation: `dpfed federation provision` writes terms.json. [terms-format]"
+                f"{path} does not contain the terms of a federation: `dpfed federation provision` writes terms.json. "
+                "[terms-format]"
             ) from error
 
     def save(self, path: Path) -> None:
@@ -154,7 +155,7 @@ class Terms(Section):
             plan = terms.privacy_plan
         except (ValidationError, TypeError) as error:
             odd = "the plan has unknown or missing fields" if isinstance(error, TypeError) else first_problem(error)
-            raise UserError(f"these are no terms of a federation: {odd}. [terms-invalid]") from error
+            raise UserError(f"these are not valid terms of a federation: {odd}. [terms-invalid]") from error
         terms.trust_model  # noqa: B018 refuses impossible numbers
         config, sites = terms.run_config(), terms.sites
         _refuse_foreign_loss(config)
@@ -238,7 +239,7 @@ def _basis_digest(basis: str | None) -> str | None:
     try:
         return hashlib.sha256(base64.b64decode(basis, validate=True)).hexdigest()[:32]
     except ValueError as error:
-        raise UserError("these are no terms of a federation: their basis is not base64. [terms-basis]") from error
+        raise UserError("these are not valid terms of a federation: their basis is not base64. [terms-basis]") from error
 
 
 def _refuse_foreign_loss(config: Config) -> None:

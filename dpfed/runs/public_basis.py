@@ -212,7 +212,7 @@ def _name(model: nn.Module, views: RecordViews, store: RecordStore, most: int) -
 def _store(config: Config, kind: Kind, progress: Progress) -> RecordStore:
     """Opens or generates the public records from which a basis of this kind is made."""
     if config.data.size is None:
-        raise ValueError("the size of the images is not resolved")
+        raise ValueError("the configuration has no data.size: call dpfed.runs.resolution.resolve_model_defaults first")
     if kind == "generated":
         return things_store(GENERATED, config.data.stores, config.data.size, import_progress(progress, "public pictures"))
     store = given_public(config.public, config.model.reads_text)

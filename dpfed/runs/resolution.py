@@ -75,10 +75,10 @@ def _with_basis(config: Config) -> dict[str, object]:
 
 
 def resolve_model_defaults(config: Config) -> Config:
-    """Sets the size of the images and the digest of the model's architecture in a configuration.
+    """Returns a copy of a configuration with the size of the images and the digest of the model's architecture filled in.
 
     Raises:
-        UserError: See `resolve_defaults`.
+        UserError: If the architecture is unknown, or has changed since the run began.
     """
     size = config.data.size or default_size(config.model)
     return changed(config, data={"size": size}, model={"digest": _digest(config.model)})

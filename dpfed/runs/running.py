@@ -134,7 +134,8 @@ class Session:
     def _begin(self) -> tuple[Steps, Measurement]:
         if self._steps is not None:  # a second coordinator must not write the same ledger
             raise UserError(
-                "an open run takes its steps only once: open the run again to take the steps that are left. [run-twice]"
+                "the steps of this open run were begun already: leave the `with` block, and open the run again to take the "
+                "remaining steps. [run-twice]"
             )
         run, parts, progress = self._job.run, self._job.parts, self._progress
         remove_drafts(run.path)

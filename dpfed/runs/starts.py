@@ -155,7 +155,7 @@ def procedural_path(config: Config) -> Path:
     """
     recipe = recipe_for(config)
     if recipe.data.size is None:
-        raise ValueError("the size of the images is not resolved")
+        raise ValueError("the configuration has no data.size: call dpfed.runs.resolution.resolve_model_defaults first")
     # Without places of files and the device. The digest of an open_clip architecture stands for its name.
     apart = {"data": {"stores"}, "training": {"device"}, "model": {"architecture"}}
     tree = recipe.model_dump(mode="json", exclude=apart, exclude_defaults=True)

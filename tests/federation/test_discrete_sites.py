@@ -104,7 +104,7 @@ def test_a_sum_that_is_too_large_is_refused_on_the_grid_too(discrete, tmp_path, 
     total = lab.server.aggregate(0)
     event = lab.events()[-1]
     if trust == "distributed":
-        assert total is not None and event["missing"] == {"site-0": "a sum larger than its groups allow"}
+        assert total is not None and event["missing"] == {"site-0": "its sum is larger than its groups and its noise allow"}
     else:
         assert total is None and "larger than its groups and its noise allow" in event["reason"]
 

@@ -101,7 +101,7 @@ def test_places_without_weights_are_refused(tmp_path, saved):
         "text.txt": "start-file-type",
         "empty": "start-no-model",
         "unfinished": r"`dpfed resume.*\[start-unfinished",
-        "pipe.safetensors": r"no regular file.*\[start-unreadable",
+        "pipe.safetensors": r"not a regular file.*\[start-unreadable",
         "a" * 300: "the path given for model.start is too long.*path-too-long",
     }.items():
         with pytest.raises(UserError, match=said):

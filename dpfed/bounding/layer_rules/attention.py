@@ -38,11 +38,14 @@ def attention(
     is_causal: bool = False,
     **others: Any,
 ) -> Any:
-    """Computes and records self-attention by ``F.multi_head_attention_forward`` on ``(L, n, E)``.
+    """Computes and records self-attention by ``F.multi_head_attention_forward`` on ``(L, n k, E)``.
 
-    L is the number of tokens, n the number of records, and E the number of dimensions.
+    L is the number of tokens, and E the number of dimensions. There are n records with k rows each.
 
-    The function's rare options are not covered.
+    Returns:
+        The output ``(L, n k, E)``, and ``None`` in place of attention weights. ``NotImplemented``: query, key and value are not
+        one tensor, the call asks for the weights (``need_weights=True``, torch's default), or it has a boolean mask, a padding
+        mask, extra keys or values (``bias_k``, ``bias_v``, ``add_zero``), separate projection weights, or any of `others`.
     """
     rare = (bias_k, bias_v, add_zero or None, key_padding_mask, use_separate_proj_weight or None, *others.values())
     hiding = attn_mask is not None and not attn_mask.is_floating_point()  # torch.nn.MultiheadAttention passes an additive mask
@@ -50,10 +53,10 @@ def attention(
         return NotImplemented
     if query is not key or key is not value:
         return NotImplemented
-    x = query.transpose(0, 1)  # rules expect the records first
+    x = query.transpose(0, 1)  # other rules expect the rows first
     qkv = linear(recorder, F.linear, x, in_weight, in_bias)
     q, k, v = qkv.unflatten(-1, (3, heads, width // heads)).permute(2, 0, 3, 1, 4).unbind(0)
-    if attn_mask is not None and attn_mask.dim() == 3:  # (n heads, L, L)
+    if attn_mask is not None and attn_mask.dim() == 3:  # (n k heads, L, L)
         attn_mask = attn_mask.unflatten(0, (len(x), heads))
     causal = is_causal and attn_mask is None
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout if training else 0.0, causal)

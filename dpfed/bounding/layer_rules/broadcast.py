@@ -1,6 +1,6 @@
-"""Covers parameters that are broadcast to every record.
+"""Covers parameters that are broadcast to every row.
 
-They are added to the records (as position embeddings are), multiply them (layer scale), or are copied for each (class tokens).
+They are added to the rows (as position embeddings are), multiply them (layer scale), or are copied for each row (class tokens).
 Shapes: n records, k rows for each record.
 """
 
@@ -29,7 +29,7 @@ def view(recorder: Recorder, func: Callable, tensor: Tensor, *args: Any, **kwarg
 def add(recorder: Recorder, _: Any, first: Tensor, second: Any, alpha: float = 1) -> Any:
     """Computes and records ``x + parameters`` on x ``(n k, ...)``, in either order.
 
-    The parameters have no dimension for the records.
+    The parameters have no dimension for the rows, or one of size 1.
     """
     pair = _parameters_and_records(recorder, first, second)
     if pair is None or alpha != 1:
@@ -54,7 +54,7 @@ def multiply(recorder: Recorder, _: Any, first: Tensor, second: Any) -> Any:
 def add_product(recorder: Recorder, _: Any, shift: Tensor, scale: Tensor, x: Tensor, value: float = 1) -> Any:
     """Computes and records ``torch.addcmul(shift, scale, x)``, as in global response normalisation.
 
-    The parameters, shift and scale, are the same for all records.
+    The parameters, shift and scale, are the same for all rows.
     """
     targets = recorder.target(shift), recorder.target(scale)
     fits = all(ours.dim() <= x.dim() and (ours.dim() < x.dim() or len(ours) == 1) for ours in (shift, scale))
@@ -71,7 +71,7 @@ def add_product(recorder: Recorder, _: Any, shift: Tensor, scale: Tensor, x: Ten
 
 
 def _parameters_and_records(recorder: Recorder, first: Any, second: Any) -> tuple[Target, Tensor, Tensor] | None:
-    """Returns the parameters' target, the parameters, and the other operand, whose first dimension has the records."""
+    """Returns the parameters' target, the parameters, and the other operand, whose first dimension has the rows."""
     ours, x = (first, second) if recorder.source(first) is not None else (second, first)
     if not isinstance(x, Tensor) or recorder.source(x) is not None:
         return None
@@ -82,7 +82,7 @@ def _parameters_and_records(recorder: Recorder, first: Any, second: Any) -> tupl
 
 
 def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:
-    """Computes and records ``Tensor.expand`` of a parameter ``(1, ...)`` to ``(n k, ...)``, one copy for each record."""
+    """Computes and records ``Tensor.expand`` of a parameter ``(1, ...)`` to ``(n k, ...)``, one copy for each row."""
     target = recorder.target(tensor)
     if target is None:
         return NotImplemented
@@ -91,7 +91,7 @@ def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:
 
 
 def _sum(target: Target, gradient: Tensor, shape: torch.Size, recorder: Recorder) -> Term:
-    """Adds up a gradient ``(n k, ...)`` over each group's records and over all other dimensions that were broadcast."""
+    """Adds up a gradient ``(n k, ...)`` over each group's rows and over all other dimensions that were broadcast."""
     grouping, sums = recorder.grouping, recorder.grouping.sums(gradient)
     if isinstance(sums, Tensor):
         last = shape[-(sums.dim() - 1) :]  # without a leading dimension of size 1

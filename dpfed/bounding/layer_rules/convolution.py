@@ -1,6 +1,6 @@
 """Covers convolutions, by outer products of patches or by torch's own weight gradient for each group.
 
-Shapes: n records, k images for each record.
+Shapes: n records, k images for each record. A place holds one group of a pass (`dpfed.bounding.layer_rules.grouping`).
 """
 
 from __future__ import annotations
@@ -108,7 +108,14 @@ class Geometry:
     groups: int
 
     def weight_gradients(self, inputs: Tensor, gradients: Tensor, weight: Tensor, grouping: Grouping) -> Gradients:
-        """Computes each group's gradient of the kernel from inputs ``(n, C, H, W)`` and output gradients ``(n, O, H', W')``."""
+        """Computes each group's gradient of the kernel from inputs and output gradients.
+
+        Args:
+            inputs: Inputs ``(n k, C, H, W)``.
+            gradients: Gradients of the output, ``(n k, O, H', W')``.
+            weight: The kernel itself.
+            grouping: Grouping of the records.
+        """
         if grouping.has_kernels_for(inputs):
             return self.of_places(inputs, gradients, grouping).permute(0, 1, 4, 2, 3)
         backward, only_weight = torch.ops.aten.convolution_backward, [False, True, False]
@@ -133,7 +140,7 @@ class Geometry:
         return outer_products(g, x, offsets, self.kernel, self.stride, self.padding, self.dilation)
 
     def _aligned(self, images: Tensor) -> Tensor:
-        """Copies patches of images, ``(n, H, W, C)`` -> ``(n, H', W', N)``.
+        """Copies patches of images, ``(n k, H, W, C)`` -> ``(n k, H', W', N)``.
 
         N is the number of a patch's entries, ``kH kW C``, rounded up to a multiple of 16; zeros fill the rest.
         """
@@ -165,7 +172,7 @@ class Geometry:
         return any(0 <= first + self.stride[axis] * position < size for position in range(positions))
 
     def patches(self, inputs: Tensor, rows: range, columns: range, positions: tuple[int, int]) -> Tensor:
-        """Copies the patches at rows and columns of the kernel: ``(n, C, H, W)`` to ``(n, H' W', rows * columns * C)``."""
+        """Copies the patches at rows and columns of the kernel: ``(n k, C, H, W)`` to ``(n k, H' W', rows * columns * C)``."""
         vertical, horizontal = self.padding
         padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, horizontal, horizontal, vertical, vertical))
 

@@ -167,7 +167,11 @@ class Grouping:
         return [group.sum(0, dtype=kind) for group in self.split(rows)]
 
     def each(self, gradients: Gradients, change: Callable[[Tensor], Tensor]) -> Gradients:
-        """Applies a function to every group's gradient: to each item of a list, or at once to a tensor ``(places, ...)``."""
+        """Applies a function to the groups' gradients.
+
+        If the gradients are a list, the function is called with each of them. If they are one tensor ``(places, ...)``, it is
+        called once with the whole tensor, whose row p is the gradient of the group in place p. It must allow both shapes.
+        """
         return change(gradients) if isinstance(gradients, Tensor) else [change(gradient) for gradient in gradients]
 
     def by_place(self, rows: Tensor) -> Tensor:

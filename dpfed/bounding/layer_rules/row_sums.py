@@ -14,10 +14,10 @@ from dpfed.bounding.layer_rules.term import Target, Term, add_weighted, squares_
 
 
 class RowSums:
-    """Gradients that are sums of a group's rows, for one parameter or for several side by side.
+    """Gradients that are sums of a group's rows, for one parameter or for several whose entries are concatenated.
 
-    If parameters are side by side in one tensor, one call for each group computes all of them. Separate tensors would need a
-    call for each group and parameter, and the calls would cost more than the computation.
+    With the entries in one tensor, one call for each group computes all of them. Separate tensors would need a call for each
+    group and parameter, and the calls would cost more than the computation.
 
     Args:
         targets: Destinations of the parameters' gradients, with the number of entries of each.
@@ -32,7 +32,7 @@ class RowSums:
 
     @classmethod
     def of(cls, target: Target, rows: Tensor, grouping: Grouping) -> RowSums:
-        """Returns the sums for one parameter; the rows ``(n k, ...)`` have the parameter's shape."""
+        """Returns the `RowSums` of a single parameter, from rows ``(n k, ...)``, each of which has the parameter's shape."""
         flat = rows.flatten(1)
         return cls([(target, flat.shape[1])], flat, grouping)
 

@@ -1,4 +1,7 @@
-"""Defines what a rule returns, a term: the gradients of all groups with respect to one parameter."""
+"""Defines what a rule returns, a term: the gradients of all groups with respect to one parameter.
+
+A pass has a fixed number of places, each of which holds one group or none (`dpfed.bounding.layer_rules.grouping`).
+"""
 
 from __future__ import annotations
 

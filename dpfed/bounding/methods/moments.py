@@ -71,7 +71,7 @@ class _Options(Section):
     )
     layers: Literal["last", "several"] | None = Field(
         None,
-        description="which layers of towers give the features: the last, or several side by side (default with a public "
+        description="which layers of towers give the features: the last, or several concatenated (default with a public "
         "basis of images and texts): also the last two stages of a convolutional tower, and the middle layer of a text tower",
     )
     basis_digest: str | None = Field(None, description="a run writes it: the fingerprint of its basis")

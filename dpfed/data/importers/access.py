@@ -73,7 +73,7 @@ class Access:
             if not self.permits(path):
                 raise NotRead(OUTSIDE)
             if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever, a device may never end
-                raise NotRead("a folder" if stat.S_ISDIR(status.st_mode) else "no regular file")
+                raise NotRead("a folder, not a file" if stat.S_ISDIR(status.st_mode) else "not a regular file")
             if status.st_size > _MOST_BYTES:
                 raise NotRead("larger than 1 GiB")
             return path.read_bytes()
@@ -102,7 +102,7 @@ def _why_missing(path: Path) -> str:
     if "\\" in str(path) and Path(str(path).replace("\\", "/")).exists():
         return "file missing: write / instead of \\ in paths"
     if match := _ELSEWHERE.search(str(path)):
-        return "file missing: its path is of Windows" if match[1] else "file missing: addresses of the web are not fetched"
+        return "file missing: its path is a Windows path" if match[1] else "file missing: addresses of the web are not fetched"
     if path.name in _spellings(path.parent):
         return "file missing"  # a link that leads nowhere
     name = unicodedata.normalize("NFC", path.name)

@@ -53,7 +53,10 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
     by_value: dict[float, str] = {}
     for name, number in values_of.items():
         if (other := by_value.setdefault(number, name)) != name:
-            raise UserError(f"classes {other!r} and {name!r} are one number: write both alike. [class-one-number]")
+            raise UserError(
+                f"the classes {other!r} and {name!r} are the same number in two spellings: use one spelling in the whole data "
+                "set. [class-one-number]"
+            )
     if all(name.isdecimal() and str(int(name)) == name and int(name) < _MOST_NUMBERED for name in present):
         names = [str(number) for number in range(max(map(int, present), default=-1) + 1)]
     else:

@@ -182,7 +182,7 @@ def _picture(data: Any, window: tuple[float, float] | None) -> np.ndarray:
     from pydicom.pixels import apply_modality_lut, apply_windowing, get_decoder
 
     if int(data.get("NumberOfFrames") or 1) != 1:
-        raise NotRead(f"{data.NumberOfFrames} frames in one file, expected one; split them, or choose one")
+        raise NotRead(f"{data.NumberOfFrames} frames in the file, expected a single frame: split the file, or choose a frame")
     if not data.get("PixelData"):
         raise NotRead("no pixels, or floating-point pixels")
     if not 0 < (pixels := (data.get("Rows") or 0) * (data.get("Columns") or 0)) <= MOST_PIXELS:
@@ -197,7 +197,9 @@ def _picture(data: Any, window: tuple[float, float] | None) -> np.ndarray:
         frame = io.BytesIO(get_frame(data.PixelData, 0, number_of_frames=1))
         with contextlib.suppress(UnidentifiedImageError), Image.open(frame) as image:  # reads the header alone
             if image.size != (data.Columns, data.Rows):
-                raise NotRead(f"an image of {image.size[0]} x {image.size[1]} in a file of {data.Columns} x {data.Rows}")
+                raise NotRead(
+                    f"an image of {image.size[0]} x {image.size[1]} pixels, but Columns x Rows is {data.Columns} x {data.Rows}"
+                )
     stored, how = decoder.as_array(data)
     kind = how["photometric_interpretation"]
     if kind == "RGB" and stored.dtype == np.uint8 and stored.shape == (data.Rows, data.Columns, 3):
@@ -208,7 +210,7 @@ def _picture(data: Any, window: tuple[float, float] | None) -> np.ndarray:
         raise NotRead("an enhanced file, whose rescaling and window are not read; convert it to a classic one")
     values = np.asarray(apply_modality_lut(stored, data), np.float64)
     if data.get("RescaleSlope") == 0 or not np.isfinite(values).all():
-        raise NotRead("a rescaling whose values are all alike or not finite")
+        raise NotRead("a rescaling that gives every pixel the same value, or values that are not finite")
     given = window or (data.get("WindowCenter"), data.get("WindowWidth"))
     if None not in given:
         if not all(np.isfinite(np.array(number, float)).all() for number in given):

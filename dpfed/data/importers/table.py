@@ -426,6 +426,7 @@ def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:
             id = matches[0].relative_to(root).as_posix()
             if id in tables.rows:
                 raise UserError(
-                    f"{row.table}:{row.line}: {row.file.name} is {id} of another row; write both alike. [table-file-twice]"
+                    f"{row.table}:{row.line}: {row.file.name} is the image {id} of another row: write {id} in both rows. "
+                    "[table-file-twice]"
                 )
             tables.rows[id] = row

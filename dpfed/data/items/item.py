@@ -118,7 +118,7 @@ def image_of(value: Any) -> Image.Image | Tensor:
     """
     if isinstance(value, Image.Image):
         if value.mode not in _MODES:
-            raise BrokenItem(f"its image has the mode {value.mode}, expected one such as RGB, L or I;16")
+            raise BrokenItem(f"its image has the mode {value.mode}, expected a mode such as RGB, L or I;16")
         return value
     if isinstance(value, np.ndarray):
         if value.dtype == np.uint8 and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] == 3)):

@@ -331,6 +331,6 @@ def _refuse_unsteady(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray, made: 
         if not torch.equal(views, wanted):
             raise UserError(
                 f"the transform gave other views of the same images {when}, although the generators of torch, numpy and random "
-                "were seeded alike: it counts, remembers, mixes images, or has a generator of its own. A view has to be a "
-                "function of its image and of what it draws from these generators. [views-unsteady]"
+                "were seeded in the same way: it counts, remembers, mixes images, or has a generator of its own. A view has to "
+                "be a function of its image and of what it draws from these generators. [views-unsteady]"
             )

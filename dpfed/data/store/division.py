@@ -57,7 +57,10 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
     if sites < 2:
         raise UserError(f"a store is divided among at least 2 sites, got {sites}; give more sites. [store-few-sites]")
     if not 0 <= skew <= 1:
-        raise UserError(f"the skew must lie between 0 (sites alike) and 1 (no label shared), got {skew}. [store-skew-range]")
+        raise UserError(
+            f"the skew must lie between 0 (all sites have the same mix of labels) and 1 (no label shared), got {skew}. "
+            "[store-skew-range]"
+        )
     keys = store.keys if store.units is None else store.units
     uniforms = _PUBLIC.per_record("site", 0, keys, 2)
     anywhere = (uniforms[:, 1] * sites).astype(np.int64)

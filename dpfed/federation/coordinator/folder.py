@@ -64,7 +64,7 @@ class CoordinatorFolder:
             path: Path of the new folder, which must not exist.
             config: Configuration of the run; ``[data]`` names the records on which the coordinator evaluates.
             cards: Cards of the sites, or files of these cards.
-            identity: Coordinator's keys; default: new ones.
+            identity: Coordinator's long-term cryptographic keys; default: new keys.
             progress: Progress, which shows the import or generation of the coordinator's records; default: nothing is shown.
             options: Further fields of the terms, see `Terms.agree`.
 
@@ -110,7 +110,7 @@ class CoordinatorFolder:
         return folder
 
     def identity(self) -> Identity:
-        """Returns the coordinator's keys."""
+        """Reads the coordinator's long-term cryptographic keys, for signatures and for agreeing on secrets."""
         return Identity.load(self._identity)
 
     def config(self) -> Config:

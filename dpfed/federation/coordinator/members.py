@@ -74,7 +74,7 @@ class Members:
 
     Args:
         terms: Terms of the federation.
-        identity: Coordinator's keys.
+        identity: Coordinator's long-term cryptographic keys.
         frozen: Digest of the weights that are not trained.
         note: Function that receives messages for the operator.
         backoff: Pauses for sites for which a step has waited in vain; default: a new `Backoff`.
@@ -173,7 +173,7 @@ class Members:
         try:
             hello = read(reply, Hello, number, site.signing_key, self._terms.fingerprint)
             if hello.nonce != alleged(greeting)["nonce"]:
-                raise Rejected("an answer to another request")
+                raise Rejected("it answered another request")
             if hello.frozen != self._frozen:
                 raise Rejected("its weights that are not trained differ from the coordinator's")
         except Rejected as rejected:

@@ -43,7 +43,7 @@ class Federation:
 
     Args:
         terms: Terms of the federation.
-        identity: Coordinator's keys.
+        identity: Coordinator's long-term cryptographic keys.
         channel: Connection to the sites.
         model: Model whose parameters the sites get.
         journal: Journal of the run.
@@ -262,20 +262,20 @@ class Federation:
         """Returns a site's sum if an honest site could have sent it. Adds a masked sum to the total, and returns empty bytes.
 
         Raises:
-            Rejected: If the sum has another shape, values that are not finite, or a norm that no honest sum of this site has. A
-                masked sum may be any bits: it is rejected for its shape, or if the site has not signed the roster.
+            Rejected: If the sum has another length, values that are not finite, or a norm that no honest sum of this site has.
+                A masked sum may be any bits: it is rejected for its length, or if the site has not signed the roster.
         """
         if len(content) != self._bytes_of_a_sum:
-            raise Rejected("a sum of another shape")
+            raise Rejected(f"its sum has {len(content):,} bytes, expected {self._bytes_of_a_sum:,}")
         if self._masked is not None:
             self._masked.add(number, answer, content)
             return b""  # it is in the total already
         numbers = sum_of([content], self._grid, self._form).double()
         norm = self._unit * torch.linalg.vector_norm(numbers).item()
         if not np.isfinite(norm):
-            raise Rejected("a sum that is not finite")
+            raise Rejected("its sum is not finite")
         if norm > self._most([number]):
-            raise Rejected("a sum larger than its groups allow")
+            raise Rejected("its sum is larger than its groups and its noise allow")
         return content
 
     @property
@@ -291,7 +291,7 @@ class Federation:
     def _read(self, reply: Packet | None, kind: type[Any], number: int, step: int) -> Any:
         answer = read(reply, kind, number, self._terms.sites[number].signing_key, self._terms.fingerprint)
         if answer.step != step:
-            raise Rejected("an answer to another request")
+            raise Rejected("it answered another request")
         return answer
 
     def _offers_for(self, number: int) -> dict[str, Any]:

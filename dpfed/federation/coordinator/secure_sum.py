@@ -1,4 +1,4 @@
-"""The total of masked sums, at the coordinator. The sites that sent the sums agree on who arrived, and help to unmask it."""
+"""The total of masked sums, at the coordinator. The sites that sent sums agree on whose sums arrived, and help to unmask it."""
 
 from __future__ import annotations
 
@@ -55,20 +55,21 @@ class SecureSum:
         try:
             self._unmasking.add(number, np.frombuffer(content, "<u4").astype(np.uint32, copy=False), answer.roster or b"")
         except UserError as error:
-            raise Rejected("a sum for another roster") from error
+            raise Rejected("it has not signed this step's roster, or is not in it") from error
 
     def total(self, ask: Ask) -> tuple[np.ndarray | None, str]:
         """Removes the masks from the total, with the help of the sites that sent the masked sums.
 
         Args:
-            ask: Function that sends a request to the sites that arrived, and yields each valid answer with its site number. The
-                function receives the kind of the request, the expected class of the answers, and the fields of the request.
+            ask: Function that sends a request to the sites whose sums arrived, and yields each valid answer with its site
+                number. The function receives the kind of the request, the expected class of the answers, and the
+                fields of the request.
 
         Returns:
             The total, shape ``(P,)``, uint32, and an empty text; or ``None`` and the reason why there is no total.
 
         Raises:
-            UserError: If fewer sites than are needed have arrived.
+            UserError: If sums of fewer sites than are needed have arrived.
         """
         arrived = sorted(self._unmasking.close())
         if not self._trust.drops:
@@ -80,7 +81,7 @@ class SecureSum:
                 if self._unmasking.confirmed:
                     break
             if not self._unmasking.confirmed:
-                return None, f"{len(self._unmasking.votes)} sites confirmed who arrived, {self._trust.least} are needed"
+                return None, f"{len(self._unmasking.votes)} sites confirmed whose sums arrived, {self._trust.least} are needed"
         rosters, votes = self._unmasking.rosters, sorted(self._unmasking.votes.items())
         fields |= {"rosters": _text(b"".join(rosters[number] for number in arrived))}
         fields |= {"voters": [number for number, _ in votes], "votes": _text(b"".join(vote for _, vote in votes))}

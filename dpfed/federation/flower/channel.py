@@ -47,15 +47,15 @@ def packet_in(content: RecordDict) -> Packet:
     """Returns the packet in the content of a Flower message.
 
     Raises:
-        PacketError: If the content holds no packet.
+        PacketError: If the content does not contain a packet.
     """
     try:
         header, signature = content.config_records[_RECORD]["header"], content.config_records[_RECORD]["signature"]
         vector = content.array_records[_VECTOR][_VECTOR].data if _VECTOR in content else b""
     except (KeyError, TypeError, AttributeError) as error:
-        raise PacketError("the message holds no packet") from error
+        raise PacketError("the message does not contain a packet") from error
     if not (isinstance(header, bytes) and isinstance(signature, bytes) and isinstance(vector, bytes)):
-        raise PacketError("the message holds no packet")
+        raise PacketError("the message does not contain a packet whose parts are bytes")
     return Packet(header, signature, vector)
 
 

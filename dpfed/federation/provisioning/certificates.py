@@ -132,14 +132,16 @@ def certificates_in(path: Path) -> list[x509.Certificate]:
     """Returns the certificates in a file.
 
     Raises:
-        UserError: If the file cannot be read, or holds no certificate.
+        UserError: If the file cannot be read, or contains no certificate.
     """
     try:
         return x509.load_pem_x509_certificates(read_bytes(path))
     except OSError as error:
         raise UserError(f"cannot read the certificate {path}: {error.strerror or error}. [certificate-unread]") from error
     except ValueError as error:
-        raise UserError(f"{path} holds no certificate in PEM: restore the original file. [certificate-format]") from error
+        raise UserError(
+            f"{path} does not contain a certificate in PEM format: restore the original file. [certificate-format]"
+        ) from error
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -173,7 +175,7 @@ def _private_key(file: Path) -> ec.EllipticCurvePrivateKey:
         return key
     loaded = serialization.load_pem_private_key(read_bytes(file), None)
     if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{file} holds no key that dpfed made: restore the original file. [certificate-key]")
+        raise UserError(f"{file} does not contain a key that dpfed made: restore the original file. [certificate-key]")
     return loaded
 
 

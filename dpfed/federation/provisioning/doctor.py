@@ -157,7 +157,7 @@ def _terms(paths: SitePaths) -> Iterator[Finding]:
     site.refuse_lost_terms()
     if not site.joined:
         there = paths.kit.terms is not None
-        said = "the kit holds terms, and the site has not joined" if there else "the kit holds no terms yet"
+        said = "the kit contains terms, and the site has not joined" if there else "the kit does not contain terms yet"
         wait = f"send {paths.reply} to the coordinator; the next kit comes when all sites have replied"
         yield Finding("terms", State.CARE, said, f"dpfed site join {paths.path} {paths.path}" if there else wait)
         return

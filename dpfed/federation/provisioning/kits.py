@@ -94,7 +94,9 @@ class Kit(Origin):
         except OSError as error:
             raise UserError(f"cannot read the kit {path}: {error.strerror or error}. [kit-unread]") from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise UserError(f"{path} is no kit for this release: `dpfed federation provision` makes one. [kit-file]") from error
+            raise UserError(
+                f"{path} is not a kit of this release: `dpfed federation provision` makes one. [kit-file]"
+            ) from error
         if not is_signed(signed, signature, kit.coordinator):
             raise UserError(f"{path} is not as it was signed: ask the coordinator for the kit again. [kit-altered]")
         return kit

@@ -180,7 +180,7 @@ class _Office:
             (self.path / "venv").symlink_to(sys.prefix)
 
     def identity(self) -> Identity:
-        """Returns the coordinator's keys."""
+        """Reads the coordinator's long-term cryptographic keys, for signatures and for agreeing on secrets."""
         return self.agreed.identity() if self.agreed.path.exists() else Identity.load(self._key)
 
     def replies(self) -> dict[str, Reply]:

@@ -103,10 +103,12 @@ class SitePaths:
         """Opens a site that was set up from a kit.
 
         Raises:
-            UserError: If the folder holds no site with a kit.
+            UserError: If the folder does not contain a site with a kit.
         """
         if not (path / KIT).is_file():
-            raise UserError(f"{path} holds no starter kit: give the folder that `dpfed site setup` made. [kit-missing]")
+            raise UserError(
+                f"{path} does not contain a starter kit: give the folder that `dpfed site setup` made. [kit-missing]"
+            )
         paths = cls(path.resolve())
         SiteFolder.open(paths.site.path)
         return paths
@@ -185,14 +187,14 @@ class SitePaths:
             The terms; ``None`` if `agreed` rejected them.
 
         Raises:
-            UserError: If the kit holds no terms yet, if they are those of another coordinator, or if the site cannot join under
-                them.
+            UserError: If the kit does not contain terms yet, if they are those of another coordinator, or if the site cannot
+                join under them.
         """
         kit = self.kit
         if kit.terms is None:
             raise UserError(
-                f"the kit in {self.path} holds no terms yet: send {self.reply} to the coordinator, who sends a kit with "
-                "terms when all sites have replied. `dpfed site join FOLDER KIT` takes it. [kit-no-terms]"
+                f"the kit in {self.path} does not contain terms yet: send {self.reply} to the coordinator, who sends a kit "
+                "with terms when all sites have replied. `dpfed site join FOLDER KIT` takes it. [kit-no-terms]"
             )
         write_atomically(self.path / "terms.json", json.dumps(kit.terms, indent=1) + "\n", 0o644)
         terms = Terms.load(self.path / "terms.json")

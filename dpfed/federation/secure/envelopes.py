@@ -73,7 +73,9 @@ class Envelopes:
         """
         if sender == self._me or not 0 <= sender < len(self._sites):
             raise BadOffer(
-                f"step {keys.step}: an offer names site {sender} as its sender, which is no other site. [mask-sender]", sender
+                f"step {keys.step}: an offer names site {sender} as its sender; expected a site from 0 to "
+                f"{len(self._sites) - 1} other than this site, {self._me}. [mask-sender]",
+                sender,
             )
         public, nonce = envelope[:KEY_BYTES], envelope[KEY_BYTES : KEY_BYTES + _NONCE]
         try:

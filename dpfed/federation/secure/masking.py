@@ -211,7 +211,7 @@ class Masking:
         return self._identity.sign(self._at(step).view.roster())
 
     def confirm(self, step: int, arrived: Iterable[int]) -> bytes:
-        """Signs the set of sites that have arrived according to the server. A site signs one set in a step.
+        """Signs the set of sites whose vectors have arrived according to the server. A site signs one set in a step.
 
         Raises:
             NotOffered: If this step is not the step that this site masked last.
@@ -231,8 +231,8 @@ class Masking:
         Args:
             step: Step that was masked last.
             arrived: Sites whose masked vectors are in the sum.
-            rosters: Signatures of the roster by the arrived sites, see `signed_roster`.
-            votes: Signatures of the arrivals, see `confirm`; needed if a member of the roster has not arrived.
+            rosters: Signatures of the roster by the sites in `arrived`, see `signed_roster`.
+            votes: Signatures of the arrivals, see `confirm`; needed if a member of the roster is not in `arrived`.
 
         Returns:
             The shares, 32 bytes for each member of the roster, in order. A repeated call returns the same shares.
@@ -252,8 +252,8 @@ class Masking:
             agreeing = sum(self._is_signed(site, masked.view.arrival_log(arrived), votes) for site in masked.view.members)
             if agreeing < self._trust.least:
                 raise OtherView(
-                    f"step {step}: {agreeing} sites have signed who arrived, at least {self._trust.least} must; nothing is "
-                    "revealed. [mask-few-votes]"
+                    f"step {step}: {agreeing} sites have signed whose vectors arrived, at least {self._trust.least} must; "
+                    "nothing is revealed. [mask-few-votes]"
                 )
         masked.arrived = arrived
         if masked.shares:
@@ -265,7 +265,7 @@ class Masking:
     def _at(self, step: int) -> _Masked:
         """Returns what this site keeps of a step, if the step is the one masked last and masks may have to be removed."""
         if not self._trust.drops:
-            raise OtherView("no site may drop out of this run: its sums hold no masks to remove. [mask-no-drops]")
+            raise OtherView("no site may drop out of this run: its sums contain no masks to remove. [mask-no-drops]")
         if self._masked is None or self._masked.step != step:
             raise NotOffered(f"step {step} is over: site {self._me} did not mask it, or is at a later step. [mask-step-over]")
         return self._masked

@@ -20,7 +20,7 @@ from dpfed.protocol.cards import SiteCard
 from dpfed.protocol.identity import is_signed
 from dpfed.protocol.trust import Trust
 
-TRIES = 40  # sets of givers that are tried at most; each takes about a second with 1,000 sites
+TRIES = 40  # combinations of revealing sites that are tried at most; each takes about a second with 1,000 sites
 
 
 class Unmasking:
@@ -38,7 +38,7 @@ class Unmasking:
         size: Length of the vectors, P.
 
     Attributes:
-        rosters: Signature of the roster by each site that arrived, by site number.
+        rosters: Signature of the roster by each site whose vector arrived, by site number.
         votes: Signatures of the arrivals, by site number.
 
     Raises:
@@ -97,18 +97,19 @@ class Unmasking:
             The numbers of the sites in the sum. The request to reveal must name them to every site.
 
         Raises:
-            UserError: If fewer sites than are needed arrived: the sum can never be unmasked.
+            UserError: If vectors of fewer sites than are needed arrived: the sum can never be unmasked.
         """
         if len(self._arrived) < self._trust.least:
             raise UserError(
-                f"step {self._keys.step}: {_named(self._arrived)} arrived, {self._trust.least} are needed. [share-few-arrived]"
+                f"step {self._keys.step}: vectors arrived from {_named(self._arrived)}, {self._trust.least} sites are needed. "
+                "[share-few-arrived]"
             )
         self._closed = True
         return frozenset(self._arrived)
 
     @property
     def unanimous(self) -> bool:
-        """Whether the whole roster arrived, so that the sites need not confirm the arrivals to each other."""
+        """Whether the vectors of the whole roster arrived, so that the sites need not confirm the arrivals to each other."""
         return self._arrived == self._view.members
 
     def vote(self, site: int, signature: bytes) -> bool:
@@ -124,23 +125,25 @@ class Unmasking:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the whole roster arrived, or enough sites have signed the arrivals."""
+        """Whether the vectors of the whole roster arrived, or enough sites have signed the arrivals."""
         return self.unanimous or len(self.votes) >= self._trust.least
 
     def total(self, reveals: dict[int, bytes], tries: int = TRIES) -> np.ndarray:
-        """Returns the sum over the sites that arrived, without masks.
+        """Returns the unmasked sum of the vectors that arrived.
 
         Args:
             reveals: Results of `Masking.reveal`, by the number of the site that revealed them, from as many sites as are
-                needed. A failed call may be repeated with further results. Empty where no site may drop out: then all masks
-                have cancelled.
-            tries: Largest number of sets of givers to try, where shares are wrong; default: 40.
+                needed. A failed call may be repeated with further results. Empty if no site may drop out: all masks have then
+                cancelled.
+            tries: Largest number of combinations of revealing sites from which the secrets are reconstructed. More than one is
+                needed only if some sites revealed wrong shares. Default: 40.
 
         Returns:
             The sum, shape ``(P,)``, uint32, for `Grid.decode`.
 
         Raises:
-            UserError: If there are too few shares, or they do not give the secrets that their sites committed to.
+            UserError: If there are too few shares, or the secrets that follow from them are not those to which the sites
+                committed.
             ValueError: If the step is not closed.
         """
         if not self._closed:
@@ -158,7 +161,7 @@ class Unmasking:
         return values
 
     def _secrets(self, reveals: dict[int, bytes], tries: int) -> dict[int, bytes]:
-        """Recovers the seeds of the sites that arrived and the round keys of the others, by site number.
+        """Recovers the seeds of the sites whose vectors arrived and the round keys of the others, by site number.
 
         Raises:
             UserError: If there are too few shares, or too many wrong ones.
@@ -193,7 +196,7 @@ class Unmasking:
 
 
 def _sets(givers: list[int], needed: int) -> Iterator[tuple[int, ...]]:
-    """Yields sets of givers, in an order that soon leaves out a site that gives wrong shares.
+    """Yields sets of givers, the sites that revealed shares, in an order that soon leaves out a site that gives wrong shares.
 
     If there are few possible sets, the function yields all of them. Otherwise it first yields sets that each leave out one
     block of neighbouring sites, and then random sets, without end.

@@ -167,7 +167,7 @@ class SiteFolder:
             raise UserError(f"{self._settings}: {first_problem(error)}. [site-settings]") from error
 
     def identity(self) -> Identity:
-        """Returns the site's keys."""
+        """Reads the site's long-term cryptographic keys, for signatures and for agreeing on secrets."""
         return Identity.load(self._identity)
 
     def randomness(self) -> Randomness:

@@ -54,7 +54,7 @@ class SiteWorker:
 
     Args:
         terms: Terms that the site joined.
-        identity: Site's keys, which determine its number in the terms.
+        identity: Site's long-term cryptographic keys, which determine its number in the terms.
         worker: Worker that computes the clipped sums of the site's own records, on `model`.
         model: Model that takes over the parameters of each step.
         ledger: Site's own ledger, written before each answer leaves.

@@ -63,7 +63,9 @@ class _CaptionedPeopleImporter(Importer):
         keys = f"id, {self.image_key}, captions (a list of texts) and split"
         listed = read_json(annotations, self.layout, access)
         if not isinstance(listed, list):
-            raise UserError(f"{annotations} holds no list; expected a list of entries with {keys}. [paper-no-list]")
+            raise UserError(
+                f"{annotations} does not contain a JSON list; expected a list of entries with {keys}. [paper-no-list]"
+            )
         return [self._entry(raw, f"{annotations}: entry {number}", keys) for number, raw in enumerate(listed, start=1)]
 
     def _entry(self, raw: Any, where: str, keys: str) -> _Entry:
@@ -88,7 +90,7 @@ class CuhkPedesImporter(_CaptionedPeopleImporter):
     """Importer of CUHK-PEDES: 40,206 images of 13,003 people, two captions for each image, with its own splits."""
 
     name = "cuhk-pedes"
-    layout = "reid_raw.json (or its folder) beside imgs/, entries with id, file_path, captions and split"
+    layout = "reid_raw.json (or its folder) beside imgs/: a list of entries with id, file_path, captions and split"
     file = "reid_raw.json"
     image_key = "file_path"
 
@@ -97,7 +99,7 @@ class RstpReidImporter(_CaptionedPeopleImporter):
     """Importer of RSTPReid: five images of each of 4,101 people, two captions for each image, with its own splits."""
 
     name = "rstpreid"
-    layout = "data_captions.json (or its folder) beside imgs/, entries with id, img_path, captions and split"
+    layout = "data_captions.json (or its folder) beside imgs/: a list of entries with id, img_path, captions and split"
     file = "data_captions.json"
     image_key = "img_path"
 
@@ -137,7 +139,7 @@ class DeepFashionImporter(Importer):
     """
 
     name = "deepfashion-mm"
-    layout = "captions.json (or its folder) beside images/, an object of file names such as X-id_00000080-Y.jpg to captions"
+    layout = "captions.json (or its folder) beside images/: an object that maps file names (X-id_00000080-Y.jpg) to captions"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Returns whether captions.json begins with file names of DeepFashion, and ``images/`` is beside it.
@@ -160,7 +162,9 @@ class DeepFashionImporter(Importer):
         images = file.parent / "images"
         captions = read_json(file, self.layout, access or Access.to(path))
         if not isinstance(captions, dict):
-            raise UserError(f"{file} holds no object; expected one of file names to captions. [paper-no-object]")
+            raise UserError(
+                f"{file} does not contain a JSON object; expected an object that maps file names to captions. [paper-no-object]"
+            )
         items = [_item(name, caption, f"{file}: entry {n}") for n, (name, caption) in enumerate(captions.items(), start=1)]
         if not images.is_dir():
             raise UserError(f"{file} needs a folder {images}; expected {self.layout}. [paper-item-no-images]")
@@ -187,5 +191,5 @@ def _item(name: str, caption: object, where: str) -> str:
     if match is None:
         raise UserError(f"{where} is {name!r}, without an id; expected a name such as X-id_00000080-Y.jpg. [paper-item-id]")
     if not isinstance(caption, str):
-        raise UserError(f"{where} ({name}) has no text as its caption; expected file names to captions. [paper-item-caption]")
+        raise UserError(f"{where} ({name}) has no text as its caption; expected a text for each file. [paper-item-caption]")
     return match[1]

@@ -122,7 +122,7 @@ def _table_captions(path: Path, split: str, access: Access) -> Iterator[_Figure]
             for row in reader:
                 id = (row["ID"] or "").strip()
                 if not id:
-                    raise UserError(f"{table}:{reader.line_num} has no ID; expected one in every row. [paper-roco-id]")
+                    raise UserError(f"{table}:{reader.line_num} has no ID; expected an ID in every row. [paper-roco-id]")
                 name = f"{id}.jpg"
                 yield _Figure(path / place / name, f"{place}/{name}", row["Caption"] or "", SPLIT_NAMES[split])
     except UnicodeDecodeError as error:

@@ -159,7 +159,7 @@ def test_tables_of_several_folders_are_one_data_set(tmp_path: Path, pictures) ->
         ('filepath,title\na.png,"a cat\nb.png,a "dog"\nc.png,z\n', "t.csv:2 .*table-cell-swallows"),
         ("sep=;\nfilepath;title\na.png;x;y\n", "t.csv:3 .*table-many-cells"),
         ("filepath,title\nimages\\a.png,x\n", r"write / instead of \\ in paths \(1\): images\\a.png"),
-        ("filepath,title\nC:\\x\\a.png,x\n", "its path is of Windows"),
+        ("filepath,title\nC:\\x\\a.png,x\n", "its path is a Windows path"),
         ("filepath,title\nhttps://x.org/a.png,x\n", "addresses of the web are not fetched"),
         ("filepath,title\nimages/A.PNG,x\n", r"other capitals \(1\): images/A.PNG"),
         (f"filepath,title\nimages/{unicodedata.normalize('NFD', 'é')}.png,x\n", r"another Unicode form \(NFC, NFD\)"),

@@ -94,7 +94,7 @@ def test_a_site_pays_for_no_step_that_it_cannot_mask(lab):
     one.wire.workers["node0"] = one.site(0)
     assert one.server.aggregate(1) is not None
     assert one.events()[-1]["missing"] == {
-        "site-0": "refused: the site holds no offer of its own for this step: it was started again"
+        "site-0": "it refused: the site holds no offer of its own for this step: it was started again"
     }
     assert [one.ledger(number).charged for number in range(3)] == [1, 2, 2]
     one.server.aggregate(2)  # it is greeted along with this step
@@ -271,4 +271,4 @@ def test_a_site_that_signs_another_roster_counts_as_missing(lab):
 
     one.wire.tampers["node0"] = other
     assert one.server.aggregate(0) is not None
-    assert one.events()[-1]["missing"] == {"site-0": "a sum for another roster"}
+    assert one.events()[-1]["missing"] == {"site-0": "it has not signed this step's roster, or is not in it"}
