@@ -120,7 +120,7 @@ def test_larger_squares_than_the_default_are_not_shrunk_unasked(squares):
 
 def test_an_impossible_task_is_refused_with_advice_that_works(squares):
     tree = {"data": {"source": "store", "path": str(squares), "size": 32}, "privacy": GOOD, "bounding": {"group_size": 4}}
-    with pytest.raises(UserError, match="names 'knn', but clinic has no labels .*: leave evaluation.tasks out"):
+    with pytest.raises(UserError, match="names 'knn', but no label of clinic is given in both .*: leave evaluation.tasks out"):
         known_plan(parse_config({**tree, "evaluation": {"tasks": ["knn"]}}))
     assert known_plan(parse_config({**tree, "evaluation": {"tasks": []}})).sampling.records == 550
     with pytest.raises(
