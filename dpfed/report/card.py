@@ -22,17 +22,17 @@ _MARK = "**Mark:** "
 
 
 def privacy_card(facts: CardFacts) -> str:
-    """Writes the facts of a run as Markdown.
+    """Returns the facts of a run as Markdown.
 
-    If marks void the guarantee, or epsilon is not finite, the first line of the card says so. Epsilon then appears only as a
-    figure of the accountant.
+    If a mark voids the guarantee, or epsilon is not finite, the first line says that no guarantee holds. An epsilon then appears
+    only in rows that say that it is a figure of the accountant, and no guarantee.
     """
     reasons = void_reasons(facts)
     title = _CARD if facts.plan.bounding.method.sound else _NO_CARD
     lines = [f"{title}{facts.name}" + (f": {NO_GUARANTEE}" if reasons else ""), ""]
     void = f"**{NO_GUARANTEE.capitalize()}.** {' '.join(reasons)} Treat everything that this run wrote as private."
     lines += [void if reasons else _lead(facts)]
-    lines += list(_reservations(facts))
+    lines += list(_reservations(facts, bool(reasons)))
     if not reasons:
         lines += _section("What the numbers mean", _numbers(facts))
         lines += _section("Who is protected, and from whom", _protected(facts))
@@ -108,12 +108,13 @@ def _lead(facts: CardFacts) -> str:
     return " ".join(part for part in (warning and f"**{warning}**", promise, words) if part)
 
 
-def _reservations(facts: CardFacts) -> Iterator[str]:
+def _reservations(facts: CardFacts, void: bool) -> Iterator[str]:
     if not facts.complete:
+        more = f" If the run is resumed, it spends more, up to epsilon {round_up(facts.plan.epsilon())}."
         yield ""
         yield (
-            f"**The run is not complete**: {facts.steps_charged} of {facts.plan.steps} planned steps are charged. If the "
-            f"run is resumed, it spends more, up to epsilon {round_up(facts.plan.epsilon())}."
+            f"**The run is not complete**: {facts.steps_charged} of {facts.plan.steps} planned steps are charged."
+            + ("" if void else more)
         )
     for mark in facts.marks:
         if not mark.voids:
@@ -195,12 +196,14 @@ def _part(share: float) -> str:
 def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
     plan, sampling, method = facts.plan, facts.plan.sampling, facts.plan.bounding.method
     # The card of a voided run has these figures too, to check the accounting, but they are not called a promise.
-    prefix = "Accountant's figure, not a guarantee: epsilon" if void else "Epsilon"
+    figure = "Accountant's figure, not a guarantee: " if void else ""
+    prefix = f"{figure}epsilon" if void else "Epsilon"
     yield f"{prefix} spent", f"{round_up(facts.epsilon_spent)} ({plan.promise.accountant})"
     yield f"{prefix} planned", round_up(plan.epsilon())
     yield "Delta", round_up(plan.promise.delta)
     if facts.other_epsilon is not None:
-        yield "Cross-check", f"{round_up(facts.other_epsilon)} ({facts.other_accountant})"
+        name = f"{figure}cross-check" if void else "Cross-check"
+        yield name, f"{round_up(facts.other_epsilon)} ({facts.other_accountant})"
     if facts.budget:
         yield "Lifetime budget of the records", facts.budget
     if facts.audit:

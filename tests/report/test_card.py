@@ -67,6 +67,10 @@ def test_a_voided_card_says_so_first_and_never_promises(change):
     assert "differentially private" not in card
     assert not re.search(r"^\| Epsilon", card, re.MULTILINE)
     assert not re.search(r"(at most|more than a factor)[^|]*(%|e\^)", card)
+    epsilons = ("3.22", "3.46", round_up(PLAN.epsilon()))
+    stated = [line for line in card.splitlines() if any(epsilon in line for epsilon in epsilons)]
+    assert len(stated) >= 2 and all(line.startswith("| Accountant's figure, not a guarantee: ") for line in stated)
+    assert "The run is not complete" in card
     for mark in change.get("marks", ()):
         assert mark.text in card
     both = lead(privacy_card(dataclasses.replace(FACTS, marks=(UNSOUND, FIXED_SEED))))
