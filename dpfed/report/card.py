@@ -24,8 +24,8 @@ _MARK = "**Mark:** "
 def privacy_card(facts: CardFacts) -> str:
     """Returns the facts of a run as Markdown.
 
-    If a mark voids the guarantee, or epsilon is not finite, the first line says that no guarantee holds. An epsilon then appears
-    only in rows that say that it is a figure of the accountant, and no guarantee.
+    If a mark voids the guarantee, or epsilon is not finite, the first line says that no guarantee holds. Epsilons then appear
+    only in rows that call them figures of the accountant, not a guarantee.
     """
     reasons = void_reasons(facts)
     title = _CARD if facts.plan.bounding.method.sound else _NO_CARD
