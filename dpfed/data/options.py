@@ -190,7 +190,7 @@ _OF_STORE = only("public.source", "store")
 class PublicConfig(Section):
     """Section ``[public]``: the public records that join the group of every drawn record (bounding.method = 'public')."""
 
-    records: int = Field(3, ge=1, le=1024, description="M: public records in every group")
+    records: int = Field(3, ge=1, le=1024, description="M: number of public records in every group")
     centring: float = Field(
         0.2, ge=0, le=100, description="how much centres follow the embeddings of private and public records; 0: no centres"
     )

@@ -76,7 +76,8 @@ def forget(store: str | Path) -> int:
     if not os.path.lexists(place):
         return 0
     if place.is_symlink() or not place.is_dir():
-        raise UserError(f"{place} is a link, or not a folder: nothing was deleted. Check what it is. [forget-no-folder]")
+        what = "a link: check where it leads" if place.is_symlink() else "not a folder: check what it is"
+        raise UserError(f"{place} is {what}, and remove it yourself. Nothing was deleted. [forget-no-folder]")
     size = sum(file.stat().st_size for file in place.rglob("*.safetensors"))
     taken = (
         f"a run is computing the features in {place}: wait until it has finished, or interrupt it, then repeat this command."

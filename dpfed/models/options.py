@@ -96,7 +96,7 @@ class ModelConfig(Section):
         None, description="normalisation = 'batch': a public record store; none: generated shapes"
     )
     anchor_count: Annotated[int, _OURS, _OUR_ENCODER, _BATCH_NORM] = Field(
-        32, ge=2, le=4096, description="M: public images in every group (normalisation = 'batch')"
+        32, ge=2, le=4096, description="M: number of public images in every group (normalisation = 'batch')"
     )
     weight_standardisation: Annotated[bool, _OURS, _OUR_ENCODER] = Field(
         False, description="convolutions use weights of mean 0 and variance 1"
