@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -105,5 +106,13 @@ def _refuse_open(place: Path) -> None:
         UserError: If `place` is not a folder, belongs to another user, or gives any permission to other users.
     """
     status = place.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise UserError(f"{place} must be a folder that only this user can read (mode 0700). [features-place]")
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISDIR(status.st_mode):
+        wrong = "is not a folder: move it away"
+    elif status.st_uid != os.getuid():
+        wrong = "belongs to another user: move it away, or let its owner run this command"
+    elif mode & 0o077:
+        wrong = f"has mode {mode:04o}: `chmod 700 {shlex.quote(str(place))}` sets the right mode"
+    else:
+        return
+    raise UserError(f"{place} must be a folder that only this user can read, and it {wrong}. [features-place]")

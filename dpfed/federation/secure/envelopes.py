@@ -2,9 +2,9 @@
 
 The module also has the statements that sites sign about a step, so that a server cannot tell different sites different things.
 
-There are two statements: the roster for which a site masked its vector, and the members that have arrived according to the
-server. A site signs at most one of each in a step. docs/secure-aggregation.md explains why, if enough sites must have signed,
-a lying server can get only one roster and one set of arrivals through.
+There are two statements: the roster (the sites that made offers for this step) for which a site masked its vector, and the
+members that have arrived according to the server. A site signs at most one of each in a step. docs/secure-aggregation.md
+explains why, if enough sites must have signed, a lying server can get only one roster and one set of arrivals through.
 """
 
 from __future__ import annotations
