@@ -94,7 +94,7 @@ class BoundingConfig(Section):
     engine: Annotated[Literal["auto", "loop", "layerwise"], _PICKS_ENGINE] = Field(
         "auto", description="how group gradients are computed"
     )
-    microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")
+    microbatch: int = Field(512, ge=1, description="number of records whose views are in memory at a time")
     pass_records: Annotated[int | None, _PICKS_ENGINE] = Field(
         None, ge=8, le=65_536, description="layerwise: records per pass; default: by the GPU's memory, or 32"
     )
