@@ -66,8 +66,14 @@ def _parquet(path: Path) -> Opened:
     ):
         raise ArrayError(f"'{FEATURES}' in {path} holds {vectors.type}: expected vectors. [arrays-file-vectors]")
     values, count = vectors.flatten(), len(vectors)
-    if vectors.null_count or (count and (len(values) % count or set(_lengths(vectors)) != {len(values) // count})):
-        raise ArrayError(f"the vectors in {path} differ in length, or some are missing. [arrays-file-lengths]")
+    if vectors.null_count:
+        raise ArrayError(
+            f"{vectors.null_count:,} of {count:,} vectors in {path} are missing: leave their rows out. [arrays-file-missing]"
+        )
+    if count and (len(values) % count or set(_lengths(vectors)) != {len(values) // count}):
+        raise ArrayError(
+            f"the vectors in {path} differ in length: expected the same number of features in each. [arrays-file-lengths]"
+        )
     features = values.to_numpy(zero_copy_only=False).reshape(count, -1 if count else 0)
     return Opened(features, table[NAME].combine_chunks() if NAME in table.column_names else None)
 

@@ -49,7 +49,9 @@ def export_model(
     if os.path.lexists(dest):
         raise UserError(f"{dest} exists already; choose another destination or delete it first. [export-exists]")
     if license is not None and not hub:
-        raise UserError("--license is for the page that --hub makes: add --hub, or leave it out. [export-license-unused]")
+        raise UserError(
+            "--license is for the page that --hub makes: add --hub, or leave --license out. [export-license-unused]"
+        )
     if format is not None and hub:
         raise UserError(
             "--hub adds a page to the folder in dpfed's own format: leave --format or --hub out. [export-format-hub]"

@@ -41,13 +41,13 @@ def read_view(folder: str | Path) -> RunView:
     try:
         name = tomllib.loads(config_toml).get("name", folder.name)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{folder / 'config.toml'} is damaged: {error}. [run-config-damaged]") from error
+        raise UserError(f"{folder / 'config.toml'} is damaged ({error}): restore it. [run-config-damaged]") from error
     page = RunDirectory(folder).no_card if RunDirectory(folder).no_card.exists() else RunDirectory(folder).card
     card = _text(page)
     try:
         lead(card)
     except UserError as error:
-        raise UserError(f"{page} is damaged: {error.sentence} [run-card-damaged]") from error
+        raise UserError(f"{page} is damaged: {error.sentence} Restore it. [run-card-damaged]") from error
     pictures, ledger = folder / "gallery", RunDirectory(folder).ledger
     return RunView(
         name=str(name),
@@ -81,27 +81,32 @@ def results_in(path: Path) -> dict[str, Any]:
     results = _object(_text(path), str(path))
     privacy, evaluations = results.get("privacy"), results.get("evaluations")
     if not isinstance(privacy, dict) or not _is(privacy.get("delta"), _NUMBER) or not _is(privacy.get("epsilon", ""), _SPENT):
-        raise UserError(f"{path} is damaged: expected numbers privacy.epsilon (or null) and privacy.delta. [results-privacy]")
+        raise UserError(
+            f"{path} is damaged: expected numbers privacy.epsilon (or null) and privacy.delta; restore it. [results-privacy]"
+        )
     if not (0 < privacy["delta"] < 1 and (privacy["epsilon"] is None or 0 <= privacy["epsilon"] < math.inf)):
         raise UserError(
             f"{path} is damaged: expected privacy.epsilon of 0 or more (null: infinite) and privacy.delta between 0 and 1, got "
-            f"{privacy['epsilon']} and {privacy['delta']}. [results-privacy-range]"
+            f"{privacy['epsilon']} and {privacy['delta']}; restore it. [results-privacy-range]"
         )
     if not (_is(privacy.get("clip_norm", ""), _SPENT) and isinstance(privacy.get("clipping"), str)):
         raise UserError(
-            f"{path} is damaged: expected privacy.clip_norm (number or null) and privacy.clipping (word). [results-clipping]"
+            f"{path} is damaged: expected privacy.clip_norm (number or null) and privacy.clipping (word); restore it. "
+            "[results-clipping]"
         )
     made = results.get("run")
     named = isinstance(made, dict) and isinstance(made.get("id"), str) and isinstance(made.get("ledger"), str)
     if not named:
-        raise UserError(f"{path} is damaged: 'run' does not say which run it is. [results-run-unnamed]")
+        raise UserError(f"{path} is damaged: 'run' does not say which run it is; restore it. [results-run-unnamed]")
     if (wrong := wrong_provenance(made)) is not None:
-        raise UserError(f"{path} is damaged: in 'run', '{wrong}' is missing or malformed. [results-run-wrong]")
+        raise UserError(f"{path} is damaged: in 'run', '{wrong}' is missing or malformed; restore it. [results-run-wrong]")
     if not isinstance(evaluations, list):
-        raise UserError(f"{path} is damaged: 'evaluations' must be a list, got {type(evaluations).__name__}. [results-no-list]")
+        raise UserError(
+            f"{path} is damaged: 'evaluations' must be a list, got {type(evaluations).__name__}; restore it. [results-no-list]"
+        )
     for number, item in enumerate(evaluations):
         if key := wrong_fact(item):
-            raise UserError(f"{path} is damaged: evaluations[{number}] has no valid '{key}'. [results-fact-wrong]")
+            raise UserError(f"{path} is damaged: evaluations[{number}] has no valid '{key}'; restore it. [results-fact-wrong]")
     return results
 
 
@@ -109,9 +114,9 @@ def _object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise UserError(f"{where} is damaged: it is not JSON ({error}). [results-not-json]") from error
+        raise UserError(f"{where} is damaged: it is not JSON ({error}); restore it. [results-not-json]") from error
     if not isinstance(value, dict):
-        raise UserError(f"{where} is damaged: expected an object, got {type(value).__name__}. [results-not-object]")
+        raise UserError(f"{where} is damaged: expected an object, got {type(value).__name__}; restore it. [results-not-object]")
     return value
 
 

@@ -50,18 +50,23 @@ class Sides:
             randomness: Randomness of the draw and of the views.
 
         Raises:
-            UserError: If there are too few records on either side, or the non-members lack the captions that the model reads.
+            UserError: If `records` is too small, there are too few records on either side, or the non-members lack the captions
+                that the model reads.
         """
         others = parts if non_members is None else parts.with_learner(records=_store(non_members, parts))
         stores = parts.store, others.store
         candidates = parts.store.split("train"), _never_seen(*stores)
-        counts = len(candidates[0]) - REFERENCES, len(candidates[1])
-        if min(counts) < _LEAST or 0 < records < _LEAST:
+        if 0 < records < _LEAST:
+            raise UserError(f"--records {records}: expected 0 (all) or at least {_LEAST}. [attack-records]")
+        if len(candidates[0]) < (least := _LEAST + REFERENCES):
             raise UserError(
-                f"an audit needs at least {_LEAST} non-members, {_LEAST} members and {REFERENCES} more training records, and "
-                f"--records at least {_LEAST}; got {counts[1]:,} held-out records that share no id or unit with a training "
-                f"record, {len(candidates[0]):,} training records, --records {records:,}. Give other --non-members. "
-                "[attack-few]"
+                f"the audit needs at least {least} training records, and the run has {len(candidates[0]):,}: audit a run on "
+                "more records. [attack-few-members]"
+            )
+        if len(candidates[1]) < _LEAST:
+            raise UserError(
+                f"the audit needs at least {_LEAST} records that share no id or unit with a training record, and found "
+                f"{len(candidates[1]):,}: name a store with more, --non-members STORE. [attack-few]"
             )
         members, unseen = (
             indices[np.argsort(randomness.per_record("audit", side, store.keys[indices], 1)[:, 0])]

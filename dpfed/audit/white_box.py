@@ -132,7 +132,7 @@ def _measured(under: UnderTest, against: bool) -> Board:
     return Board(placed, "one", max(moved, key=abs))
 
 
-REPEATED = "noisy sums, without what repeats itself"
+REPEATED = "noisy sums, minus their median over the steps"
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ def save_choices(chosen: Chosen, file: Path, next_command: str) -> None:
 
 
 def refuse_destination(file: Path) -> None:
-    """Refuses a file for the choices, before long work begins.
+    """Refuses the file of ``--save-config`` before long work begins, if it exists or its folder does not.
 
     Raises:
         UserError: If the file exists, or its folder does not.

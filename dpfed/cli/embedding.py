@@ -92,7 +92,7 @@ def _refuse_options(model: str | None, weights: str | None, captions: bool, cont
         given = "--weights" if weights else "--captions"
         raise UserError(f"{given} works with a public tower only: add --model NAME, or leave {given} out. [embed-no-model]")
     if model and contrast:
-        raise UserError("--contrast works with a run only: leave it out, or leave --model out. [embed-contrast]")
+        raise UserError("--contrast works with a run only: leave out --contrast or --model. [embed-contrast]")
 
 
 def _by_tower(name: str, weights: str | None, captions: bool, pictures: NamedPictures, out: Path, progress: Progress) -> int:

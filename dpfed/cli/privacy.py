@@ -93,7 +93,7 @@ def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_def
     for count, epsilon in curve:
         _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
     _print(_interruptions(opened.resumed))
-    _print(f"charged releases that were replayed, bit for bit, at no further cost: {opened.replays:,}")
+    _print(f"times that a charged release was computed again, bit for bit, at no further cost: {opened.replays:,}")
     _print(f"data owners that saw sums without noise: at most {opened.world_size:,}")
     if not reserved:
         _print(f"lifetime budget of the records: {stated(folder)}")

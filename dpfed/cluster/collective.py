@@ -74,6 +74,9 @@ class Collective:
         reports = self._link.gather([0, 0] if bounded is None else [1, bounded.groups])
         failed = [self._link.worker(rank) for rank, (there, _) in enumerate(reports) if not there]
         if bounded is None or failed:
-            raise UserError(f"step {step}: {', '.join(failed)} cannot read the records: check the store there. [worker-store]")
+            raise UserError(
+                f"step {step}: {', '.join(failed)} could not compute the sum of the records there. Check the store on that "
+                "machine; the reason is not shown, because it may name a record. [worker-store]"
+            )
         dist.reduce(bounded.values, 0)
         return BoundedSum(bounded.values, bounded.sensitivity, sum(groups for _, groups in reports), unit=bounded.unit)

@@ -40,9 +40,9 @@ class Machines:
         bookkeeping: Seconds of the coordinator per million parameters for the digest, while workers compute the next sum.
         price: Dollars per GPU and hour.
         gpus_per_node: Number of GPUs that are rented together.
-        keys: Seconds, per million records, in which a worker draws the records of a block of steps. The figure is for a block
-            in which each record is drawn once.
-        drawn: Seconds in which a worker puts a million drawn records into groups.
+        keys: Seconds in which a worker draws, for a million of the records it holds, the steps of one block in which each
+            takes part. Measured for a block in which a record is drawn once on average.
+        drawn: Seconds in which a worker assigns a million records, already drawn, to groups.
         decoding: Seconds in which a worker reads and decodes a record's image.
         ahead: Whether images are read and decoded, and the records of the next step drawn, while gradients are computed.
         views: Seconds in which a worker makes a record's views.

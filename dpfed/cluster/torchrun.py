@@ -112,9 +112,10 @@ def take_part(task: Task, progress: Progress) -> RunDirectory | None:
         UserError: If torchrun did not start this process; on rank 0, if something is wrong that the user can fix.
     """
     if "RANK" not in os.environ:
+        command = "resume RUN" if task.config is None else "pretrain CONFIG"
         raise UserError(
-            "this process was not started by torchrun: `torchrun --nproc-per-node 8 -m -- dpfed pretrain --cluster torchrun "
-            "CONFIG`. [cluster-no-torchrun]"
+            f"this process was not started by torchrun: `torchrun --nproc-per-node 8 -m -- dpfed {command} --cluster torchrun` "
+            "starts the command in 8 processes. [cluster-no-torchrun]"
         )
     with process_group():
         work(task, progress)

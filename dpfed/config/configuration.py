@@ -255,9 +255,15 @@ _CONDITIONS = Conditions(
     ),
     _only_if(
         "data.keep_features",
-        "data.source views.transform",
-        lambda c: not c.data.is_own and c.views.transform is None,
-        "features of your own data sets and views are never kept; give a record store, or data that an importer reads",
+        "data.source",
+        lambda c: not c.data.is_own,
+        "features of a data set of your own are never kept; give a record store, or data that an importer reads",
+    ),
+    _only_if(
+        "data.keep_features",
+        "views.transform",
+        lambda c: c.views.transform is None,
+        "features of views that your own transform makes are never kept; remove views.transform",
     ),
     _only_if(
         "data.keep_features",
@@ -293,7 +299,7 @@ _CONDITIONS = Conditions(
         "adaptation.rank adaptation.alpha",
         "adaptation.image adaptation.text",
         lambda c: c.model.timm is not None or "lora" in (c._image_training, c.adaptation.text),
-        "set one of them to 'lora'",
+        "set adaptation.image or adaptation.text to 'lora'",
     ),
     _only_if(
         "adaptation.rank adaptation.alpha adaptation.image_layers",
@@ -338,6 +344,6 @@ _CONDITIONS = Conditions(
         "optimizer.schedule",
         "optimizer.warmup privacy.steps",
         lambda c: c.optimizer.warmup + 1 < c.privacy.steps,
-        "the schedule needs two steps or more after the warm-up; raise privacy.steps, lower optimizer.warmup",
+        "the schedule needs two steps or more after the warm-up; raise privacy.steps or lower optimizer.warmup",
     ),
 )

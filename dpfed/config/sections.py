@@ -74,7 +74,9 @@ class BoundingConfig(Section):
     """Settings that bound one record's influence on a step."""
 
     method: str = Field("group", description="what is clipped; 'none': no privacy at all (docs/methods.md lists all methods)")
-    group_size: Annotated[int, _CONTRASTS_GROUPS, _DRAWS_GROUPS] = Field(16, description="S: expected records in a group")
+    group_size: Annotated[int, _CONTRASTS_GROUPS, _DRAWS_GROUPS] = Field(
+        16, description="S: expected number of records in a group"
+    )
     clip_norm: Annotated[float, _NOT_NORMALISED] = Field(1.0, description="C: the largest L2 norm after clipping")
     clipping: Literal["fixed", "automatic", "adaptive"] = Field(
         "fixed", description="fixed: to clip_norm; automatic: normalised, no C to tune; adaptive: C follows progress.quantile"
@@ -92,7 +94,7 @@ class BoundingConfig(Section):
     engine: Annotated[Literal["auto", "loop", "layerwise"], _PICKS_ENGINE] = Field(
         "auto", description="how group gradients are computed"
     )
-    microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")
+    microbatch: int = Field(512, ge=1, description="number of records whose views are in memory at a time")
     pass_records: Annotated[int | None, _PICKS_ENGINE] = Field(
         None, ge=8, le=65_536, description="layerwise: records per pass; default: by the GPU's memory, or 32"
     )
@@ -128,8 +130,8 @@ class PrivacyConfig(Section):
     per_unit: Annotated[int, only("privacy.unit", "user")] = Field(
         1, ge=1, description="unit = 'user': largest number of a unit's records that take part in a step"
     )
-    batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
-    steps: int = Field(100, description="T: noisy steps in the whole run")
+    batch: int = Field(1024, description="B: expected number of records (or units) in a step; each is drawn with q = B/N")
+    steps: int = Field(100, description="T: number of noisy steps in the whole run")
     not_covered: str | None = Field(
         None, description="under a lifetime budget: justification for releases that it does not count (docs/budget.md)"
     )

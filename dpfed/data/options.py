@@ -51,13 +51,13 @@ class DataConfig(Section):
     options: Annotated[Arguments, _OWN] = Field({}, description="arguments of the function that source names")
     path: Annotated[str | None, _READ] = Field(None, description="a record store, or what the importer reads")
     records: Annotated[int, _GENERATED] = Field(
-        20_000, ge=16, le=10_000_000, description="training records to generate (source = 'shapes' or 'procedural')"
+        20_000, ge=16, le=10_000_000, description="number of training records to generate (source = 'shapes' or 'procedural')"
     )
     validation: Annotated[int, _IMPORTED, _NO_STORE] = Field(
-        0, ge=0, description="training records held out for validation when importing"
+        0, ge=0, description="number of training records held out for validation when importing"
     )
     test: Annotated[int, _IMPORTED, _NO_STORE] = Field(
-        0, ge=0, description="training records held out for test when importing a source without a test split"
+        0, ge=0, description="number of training records held out for test when importing a source without a test split"
     )
     half: Annotated[Literal["all", "first", "second"], _HALVED] = Field(
         "all", description="half of the colours (shapes) or classes (scenes)"
@@ -190,7 +190,7 @@ _OF_STORE = only("public.source", "store")
 class PublicConfig(Section):
     """Section ``[public]``: the public records that join the group of every drawn record (bounding.method = 'public')."""
 
-    records: int = Field(3, ge=1, le=1024, description="M: public records in every group")
+    records: int = Field(3, ge=1, le=1024, description="M: number of public records in every group")
     centring: float = Field(
         0.2, ge=0, le=100, description="how much centres follow the embeddings of private and public records; 0: no centres"
     )
@@ -202,7 +202,7 @@ class PublicConfig(Section):
         None, description="a run writes it: the fingerprint of the store's records"
     )
     generated: Annotated[int, only("public.source", *_FROM_NOTHING)] = Field(
-        20_000, ge=16, le=10_000_000, description="records to generate, where the source is not a store"
+        20_000, ge=16, le=10_000_000, description="number of records to generate, where the source is not a store"
     )
     half: Annotated[Literal["all", "first", "second"], only("public.source", "shapes")] = Field(
         "all", description="source = 'shapes': half of the colours"

@@ -183,12 +183,13 @@ def _place(config: PublicConfig) -> Path:
     """Returns the path of the public store.
 
     Raises:
-        UserError: If there is no store at the path.
+        UserError: If there is no path, or no store at the path.
     """
     path = None if config.path is None else Path(config.path).expanduser()
     if path is None or not is_store(path):
+        what = "it is not set" if path is None else f"there is no record store on this machine at {config.path}"
         raise UserError(
-            f"public.path: there is no record store on this machine at {config.path}: give the folder of one that `dpfed data "
-            "import --public` made (a federation's site names its copy as `public` in its site.toml). [public-store-missing]"
+            f"public.path: {what}. Give the folder of a record store that `dpfed data import --public` made (a federation's "
+            "site names its copy as `public` in its site.toml). [public-store-missing]"
         )
     return path

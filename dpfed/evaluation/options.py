@@ -35,9 +35,9 @@ class EvaluationConfig(Section):
     )
     split: Literal["validation", "test", "none"] = Field("test", description="'none' trains without measuring")
     every: Annotated[int, _MEASURED] = Field(
-        0, ge=0, description="steps between evaluations during training; 0: at the end only"
+        0, ge=0, description="number of steps between evaluations during training; 0: at the end only"
     )
-    records: Annotated[int, _MEASURED] = Field(0, ge=0, description="held-out records used; 0: all")
+    records: Annotated[int, _MEASURED] = Field(0, ge=0, description="number of held-out records used; 0: all")
     bank: Annotated[int, _MEASURED, _with("knn", "linear")] = Field(
-        0, ge=0, description="labelled training records for k-NN and linear probe; 0: all"
+        0, ge=0, description="number of labelled training records for k-NN and linear probe; 0: all"
     )

@@ -134,7 +134,8 @@ def _zero_shot(store: RecordSet, options: EvaluationConfig, images: EmbedRows, t
         clusters = _clusters(store, indices[store.labels[column][indices] >= 0])
         if not len(data):
             raise UserError(
-                f"no record chosen by evaluation.records has a '{column}' label; raise evaluation.records. [eval-no-label]"
+                f"no held-out record among the {options.records:,} of evaluation.records has a '{column}' label; raise "
+                "evaluation.records (0: all records). [eval-no-label]"
             )
         names = store.label_names[column]
         class_z = class_embeddings(names, templates, texts)
@@ -157,11 +158,12 @@ def _classification(store: RecordSet, options: EvaluationConfig, features: Embed
     figures: list[Figure] = []
     for column in columns:
         (bank, known), (held, wanted) = (_with_labels(store.labels[column][indices], x) for indices, x in sides)
-        if not len(bank) or not len(held):
-            raise UserError(
-                f"no training record among evaluation.bank, or no held-out one among evaluation.records, has a '{column}' "
-                "label: raise the number. [eval-bank-no-label]"
-            )
+        for chosen, number, what in ((bank, "bank", "training"), (held, "records", "held-out")):
+            if not len(chosen):
+                raise UserError(
+                    f"no {what} record among the {getattr(options, number):,} of evaluation.{number} has a '{column}' label; "
+                    f"raise evaluation.{number} (0: all records). [eval-bank-no-label]"
+                )
         suffix = _suffix(store, column)
         counts = f"{len(bank)} labelled training records, {len(held)} held-out records"
         clusters = _clusters(store, sides[1][0][store.labels[column][sides[1][0]] >= 0])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -76,7 +77,8 @@ def forget(store: str | Path) -> int:
     if not os.path.lexists(place):
         return 0
     if place.is_symlink() or not place.is_dir():
-        raise UserError(f"{place} is a link, or not a folder: nothing was deleted. Check what it is. [forget-no-folder]")
+        what = "a link: check where it leads" if place.is_symlink() else "not a folder: check what it is"
+        raise UserError(f"{place} is {what}, and remove it yourself. Nothing was deleted. [forget-no-folder]")
     size = sum(file.stat().st_size for file in place.rglob("*.safetensors"))
     taken = (
         f"a run is computing the features in {place}: wait until it has finished, or interrupt it, then repeat this command."
@@ -104,5 +106,13 @@ def _refuse_open(place: Path) -> None:
         UserError: If `place` is not a folder, belongs to another user, or gives any permission to other users.
     """
     status = place.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise UserError(f"{place} must be a folder that only this user can read (mode 0700). [features-place]")
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISDIR(status.st_mode):
+        wrong = "is not a folder: move it away"
+    elif status.st_uid != os.getuid():
+        wrong = "belongs to another user: move it away, or let its owner run this command"
+    elif mode & 0o077:
+        wrong = f"has mode {mode:04o}: `chmod 700 {shlex.quote(str(place))}` sets the right mode"
+    else:
+        return
+    raise UserError(f"{place} must be a folder that only this user can read, and it {wrong}. [features-place]")

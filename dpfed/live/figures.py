@@ -140,9 +140,10 @@ def _training(run: RunState) -> Iterator[Figure]:
     ):
         if (series := run.series(name)) and not plan.bounding.method.closed_form:  # a closed form has no gradient
             yield Figure(name, label, series[-1][1], f"{series[-1][1]:.4g} at step {series[-1][0]:,}", what)
+    again = "Number of times that a charged release was computed again, bit for bit, at no further cost"
     for name, value, what in (
         ("steps_charged", ledger.charged, "Charged releases, discarded steps included"),
-        ("steps_replayed", ledger.replays, "Charged releases that were replayed, bit for bit, at no further cost"),
+        ("steps_replayed", ledger.replays, again),
         ("interruptions", len(ledger.resumed), "Number of times that the run resumed after an interruption"),
     ):
         yield Figure(name, name.replace("_", " "), value, f"{value:,}", what)

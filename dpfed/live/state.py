@@ -248,7 +248,9 @@ def _card(page: Path) -> str:
         text = read_text(page)
         lead(text)
     except (OSError, UnicodeDecodeError, UserError) as error:
-        raise UserError(f"{page} is damaged: {getattr(error, 'sentence', error)} [watch-card-damaged]") from error
+        raise UserError(
+            f"{page} is damaged ({str(getattr(error, 'sentence', error)).rstrip('.')}): restore it. [watch-card-damaged]"
+        ) from error
     return text
 
 
@@ -264,7 +266,7 @@ def _evaluations(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}): restore it. [watch-figures-damaged]") from error
     if wrong:
-        raise UserError(f"{path} is damaged: an evaluation has no valid '{wrong[0]}'. [watch-evaluation-wrong]")
+        raise UserError(f"{path} is damaged: an evaluation has no valid '{wrong[0]}'; restore it. [watch-evaluation-wrong]")
     return items
 
 

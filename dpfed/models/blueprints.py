@@ -102,7 +102,10 @@ def blueprint(config: ModelConfig) -> Blueprint:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences warnings that libraries log in the block, such as open_clip's about random weights, which dpfed wanted."""
+    """Silences warnings that libraries log within the block.
+
+    open_clip, for example, warns that weights are random, although dpfed asked for random weights.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -42,12 +42,14 @@ def describe(folder: str | Path) -> dict[str, Any]:
         description = json.loads(read_file(path))
         version = description["format"]
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is damaged: it is not the description of a model. [model-not-described]") from error
+        raise UserError(
+            f"{path} is damaged: it is not the description of a model; copy the folder again. [model-not-described]"
+        ) from error
     if version != FORMAT:
         raise UserError(f"{path} describes a model of format {version}; this dpfed reads format {FORMAT}. [model-format]")
     for key in _KEYS:
         if key not in description:
-            raise UserError(f"{path} is damaged: it lacks '{key}'. [model-key-missing]")
+            raise UserError(f"{path} is damaged: it lacks '{key}'; copy the folder again. [model-key-missing]")
     if description["digest"] != digest_of(description):
         raise UserError(f"{path} is damaged or was edited (its digest differs): copy the folder again. [model-edited]")
     return description

@@ -154,10 +154,15 @@ class FixedBatchNorm(nn.Module):
     def __init__(self, layer: _BatchNorm) -> None:
         super().__init__()
         behind = dict(layer.named_children())
-        if layer.running_mean is None or layer.running_var is None or not behind.keys() <= set(_BEHIND):
+        if layer.running_mean is None or layer.running_var is None:
             raise UserError(
-                f"{type(layer).__name__} has no running statistics, or does more than BatchNorm: it mixes records. Use another "
-                "model. [norm-no-statistics]"
+                f"{type(layer).__name__} has no running statistics, so it can only normalise by those of a batch, which mixes "
+                "records. Use another model. [norm-no-statistics]"
+            )
+        if further := sorted(behind.keys() - set(_BEHIND)):
+            raise UserError(
+                f"{type(layer).__name__} holds layers of its own ({', '.join(further)}), so a BatchNorm with fixed statistics "
+                "cannot stand in for it. Use another model. [norm-layers-inside]"
             )
         self.eps = layer.eps
         self.weight, self.bias = layer.weight, layer.bias

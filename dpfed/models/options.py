@@ -84,7 +84,7 @@ class ModelConfig(Section):
         "cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling"
     )
     width: Annotated[int, _OURS, _OUR_ENCODER] = Field(
-        32, ge=4, le=4096, description="channels of the first stage of 'cnn', or 64 for a standard ResNet"
+        32, ge=4, le=4096, description="number of channels of the first stage of 'cnn', or 64 for a standard ResNet"
     )
     features: Annotated[Literal["last", "pyramid"], _OURS, _OUR_ENCODER] = Field(
         "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weights)"
@@ -96,7 +96,7 @@ class ModelConfig(Section):
         None, description="normalisation = 'batch': a public record store; none: generated shapes"
     )
     anchor_count: Annotated[int, _OURS, _OUR_ENCODER, _BATCH_NORM] = Field(
-        32, ge=2, le=4096, description="M: public images in every group (normalisation = 'batch')"
+        32, ge=2, le=4096, description="M: number of public images in every group (normalisation = 'batch')"
     )
     weight_standardisation: Annotated[bool, _OURS, _OUR_ENCODER] = Field(
         False, description="convolutions use weights of mean 0 and variance 1"
@@ -110,20 +110,22 @@ class ModelConfig(Section):
         64, ge=8, le=8192, description="width of the text encoder; a multiple of text_heads"
     )
     text_layers: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(
-        2, ge=1, le=256, description="transformer blocks of the text encoder"
+        2, ge=1, le=256, description="number of transformer blocks of the text encoder"
     )
-    text_heads: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(2, ge=1, le=256, description="attention heads of each block")
+    text_heads: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(
+        2, ge=1, le=256, description="number of attention heads of each block"
+    )
     vocabulary: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(
-        1024, ge=64, le=1_000_000, description="hash buckets of the word tokenizer"
+        1024, ge=64, le=1_000_000, description="number of hash buckets of the word tokenizer"
     )
     context: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(
-        24, ge=4, le=4096, description="words that the model reads of a caption"
+        24, ge=4, le=4096, description="number of words that the model reads of a caption"
     )
     embedding: Annotated[int, _OURS] = Field(
-        64, ge=2, le=65_536, description="dimensions of the space in which views are contrasted"
+        64, ge=2, le=65_536, description="number of dimensions of the space in which views are contrasted"
     )
     head_hidden: Annotated[int, _OURS, _HEAD] = Field(
-        128, ge=2, le=65_536, description="hidden width of the projection head (kind = 'image')"
+        128, ge=2, le=65_536, description="number of hidden units of the projection head (kind = 'image')"
     )
 
     @field_validator("normalisation")
@@ -192,7 +194,7 @@ class AdaptationConfig(Section):
         "auto: lora (open_clip), full (timm)",
     )
     text: Literal["full", "lora", "frozen"] = Field("lora", description="text tower: all weights, adapters, or nothing")
-    rank: int = Field(16, ge=1, le=4096, description="r of the adapters B A (Hu et al. 2022)")
+    rank: int = Field(16, ge=1, le=4096, description="r: rank of the adapters B A (Hu et al. 2022)")
     alpha: float = Field(16.0, ge=1e-3, le=1e6, description="the adapters' output is multiplied by alpha / rank")
     image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="layers of the image tower that get adapters")
     text_layers: Annotated[Items[Layer], only("adaptation.text", "lora")] = Field(

@@ -134,7 +134,10 @@ class StartingWeights:
             path = self.path.parent / part.file
             content = read_file(path)
             if hashlib.sha256(content).hexdigest() != digest:
-                raise UserError(f"model.start: {path} is damaged, or not what its {DESCRIPTION} describes. [start-changed]")
+                raise UserError(
+                    f"model.start: {path} is damaged, or not what its {DESCRIPTION} describes: copy the folder again. "
+                    "[start-changed]"
+                )
             yield part, path, content
 
     def _tensors(self) -> dict[str, Tensor]:

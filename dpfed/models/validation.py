@@ -39,7 +39,10 @@ def validate(model: nn.Module) -> None:
                 "a GroupNorm. [model-batch-norm]"
             )
         if getattr(module, "mixes_one_group", False) and not module.anchors:
-            raise UserError(f"{where} has no anchors: wrap the encoder that holds it in an AnchoredEncoder. [norm-no-anchors]")
+            raise UserError(
+                f"{where} takes its statistics from public images ('anchors') and has none: wrap its encoder, "
+                "dpfed.baselines.anchored_batch_norm.AnchoredEncoder(encoder, anchors). [norm-no-anchors]"
+            )
         if isinstance(module, _InstanceNorm) and module.track_running_stats:
             raise UserError(
                 f"{where} keeps statistics of private records: set track_running_stats=False, or use GroupNorm. [norm-instance]"

@@ -83,4 +83,6 @@ class ContrastOptions(Section):
     # Below this range, the softmax is a maximum; above it, the softmax is uniform: the gradient is lost in the noise.
     temperature: float = Field(0.1, ge=1e-3, le=100, description="divides the cosine similarities")
     learn_temperature: bool = Field(False, description="train temperature (1/100 and above) and bias with the model")
-    augmentations: int = Field(0, ge=0, le=16, description="N_a: further views of every negative (intra-group augmentation)")
+    augmentations: int = Field(
+        0, ge=0, le=16, description="N_a: number of further views of every negative (intra-group augmentation)"
+    )

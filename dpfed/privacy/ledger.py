@@ -241,7 +241,8 @@ class Ledger:
             UserError: If the step was released before, or the release would exceed the promised epsilon.
         """
         if step in self._by_step or any(step == release.step for release in owed):
-            raise UserError(f"step {step} was released before: a step is never released twice. [ledger-step-twice]")
+            where = "is charged in the ledger" if step in self._by_step else "was computed already and awaits its charge"
+            raise UserError(f"step {step} {where}: a step is never released twice. [ledger-step-twice]")
         target, number = self.plan.promise.target_epsilon, self.charged + len(owed) + 1
         if target is not None and number > self.plan.steps and not self.plan.epsilon(number) <= target:
             raise UserError(

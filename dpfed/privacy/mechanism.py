@@ -57,12 +57,12 @@ class Mechanism:
     def poisson_steps(self, steps: int) -> tuple[float, float, int] | None:
         """Returns noise multiplier, rate and number of Poisson-sampled releases that cost at least as much as `steps` steps.
 
-        The result is ``None`` if there are no such releases.
+        The result is ``None`` if the sampler's cost cannot be bounded in this way.
 
-        m releases of one sample equal one Gaussian release at multiplier sigma / sqrt(m). They are not m releases of m samples,
-        which would cost less. If steps have fractions of 1 / sigma^2 (`shares`), the largest fractions are added up, whichever
-        steps were taken. They may be added, because 1 / sigma^2 adds up over Gaussian releases on all records, even if a
-        release is chosen adaptively from the results of another.
+        The m releases of one sample cost as much as one Gaussian release with multiplier sigma / sqrt(m). To count them as
+        releases of m independent samples would understate the cost. If steps differ in cost (`shares`), the largest shares are
+        summed, so the result holds whichever steps were taken. Shares may be summed because 1 / sigma^2 adds up over Gaussian
+        releases on all records, even if a release is chosen adaptively from the results of another.
         """
         if self.shares:
             rounds, rest = divmod(steps, len(self.shares))

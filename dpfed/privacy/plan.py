@@ -137,7 +137,7 @@ class PrivacyPlan:
 
     @classmethod
     def of(cls, *values: Any, **named: Any) -> PrivacyPlan:
-        """Makes a plan of its numbers, in the order in which files list them or by their names in files.
+        """Makes a plan of its numbers, in the order in which ledgers and terms list them, or by the names that these give them.
 
         All numbers after delta have defaults.
 
@@ -173,7 +173,7 @@ class PrivacyPlan:
         return cls.of(**numbers)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all numbers by their names in files."""
+        """Returns all numbers in one flat dict, under the names used in ledgers and terms, such as ``noise_multiplier``."""
         parts = dataclasses.asdict(self)
         noise = {f"noise_{name}": value for name, value in parts["noise"].items()}
         numbers = {**parts["promise"], **parts["sampling"], **parts["bounding"], **noise, "steps": self.steps}
@@ -181,7 +181,7 @@ class PrivacyPlan:
         return {name: numbers[name] for name in _NAMES}
 
     def replace(self, **changes: Any) -> PrivacyPlan:
-        """Returns the plan with some numbers changed, by their names in files."""
+        """Returns the plan with some numbers changed, given under the names that `as_dict` uses."""
         return self.of(**self.as_dict() | changes)
 
     @classmethod

@@ -22,8 +22,8 @@ class SiteCard(Section):
     """A site's public description of itself: name, numbers of records and units, and public keys."""
 
     name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    records: int = Field(ge=1, description="training records, as declared")
-    units: int | None = Field(None, ge=1, description="privacy units of these records, if the records name any")
+    records: int = Field(ge=1, description="number of training records, as declared")
+    units: int | None = Field(None, ge=1, description="number of privacy units of these records, if the records name any")
     unit_name: str | None = Field(
         None, max_length=64, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$", description="name of such a unit, such as 'patient'"
     )

@@ -50,8 +50,8 @@ class Terms(Section):
     config: dict[str, Any]
     plan: dict[str, Any]
     trust: Mode = "central"
-    drops: int = Field(0, ge=0, description="d: sites that may drop out of a step (distributed and secure)")
-    colluders: int = Field(1, ge=0, description="c: sites that may pool what they know (distributed and secure)")
+    drops: int = Field(0, ge=0, description="d: number of sites that may drop out of a step (distributed and secure)")
+    colluders: int = Field(1, ge=0, description="c: number of sites that may pool what they know (distributed and secure)")
     deadline: float = Field(120.0, ge=0.1, le=86_400, description="seconds that a step waits for the slowest site")
     broadcast: Literal["fp32", "bf16"] = Field("fp32", description="how parameters travel to the sites; sums are always fp32")
     coordinator: str = KEY

@@ -26,8 +26,8 @@ from dpfed.privacy.plan import PrivacyPlan
 _PARTNERS = 128  # with at most one site more than this, every two sites share a mask
 Mode = Literal["central", "distributed", "secure", "local"]
 _SHARES = (
-    "each site adds its share of the noise. A step needs the sums of at least {least} of the {sites} sites, and the shares of "
-    "any {honest} of them make up the planned noise. {known}"
+    "each site adds its share of the noise. A step counts if at least {least} of the {sites} sites send their sums. The noise "
+    "shares of any {honest} sites together are already the planned noise. {known}"
 )
 _KNOWN = (
     "So the promise also holds against somebody who sees the model and knows up to {colluders} of the shares (a site knows its "

@@ -85,9 +85,11 @@ def moment_heads(
     given = plan.bounding.options["dimensions"]
     widths = widths if basis is None else tuple(len(tower_basis.rows) for tower_basis in basis.values())
     if given > min(*widths, plan.sampling.records):
+        what = "widths of the features" if basis is None else "numbers of rows of the bases"
         raise UserError(
-            f"bounding.options.dimensions = {given} is too large for towers of {' and '.join(map(str, widths))} numbers and "
-            f"{plan.sampling.records:,} training {plan.promise.protected}s. Lower it, or leave it out. [run-dimensions-large]"
+            f"bounding.options.dimensions = {given} exceeds the smallest of the {what} ({' and '.join(map(str, widths))}) and "
+            f"the {plan.sampling.records:,} training {plan.promise.protected}s: lower it to "
+            f"{min(*widths, plan.sampling.records)}, or leave it out. [run-dimensions-large]"
         )
     k = given or dimensions_for(plan.sampling.records, plan.noise.multiplier, widths, public=basis is not None)
     if aligned and not given:

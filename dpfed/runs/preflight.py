@@ -116,7 +116,7 @@ def known_plan(config: Config, progress: Progress | None = None, world_size: int
 
 
 def refuse_impossible(config: Config, world_size: int = 1, opens: bool = True, at_most: int = MOST_RECORDS) -> None:
-    """Refuses a configuration that is impossible for any number of records.
+    """Refuses a configuration that is impossible however many records there are, or whose records are missing or unfit.
 
     Args:
         config: Configuration of the run, or of a planned federation.
@@ -126,7 +126,8 @@ def refuse_impossible(config: Config, world_size: int = 1, opens: bool = True, a
         at_most: Largest possible number of training records (or units).
 
     Raises:
-        UserError: If the configuration is impossible; the message says what to change.
+        UserError: If the configuration is impossible, or its records are missing or unfit (see `refuse_records`); the message
+            says what to change.
     """
     _refuse_few_contrasted(config)
     refuse_too_many_ranks(sketch_of(config, at_most), world_size)

@@ -161,7 +161,12 @@ def _sentence(config: Section, when: When, keys: list[str]) -> str:
         return shown(_value(config, key)) + ("" if is_given(config, key) else " (the default)")
 
     why = " and ".join(f"{key} = {value(key)}" for key in when.because.split())
-    return f"{listed(keys)} no effect with {why}: {when.advice}, or leave {them(keys)} out"
+    return f"{listed(keys)} no effect with {why}: {when.advice}, or leave {_again(keys)} out"
+
+
+def _again(keys: list[str]) -> str:
+    """Names keys a second time, after advice that names other keys: a pronoun could mean these."""
+    return " and ".join(map(repr, keys)) if len(keys) < 3 else f"the {len(keys)} keys without effect"
 
 
 def listed(keys: list[str]) -> str:

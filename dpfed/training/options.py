@@ -14,7 +14,7 @@ from dpfed.schema.section import Section
 _WARMS_UP = When(
     "optimizer.warmup optimizer.schedule",
     lambda optimizer: optimizer.warmup != 1 or optimizer.schedule != "constant",
-    "the first step has the full learning rate then; give 2 or more",
+    "the first step has the full learning rate then; set optimizer.warmup to 2 or more",
 )
 
 
@@ -36,7 +36,7 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(
         0.0, ge=0, le=1, description="fraction of the weights that is added to the gradient; adamw: decoupled weight decay"
     )
-    warmup: Annotated[int, _WARMS_UP] = Field(0, ge=0, description="steps of linear warm-up")
+    warmup: Annotated[int, _WARMS_UP] = Field(0, ge=0, description="number of steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="learning rate after the warm-up; cosine ends near 0"
     )

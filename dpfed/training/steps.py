@@ -200,7 +200,12 @@ class Steps:
         position, self.damaged = self.checkpoints.resume(self.learner.model, self.coordinator, beyond)
         known = [place for place in (position, commit and commit.position) if isinstance(place, Position)]
         seen = max(steps_of(newest), *(place.charged for place in known))
-        if any(place.fingerprint != self.plan.fingerprint for place in known) or seen > self.ledger.charged:
+        if any(place.fingerprint != self.plan.fingerprint for place in known):
+            raise UserError(
+                f"{newest} and {self.ledger.path} do not belong together: they have different plans. Restore both from the "
+                "same copy of the run. [resume-other-plan]"
+            )
+        if seen > self.ledger.charged:
             raise UserError(
                 f"{newest} and {self.ledger.path} do not belong together: the checkpoint saw {seen} releases, the ledger holds "
                 f"{self.ledger.charged}. Restore the ledger. [resume-ledger-behind]"

@@ -232,7 +232,9 @@ def test_files_whose_names_differ_are_not_pairs(tmp_path):
     dpfed.PrivateCCA(epsilon=3).fit(two, in_parquet(Y, tmp_path))
     pq.write_table(pa.table({"vectors": [1, 2]}), tmp_path / "other.parquet")
     pq.write_table(pa.table({"features": [[1.0, 2.0], [1.0]]}), tmp_path / "ragged.parquet")
-    for name, code in (("other", "arrays-file-column"), ("ragged", "arrays-file-lengths")):
+    pq.write_table(pa.table({"features": [[1.0, 2.0], None]}), tmp_path / "gap.parquet")
+    refused = ("other", "arrays-file-column"), ("ragged", "arrays-file-lengths"), ("gap", "1 of 2 .*arrays-file-missing")
+    for name, code in refused:
         with pytest.raises(UserError, match=code):
             dpfed.PrivateCCA(epsilon=3).fit(tmp_path / f"{name}.parquet", three)
 

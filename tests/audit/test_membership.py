@@ -96,15 +96,22 @@ def test_a_members_unit_or_id_makes_no_non_member(parts, monkeypatch):
     held_out, train = np.flatnonzero(~np.isin(np.arange(len(store)), store.split("train"))), store.split("train")
     store.units = store.keys.copy()
     store.units[held_out[0]] = store.units[train[0]]
-    with pytest.raises(UserError, match="got 199 held-out .*attack-few"):
+    with pytest.raises(UserError, match="found 199: .*--non-members STORE.*attack-few"):
         Sides.draw(parts, None, 0, Randomness.fresh())
     monkeypatch.setattr("dpfed.audit.sides._LEAST", 199)
     assert held_out[0] not in Sides.draw(parts, None, 0, Randomness.fresh()).indices[1]
-    with pytest.raises(
-        UserError, match="got 200 held-out .*attack-few"
-    ):  # training records of the run's store are no non-members
-        monkeypatch.setattr("dpfed.audit.sides._LEAST", 201)
+    monkeypatch.setattr("dpfed.audit.sides._LEAST", 201)
+    with pytest.raises(UserError, match=r"found 200: .*\[attack-few\]"):  # training records of the run are no non-members
         Sides.draw(parts, store.path, 0, Randomness.fresh())
+
+
+def test_each_number_of_records_that_is_too_small_has_its_own_advice(parts, monkeypatch):
+    with pytest.raises(UserError, match=r"--records 199: expected 0 \(all\) or at least 200.*\[attack-records"):
+        Sides.draw(parts, None, 199, Randomness.fresh())
+    least = (train := len(parts.store.split("train"))) + 1
+    monkeypatch.setattr("dpfed.audit.sides._LEAST", least - REFERENCES)
+    with pytest.raises(UserError, match=f"at least {least} training records, and the run has {train}: .*attack-few-members"):
+        Sides.draw(parts, None, 0, Randomness.fresh())
 
 
 def test_figures_of_private_records_are_not_printed(run, monkeypatch, capsys, at_chance):

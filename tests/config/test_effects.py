@@ -252,8 +252,19 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant, monkey
         ({"data": {"source": "store", "path": "x", "public": True}}, "'data.public' has no effect with data.source = 'store'"),
         ({"data": {"source": "store", "path": "x", "stores": "s"}}, "'data.stores' has no effect with data.source = 'store'"),
         ({"data": {"source": "folder", "path": "x", "half": "first"}}, "set data.source = 'shapes' or 'scenes'"),
+        (
+            {"data": {"source": "mine:records", "keep_features": False}},
+            "with data.source = 'mine:records': features of a data set of your own are never kept; give a record store",
+        ),
+        (
+            {"views": {"transform": "mine:transform"}, "data": {"keep_features": False}},
+            "with views.transform = 'mine:transform': features of views that your own transform makes are never kept; remove",
+        ),
         ({"views": {"hue": 0.2}}, "'views.hue' has no effect with views.jitter = 0.0 (the default)"),
-        ({"text_views": {"word_swap": 0.3}}, "set model.kind = 'image-text' or 'open_clip', or leave it out"),
+        (
+            {"text_views": {"word_swap": 0.3}},
+            "set model.kind = 'image-text' or 'open_clip', or leave 'text_views.word_swap' out",
+        ),
         (
             {"model": {"image": "timm/test_vit", "width": 8}},
             "an encoder that is not dpfed's has its own; set model.image = 'cnn'",
@@ -269,8 +280,11 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant, monkey
         ({"bounding": {"method": "none"}, "privacy": {"epsilon": 8.0, "delta": 1e-6}}, "'privacy.epsilon' and 'privacy.delta'"),
         ({"bounding": {"method": "dpcl"}, "privacy": {"accountant": "rdp"}}, "only RDP can account"),
         ({"public": {"records": 7}}, "set bounding.method = 'public'"),
-        ({"bounding": {"max_batch": 50}}, "set bounding.method = 'batch', 'logit' or 'sample', or leave it out"),
-        ({"model": {"stem": "imagenet"}}, "set model.image = 'resnet18', 'resnet34' or 'resnet50', or leave it out"),
+        (
+            {"bounding": {"max_batch": 50}},
+            "set bounding.method = 'batch', 'logit' or 'sample', or leave 'bounding.max_batch' out",
+        ),
+        ({"model": {"stem": "imagenet"}}, "set model.image = 'resnet18', 'resnet34' or 'resnet50', or leave 'model.stem' out"),
         ({"bounding": {"method": "public", "group_size": 4}}, "every record forms its own group"),
         ({"bounding": {"method": "public"}, "public": {"generated": 99}}, "set public.source = 'shapes'"),
         ({"optimizer": {"momentum": 0.8}}, "set optimizer.name = 'sgd' or 'lars'"),

@@ -21,7 +21,7 @@ from dpfed.errors import UserError
 from dpfed.features import cache, extraction
 from dpfed.features.cache import Features, Shard
 from dpfed.features.extraction import FeatureCache
-from dpfed.features.kept import claimed_features, forget
+from dpfed.features.kept import _refuse_open, claimed_features, forget
 from dpfed.files.locking import file_lock
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
@@ -238,3 +238,14 @@ def test_two_processes_at_once_compute_each_shard_once(keys, times, tmp_path):
         worker.join(120)
     assert [worker.exitcode for worker in workers] == [0, 0]
     assert sorted(map(int, log.read_text().split())) == sorted([0, 5, 10, 15] * times)
+
+
+def test_a_place_that_others_can_read_is_refused_with_its_mode(tmp_path):
+    (place := tmp_path / "a b").mkdir(mode=0o700)
+    _refuse_open(place)
+    place.chmod(0o750)
+    with pytest.raises(UserError, match=r"has mode 0750: `chmod 700 '.*a b'`.*\[features-place"):
+        _refuse_open(place)
+    (file := tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"is not a folder: move it away.*\[features-place"):
+        _refuse_open(file)

@@ -34,6 +34,8 @@ def test_a_replayed_step_is_paid_for_once_and_shown(make, plan):
     run.append(run.metrics, {"step": 1, "epsilon": 7.2})  # no curve follows what another file says
     assert look(run).run_state.spent == [(0, 0.0), *((step, plan.epsilon(step)) for step in (1, 2, 3))]
     shown = {figure.key: figure.value for figure in figures(look(run))}
+    (replayed,) = (figure for figure in figures(look(run)) if figure.key == "steps_replayed")
+    assert replayed.help == "Number of times that a charged release was computed again, bit for bit, at no further cost"
     assert (shown["steps_replayed"], shown["interruptions"], shown["epsilon_spent"]) == (1, 1, plan.epsilon(3))
 
 

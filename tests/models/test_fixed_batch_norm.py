@@ -77,6 +77,10 @@ def test_without_statistics_it_is_refused():
         build_model(ModelConfig(kind="open_clip", architecture="RN50"), ObjectiveConfig())
     with pytest.raises(UserError, match="norm-no-statistics"):
         fix_batch_norm(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)))
+    further = nn.BatchNorm2d(3)
+    further.gate = nn.Identity()
+    with pytest.raises(UserError, match=r"BatchNorm2d holds layers of its own \(gate\).*\[norm-layers-inside"):
+        fix_batch_norm(nn.Sequential(further))
     with pytest.raises(UserError, match=r"has no block.*\[tower-part"):
         from dpfed.models.parameters import train_part
 

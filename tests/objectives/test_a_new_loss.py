@@ -88,7 +88,7 @@ def test_a_loss_of_ones_own_is_one_file(tiny, package):
     meaning = "spectral: weight of the squared inner products between records"
     assert said["key"] == ["number, above 0, 50 or less", 1.0, meaning, ["objective.name"]] and not said["torch"]
     idle = "'objective.push' has no effect with objective.name = 'infonce'"
-    assert f"{idle} (the default): set objective.name = 'spectral', or leave it out." in said["idle"]
+    assert f"{idle} (the default): set objective.name = 'spectral', or leave 'objective.push' out." in said["idle"]
     assert "'objective.temperature' has no effect with objective.name = 'spectral'" in said["other"]
     assert "'objective.push': expected at most 50.0; got 50.5." in said["range"]
     assert said["9.0"][:2] == [True, 9.0] and said[""][:2] == [True, 1.0]

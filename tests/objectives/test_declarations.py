@@ -34,7 +34,7 @@ def test_another_losss_key_is_refused_unless_at_its_default(name, key, other):
     parse_config({"objective": {"name": other, key: OBJECTIVES[name].options.model_fields[key].default}})
     *most, last = map(repr, keys_of_losses()[key])
     losses = f"{', '.join(most)} or {last}" if most else last
-    said = f"'objective.{key}' has no effect with objective.name = '{other}'.*: set objective.name = {losses}, or leave it out"
+    said = f"'objective.{key}' has no effect with objective.name = '{other}'.*: set objective.name = {losses}, or leave 'obj"
     with pytest.raises(UserError, match=said):
         parse_config({"objective": {"name": other, key: another(key)}})
 

@@ -138,7 +138,7 @@ def test_a_tiny_epsilon_leaves_an_aligned_model_as_it_was(tiny_moments, tmp_path
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"bounding.options": {"dimensions": 100}}, "dimensions = 100 is too large for towers of 16 and 16"),
+        ({"bounding.options": {"dimensions": 100}}, "exceeds the smallest of the widths of the features (16 and 16)"),
         ({"training.precision": "bf16"}, "set training.precision = 'fp32'"),
         ({"model.start": None}, "this one has random weights"),
         ({"privacy.steps": 7}, "'privacy.steps' has no effect"),

@@ -45,7 +45,9 @@ class _Moments(Section):
 
 class _Slots(_Moments):
     release_share: float = Field(0.2, gt=0, lt=1, description="fraction of a step's 1 / sigma^2 that the release gets")
-    slots: int = Field(64, ge=2, description="M: slots in which the embeddings of a batch are released")
+    slots: int = Field(
+        64, ge=2, description="M: number of slots; the embeddings of a record are added to one slot, and noise to all slots"
+    )
 
 
 def _numbers(inputs: MethodInputs) -> dict[str, Any]:

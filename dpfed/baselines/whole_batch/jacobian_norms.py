@@ -133,7 +133,7 @@ class Norms(Protocol):
     """Mask ``(R,)`` bool of the embeddings whose Jacobian is finite."""
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
-        """Computes the gradient norm, with respect to the parameters, of each similarity, or upper bounds of these norms.
+        """Computes, for each similarity, the norm of its gradient with respect to the parameters, or an upper bound of it.
 
         Args:
             rows: Embeddings ``(R, D)`` float64.
@@ -144,14 +144,16 @@ class Norms(Protocol):
         """
 
     def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
-        """Computes the gradient norms, with respect to the parameters, of several functions of the embeddings, or upper bounds.
+        """Computes, for each function of the embeddings, the norm of its gradient with respect to the parameters.
+
+        Instead of the norm, it may compute an upper bound.
 
         Args:
-            cotangents: Derivatives of k functions with respect to the embeddings, ``(k, R, D)`` float64, a few functions at
-                a time.
+            cotangents: Chunks with the derivatives of a few functions, k, with respect to the embeddings, each ``(k, R, D)``
+                float64.
 
         Returns:
-            Norms ``(n,)`` float64, one for each function, if the iterator gives n functions in all.
+            Norms ``(n,)`` float64, where n counts the functions of all chunks.
         """
 
 

@@ -197,8 +197,8 @@ class LayerwiseEngine(Engine):
         if unlike is None:
             return repeated
         if self._if_unlike != "try":
-            text = "passes are launched operation by operation, with the same result: the recording as a CUDA graph"
-            warnings.warn(f"{text} failed ({unlike}).", Notice, stacklevel=4)
+            text = "they run without it, with the same result, but slower"
+            warnings.warn(f"recording training passes as a CUDA graph failed ({unlike}): {text}.", Notice, stacklevel=4)
         return None
 
     def _add(self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor) -> Tensor:

@@ -59,8 +59,8 @@ def computes_together(device: str) -> bool:
         normalise(one.view(1, 1, 1, 1), one, one, 1, 1e-5, False)
     except Exception as error:  # Triton may be absent, or have no compiler, or not know the GPU
         reason = str(error).partition("\n")[0] or type(error).__name__
-        text = "groups are computed one after the other, which takes several times as long: Triton's kernels do not run on"
-        warnings.warn(f"{text} this GPU ({reason}).", Notice, stacklevel=2)
+        text = "groups are computed one after the other, which takes several times as long"
+        warnings.warn(f"Triton's kernels do not run on this GPU ({reason}): {text}.", Notice, stacklevel=2)
         return False
     return True
 

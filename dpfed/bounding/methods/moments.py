@@ -59,7 +59,7 @@ BASIS_ROWS = 256  # rows of a public basis: more dimensions add more noise than 
 
 class _Options(Section):
     dimensions: int = Field(
-        0, ge=0, le=4096, description="k: dimensions after the projection of the features; 0: chosen from N and sigma"
+        0, ge=0, le=4096, description="k: number of dimensions after the projection of the features; 0: chosen from N and sigma"
     )
     views: int | None = Field(
         None, ge=0, le=64, description="random views of an image; 0: the image as it is (default with captions); else 8"

@@ -118,7 +118,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def captions_advice(listing: Listing) -> str:
-    """Returns advice on files that lie beside images and may describe them: commands that import the images with and without.
+    """Returns advice on files beside images that may describe them: how to import the images with these files and without.
 
     Args:
         listing: Contents of the folder of images.

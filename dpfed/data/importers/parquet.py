@@ -169,7 +169,9 @@ def _records(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> Itera
                     yield _record(f"{split}/{rows[split]}", cells | roles.given, roles, split, path.parent)
                     rows[split] += 1
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} is damaged after {split} row {rows[split]:,} ({_why(error)}). [parquet-broken]") from error
+            raise UserError(
+                f"{path} is damaged after {split} row {rows[split]:,} ({_why(error)}): copy it again. [parquet-broken]"
+            ) from error
 
 
 def _record(place: str, row: dict[str, Any], columns: Columns, split: str, folder: Path) -> Item:

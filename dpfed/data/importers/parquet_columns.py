@@ -230,7 +230,8 @@ def _id_column(files: Sequence[_File], id: str | None) -> str | None:
         id: Column that the user names, or ``"content"`` for a hash; ``None``: the first known column of names in all files.
 
     Raises:
-        UserError: If a file has no such column, or the column holds neither texts nor whole numbers.
+        UserError: If a file has no such column, has it twice, or has it only from the names of folders; or if the column holds
+            neither texts nor whole numbers.
     """
     if id == CONTENT:
         return None
@@ -239,8 +240,7 @@ def _id_column(files: Sequence[_File], id: str | None) -> str | None:
         return next(iter(known_columns(shared, _IDS)), None)
     for file in files:
         if not _names_records(file, id):
-            why = "which is neither text nor numbers" if id in file.schema.names else f"only {', '.join(file.schema.names)}"
-            raise UserError(f"{file.path} has no column {id!r} that could name its records, {why}; correct --id. [parquet-id]")
+            raise UserError(f"{file.path}{_why_no_name(file, id)}; correct --id. [parquet-id]")
     return id
 
 
@@ -249,6 +249,19 @@ def _names_records(file: _File, name: str) -> bool:
         return False
     type = file.type(name)
     return pa.types.is_integer(type) or _is_text(type)
+
+
+def _why_no_name(file: _File, name: str) -> str:
+    """Returns why a column cannot name the records of a file, as the continuation of the file's name."""
+    if name not in file.schema.names:
+        return f" has no column {name!r}, only {', '.join(file.schema.names)}"
+    if name in file.given:
+        why = "comes from the names of folders"
+    elif file.schema.names.count(name) > 1:
+        why = "occurs twice"
+    else:
+        why = "holds neither texts nor whole numbers"
+    return f": the column {name!r} cannot name records, because it {why}"
 
 
 def _labels(files: Sequence[_File], names: Sequence[str], assigned: ColumnAssignment) -> dict[str, dict[Path, Classes]]:

@@ -137,8 +137,8 @@ class ImageViews:
                 raise
             ImageViews.has_kernels = False
             reason = str(error).partition("\n")[0] or type(error).__name__
-            text = "views are made operation by operation, which takes several times as long: Triton's kernels do not run on"
-            warnings.warn(f"{text} this GPU ({reason}).", Notice, stacklevel=3)
+            text = "views are made operation by operation, which takes several times as long"
+            warnings.warn(f"Triton's kernels do not run on this GPU ({reason}): {text}.", Notice, stacklevel=3)
             return None
         ImageViews.has_kernels = True
         return made

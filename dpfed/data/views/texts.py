@@ -1,4 +1,7 @@
-"""Makes random views of captions (DP-GCL, appendix B.3): words and sentences are moved or left out, but none are replaced."""
+"""Makes random views of captions (DP-GCL, appendix B.3).
+
+Two sentences or neighbouring words may change places, and words may be left out. None are replaced.
+"""
 
 from __future__ import annotations
 

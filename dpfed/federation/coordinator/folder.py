@@ -126,9 +126,9 @@ def refuse_proposal(config: Config, sites: int) -> None:
         sites: Number of sites.
 
     Raises:
-        UserError: If the configuration has privacy.not_covered or a seed, code that no site may be asked to call, missing
-            starting weights, missing records or records that cannot be evaluated as configured, an unfit public store, or a
-            plan that is impossible for any number of records.
+        UserError: If the configuration sets privacy.not_covered or privacy.seed, or names code that sites cannot be asked to
+            import; if its starting weights, records or public store are missing or unfit; or if it is impossible however many
+            records there are.
     """
     if config.privacy.not_covered is not None:
         raise UserError(

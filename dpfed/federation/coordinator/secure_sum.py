@@ -24,11 +24,11 @@ class SecureSum:
     Args:
         terms: Terms of the federation.
         step: Training step.
-        roster: Offers of the step's sites, by site number.
+        roster: Each site's offer (its keys for masking this step, see `Offer`), by site number.
         size: Length of a sum.
 
     Raises:
-        UserError: If the roster is too small, or an offer does not fit.
+        UserError: If fewer sites made offers than the trust mode needs, or an offer's public part has the wrong length.
     """
 
     def __init__(self, terms: Terms, step: int, roster: dict[int, Offer], size: int) -> None:

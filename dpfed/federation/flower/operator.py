@@ -143,7 +143,10 @@ class Operator:
 
     @property
     def run_folder(self) -> Path:
-        """Directory of the run, with the federation's name; a run that an earlier version of dpfed began stays where it is."""
+        """Directory of the run: ``runs/NAME`` in this folder, after the federation's name.
+
+        If an earlier version of dpfed began the run, its directory is ``run``.
+        """
         earlier = self._folder / "run"
         return earlier if earlier.is_dir() else self._folder / "runs" / self._name
 

@@ -49,7 +49,7 @@ def examine_site(folder: Path) -> list[Finding]:
     """
     paths = SitePaths.open(folder)
     kit, site = paths.kit, paths.site
-    ends = "the federation ends with its authority: call the coordinator"
+    ends = f"the federation ends when its certificate authority ({AUTHORITY}) expires: call the coordinator"
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("versions", lambda: _versions(kit.release, kit.protocol)),
         ("versions", lambda: _programs(paths)),

@@ -240,7 +240,9 @@ class SitePaths:
         try:
             text = read_text(self.settings)
         except UnicodeDecodeError as error:
-            raise UserError(f"{self.settings} is damaged: expected lines of text, NAME=VALUE. [site-node-settings]") from error
+            raise UserError(
+                f"{self.settings} is damaged: expected lines of text, NAME=VALUE; restore it. [site-node-settings]"
+            ) from error
         lines = [line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#")]
         return {name.strip(): value.strip() for name, _, value in lines}
 

@@ -2,9 +2,9 @@
 
 The module also has the statements that sites sign about a step, so that a server cannot tell different sites different things.
 
-There are two statements: the roster for which a site masked its vector, and the members that have arrived according to the
-server. A site signs at most one of each in a step. docs/secure-aggregation.md explains why, if enough sites must have signed,
-a lying server can get only one roster and one set of arrivals through.
+There are two statements: the roster (the sites that made offers for this step) for which a site masked its vector, and the
+members that have arrived according to the server. A site signs at most one of each in a step. docs/secure-aggregation.md
+explains why, if enough sites must have signed, a lying server can get only one roster and one set of arrivals through.
 """
 
 from __future__ import annotations
@@ -101,11 +101,13 @@ _ROSTER, _ARRIVALS = b"dpfed roster 2\0", b"dpfed arrivals 2\0"  # a signature f
 
 
 class View:
-    """One party's view of a step: its roster, each member with its round key.
+    """What one party (a site or the server) believes about a step: its roster (the sites in it) and their public keys.
+
+    Two parties with different beliefs sign different statements.
 
     Args:
         keys: Keys of the step.
-        public: Round public key of each member, 32 bytes, by site number.
+        public: Public key of each site in the roster for this step, 32 bytes, by site number.
 
     Attributes:
         members: Numbers of the sites in the roster.

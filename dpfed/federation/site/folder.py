@@ -180,10 +180,14 @@ class SiteFolder:
             secret = read_bytes(self._randomness)
         except OSError as error:
             raise UserError(
-                f"cannot read {self._randomness}: {error.strerror or error}; without it the site cannot continue. [site-secret]"
+                f"cannot read {self._randomness}: {error.strerror or error}; without it the site cannot continue: "
+                "docs/a-site-in-15-minutes.md, Backups. [site-secret]"
             ) from error
         if len(secret) != KEY_BYTES:
-            raise UserError(f"{self._randomness} is damaged: expected {KEY_BYTES} bytes, got {len(secret)}. [site-secret-size]")
+            raise UserError(
+                f"{self._randomness} is damaged: expected {KEY_BYTES} bytes, got {len(secret)}; without it the site cannot "
+                "continue: docs/a-site-in-15-minutes.md, Backups. [site-secret-size]"
+            )
         return Randomness(secret)
 
     def terms(self) -> Terms:

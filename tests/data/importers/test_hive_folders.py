@@ -67,6 +67,28 @@ def test_a_name_in_a_folder_names_no_record(tmp_path: Path, pictures) -> None:
     assert len(set(store.ids(range(3)))) == 3
 
 
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("pid", " has no column 'pid', only image, label, score, id"),
+        ("id", ": the column 'id' cannot name records, because it comes from the names of folders"),
+        ("score", ": the column 'score' cannot name records, because it holds neither texts nor whole numbers"),
+    ],
+)
+def test_a_column_that_cannot_name_records_is_refused_with_its_own_reason(tmp_path: Path, pictures, column, said) -> None:
+    rows = table(pictures, id=["a", "b"], label=[0, 1], score=[0.5, 1.5])
+    pq.write_to_dataset(rows, tmp_path / "in", partition_cols=["id"])
+    with pytest.raises(UserError, match=rf"\.parquet{said}; correct --id.*parquet-id"):
+        import_records(tmp_path / "in", tmp_path / "s", id=column)
+
+
+def test_a_column_that_occurs_twice_names_no_records(tmp_path: Path, pictures) -> None:
+    rows = table(pictures, id=["a", "b"], label=[0, 1])
+    pq.write_table(rows.append_column("id", pa.array(["c", "d"])), tmp_path / "x.parquet")
+    with pytest.raises(UserError, match="the column 'id' cannot name records, because it occurs twice; correct --id"):
+        import_records(tmp_path / "x.parquet", tmp_path / "s", id="id")
+
+
 def test_a_column_of_the_file_counts_before_a_folder(tmp_path: Path, pictures) -> None:
     file = tmp_path / "in" / "label=cat" / "part-0.parquet"
     file.parent.mkdir(parents=True)
