@@ -186,15 +186,14 @@ def not_utf8(path: Path) -> UserError:
     A byte order mark tells UTF-16, which Excel calls Unicode text. Nothing tells other encodings from each other; Excel writes
     Windows-1252 in Western Europe and America.
     """
+    utf16 = False
     with contextlib.suppress(OSError), path.open("rb") as file:
         utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        encoding, said = ("UTF-16", "It is") if utf16 else ("WINDOWS-1252", "If it comes from Excel, it may be")
-        there, made = shlex.quote(str(path)), shlex.quote(str(path.with_name(f"{path.stem}-utf8{path.suffix}")))
-        return UserError(
-            f"{path} is not UTF-8. {said} {encoding}, which `iconv -f {encoding} -t UTF-8 {there} > {made}` converts. "
-            "[file-not-utf8]"
-        )
-    return UserError(f"{path} is not UTF-8; save it as UTF-8, and try again. [file-not-utf8]")
+    encoding, said = ("UTF-16", "It is") if utf16 else ("WINDOWS-1252", "If it comes from Excel, it may be")
+    there, made = (shlex.quote(str(file)) for file in (path, path.with_name(f"{path.stem}-utf8{path.suffix}")))
+    return UserError(
+        f"{path} is not UTF-8. {said} {encoding}, which `iconv -f {encoding} -t UTF-8 {there} > {made}` converts. [file-not-utf8]"
+    )
 
 
 def plain(name: str) -> str:
