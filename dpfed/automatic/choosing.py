@@ -150,7 +150,7 @@ def _counted(situation: Situation, store: RecordStore, unit: Unit) -> Situation:
     """
     records = protected_count(store, unit)
     if records < FEWEST:
-        counted = "records" if unit == "record" else f"{store.unit_name or unit}s"
+        counted = f"{situation.protected}s"
         raise UserError(
             f"{store.name} has {records:,} {counted} for training, and {len(store):,} records in all. With fewer than {FEWEST} "
             f"{counted}, noise hides all that a model could learn: give more {counted}, or use a public model as it is. "

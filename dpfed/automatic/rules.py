@@ -90,10 +90,10 @@ class Situation:
         return self.records
 
     @property
-    def counted(self) -> str:
-        """What N counts: ``"records"``, or units such as ``"patients"``."""
-        unit = self.survey.unit_name
-        return "records" if unit is None or self.given.get("privacy.unit", "user") == "record" else f"{unit}s"
+    def protected(self) -> str:
+        """What is protected, and counted by N: ``"record"``, or a unit such as ``"patient"``."""
+        by_record = self.given.get("privacy.unit", "user") == "record"
+        return "record" if by_record else self.survey.unit_name or "record"
 
     @property
     def strength(self) -> float:
@@ -189,7 +189,7 @@ def _method(situation: Situation) -> Choice:
             raise UserError(f"--method {given}: expected one of {', '.join(METHODS)}. [automatic-method]")
         beside = _beside(public, situation) if given == "public" else {}
         return Choice("method", given, "given by --method", {"bounding.method": given, **beside})
-    few = f"{records:,} {situation.counted} at epsilon {round_up(situation.epsilon)}"
+    few = f"{records:,} {situation.protected}s at epsilon {round_up(situation.epsilon)}"
     if towers.pretrained == "aligned" and situation.strength >= _ENOUGH_FOR_ADAPTERS:
         why = f"{few} are enough to train adapters of aligned towers"
         return Choice("method", "DP-GCL (group)", why, {"bounding.method": "group"})
@@ -240,7 +240,7 @@ def _training(situation: Situation, method: str) -> Iterator[Choice]:
     else:
         most = 512
     batch = max(2, min(most, records // _PART))
-    sampled = f"each step samples one {situation.counted[:-1]} in {_PART}, at most {most:,}"
+    sampled = f"each step samples one {situation.protected} in {_PART}, at most {most:,}"
     why = f"{sampled}; B and T matter far less than epsilon and N"
     plan = {"privacy.batch": batch, "privacy.steps": _STEPS}
     yield Choice("plan", f"B = {batch:,}, T = {_STEPS}", why, plan)

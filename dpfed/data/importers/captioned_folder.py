@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dpfed.data.importers.access import Access, NotRead
-from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, without_persons, without_shards
+from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, with_persons, without_shards
 from dpfed.data.importers.listing import Listing, list_files, suffix
-from dpfed.data.importers.persons import persons_of
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source, Unreadable, spaced
 from dpfed.errors import UserError
 
@@ -60,19 +59,16 @@ class CaptionedFolderImporter(Importer):
         beside = _beside(listing, texts)
         listing.passed_over.update({f"*{suffix(file)} beside an image and its .txt": 1 for file in beside})
         placed, shards = without_shards(place(path, images, listing.files, splits), listing.passed_over)
-        ids = [image.file.relative_to(path) for image in placed]
-        persons = persons_of(ids)
-        placed = placed if persons is None else without_persons(placed)
+        placed, persons = with_persons(path, placed)
         names, labels = class_numbers(placed)
 
         def records() -> Iterator[Item]:
-            for number, image in enumerate(placed):
-                id = ids[number].as_posix()
+            for image, unit in zip(placed, persons.units, strict=True):
+                id = image.file.relative_to(path).as_posix()
                 captions = _captions(texts.get(image.file), access)
                 if isinstance(captions, str):
                     yield Unreadable(id, captions)
                 else:
-                    unit = None if persons is None else persons.units[number]
                     yield FileRecord(id, image.file, captions, labels(image), image.split, unit)
 
         return Source(
@@ -83,8 +79,8 @@ class CaptionedFolderImporter(Importer):
             total=len(placed),
             unread=listing.others([*images, *texts.values(), *beside]),
             passed_over=listing.passed_over,
-            unit_name=persons.unit_name if persons else None,
-            notice=spaced(merged_splits(placed), shards, persons.notice if persons else ""),
+            unit_name=persons.unit_name,
+            notice=spaced(merged_splits(placed), shards, persons.notice),
         )
 
 

@@ -21,9 +21,8 @@ from PIL import Image, UnidentifiedImageError
 
 from dpfed.data.decoding import EXTENSIONS, MOST_PIXELS
 from dpfed.data.importers.access import Access, NotRead
-from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, without_persons
+from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, with_persons, without_persons
 from dpfed.data.importers.listing import list_files, suffix
-from dpfed.data.importers.persons import persons_of
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source, Unreadable, spaced, unit_of
 from dpfed.data.importers.splits import holds, refuse_outside
 from dpfed.data.store.record import RecordInput
@@ -85,11 +84,13 @@ class DicomImporter(Importer):
         units = {file: _patient(file) for file in files}
         named = any(units.values())
         placed = place(path, files, listing.files, splits)
-        persons = None if named else persons_of([file.relative_to(path) for file in files])
-        if persons is not None:
-            units = dict(zip(files, persons.units, strict=True))
-        if named or persons is not None:
+        unit_name, notice = "patient" if named else None, ""
+        if named:
             placed = without_persons(placed)
+        else:
+            placed, persons = with_persons(path, placed)
+            unit_name, notice = persons.unit_name, persons.notice
+            units = dict(zip((image.file for image in placed), persons.units, strict=True))
         names, labels = class_numbers(placed)
 
         def records() -> Iterator[Item]:
@@ -106,10 +107,10 @@ class DicomImporter(Importer):
             label_names=names,
             splits=frozenset(image.split for image in placed),
             total=len(files),
-            unit_name="patient" if named else persons.unit_name if persons else None,
+            unit_name=unit_name,
             unread=listing.others(dicom_files),
             passed_over=listing.passed_over,
-            notice=spaced(NOTICE, merged_splits(placed), persons.notice if persons else ""),
+            notice=spaced(NOTICE, merged_splits(placed), notice),
         )
 
 

@@ -10,16 +10,8 @@ from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.captioned_folder import mostly_captioned
 from dpfed.data.importers.conversions import packed_splits
-from dpfed.data.importers.folder_splits import (
-    class_numbers,
-    merged_splits,
-    place,
-    refuse_masks,
-    without_persons,
-    without_shards,
-)
+from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, refuse_masks, with_persons, without_shards
 from dpfed.data.importers.listing import Listing, list_files, suffix
-from dpfed.data.importers.persons import persons_of
 from dpfed.data.importers.side_files import side_folder
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source, spaced
 from dpfed.data.importers.splits import holds, refuse_outside, split_of
@@ -69,17 +61,14 @@ class FolderImporter(Importer):
             refuse_outside(listing)
             raise UserError(f"there are no images in {path}; the 'folder' importer expects {self.layout}. [folder-no-images]")
         placed, shards = without_shards(place(path, images, listing.files, splits), listing.passed_over)
-        ids = [image.file.relative_to(path) for image in placed]
-        persons = persons_of(ids)
-        placed = placed if persons is None else without_persons(placed)
+        placed, persons = with_persons(path, placed)
         names, labels = class_numbers(placed)
         if splits is None:
             refuse_masks(path, images)
 
         def records() -> Iterator[Item]:
-            for number, image in enumerate(placed):
-                unit = None if persons is None else persons.units[number]
-                yield FileRecord(ids[number].as_posix(), image.file, (), labels(image), image.split, unit)
+            for image, unit in zip(placed, persons.units, strict=True):
+                yield FileRecord(image.file.relative_to(path).as_posix(), image.file, (), labels(image), image.split, unit)
 
         for folder in _without_images(path, images):
             listing.passed_over[f"folder {folder} without an image"] += 1
@@ -95,8 +84,8 @@ class FolderImporter(Importer):
             passed_over=listing.passed_over,
             advice=advice,
             doubtful=bool(advice),
-            unit_name=persons.unit_name if persons else None,
-            notice=spaced(merged_splits(placed), shards, persons.notice if persons else ""),
+            unit_name=persons.unit_name,
+            notice=spaced(merged_splits(placed), shards, persons.notice),
         )
 
 

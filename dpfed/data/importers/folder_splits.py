@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpfed.data.importers.persons import names_a_person
+from dpfed.data.importers.persons import Persons, names_a_person, persons_of
 from dpfed.data.importers.splits import is_part, merged, split_of, words_of
 from dpfed.data.limits import whole_number
 from dpfed.errors import UserError
@@ -129,8 +129,22 @@ def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Calla
     return {"label": names} if names else {}, labels
 
 
+def with_persons(root: Path, placed: Sequence[Placed]) -> tuple[list[Placed], Persons]:
+    """Finds the persons to whom images belong (`dpfed.data.importers.persons`).
+
+    Args:
+        root: Folder that is imported.
+        placed: Images with their classes.
+
+    Returns:
+        The images, without classes that are persons; and the persons, in the order of `placed`.
+    """
+    persons = persons_of([image.file.relative_to(root) for image in placed])
+    return without_persons(placed) if persons.unit_name else [*placed], persons
+
+
 def without_persons(placed: Sequence[Placed]) -> list[Placed]:
-    """Returns the images without the classes that are names of persons; see `dpfed.data.importers.persons`."""
+    """Returns the images without the classes that are names of persons."""
     return [replace(image, label=None) if names_a_person(image.label or "") else image for image in placed]
 
 

@@ -1,7 +1,7 @@
 """Finds persons in the paths of images: folders such as ``patient_001``, and file names such as ``sub-01_ses-2.png``.
 
-A folder of a person is no class. The person is the unit of the images: a promise for one image says too little about a person
-with several images.
+A folder of a person is not a class. The person is the unit of the images: a promise for one image says too little about a
+person with several images.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 _PATIENT = "patient|paciente|paziente|pat|case"
-_PERSON = "subject|subj|sub|person|participant|proband|volunteer|sujeto|sujet"
-_FOLDER = re.compile(rf"({_PATIENT}|{_PERSON})[\s_.-]*([a-z]{{0,2}})(\d+)")
-_FILE = re.compile(rf"({_PATIENT}|{_PERSON})[\s_-]*([a-z]{{0,2}})(\d+)(?=[\s_.-])")
+_PERSON = "subject|subj|person|participant|proband|volunteer|sujeto|sujet|sub(?=[_-])"
+_NAMED = rf"({_PATIENT}|{_PERSON})[\s_.-]*([a-z]{{0,2}})(\d+)"
+_FOLDER, _FILE = re.compile(_NAMED), re.compile(_NAMED + r"(?=[\s_.-])")
 
 
 @dataclass(frozen=True)
@@ -23,40 +23,48 @@ class Persons:
     """The persons that the paths of a data set name.
 
     Attributes:
-        units: Person of each image, in the order of the paths; ``None``: the path names no person.
-        unit_name: ``"patient"`` or ``"person"``.
-        notice: Sentence for the user who imports.
+        units: Person of each image, in the order of the paths; ``None``: the image belongs to no person.
+        unit_name: ``"patient"`` or ``"person"``; ``None``: the data set has no persons.
+        notice: Sentence for the user who imports; empty if no path names a person. It holds no path, because a path may tell
+            who a person is.
     """
 
     units: Sequence[str | None]
-    unit_name: str
+    unit_name: str | None
     notice: str
 
 
-def persons_of(paths: Sequence[PurePath]) -> Persons | None:
+def persons_of(paths: Sequence[PurePath]) -> Persons:
     """Finds the persons to whom images belong.
 
-    ``patient_1`` and ``Patient 01`` are one person, wherever the folders lie: one person must not become two units.
+    ``patient_1`` and ``Patient 01`` are one person, wherever the folders lie: one person must not become two units. If fewer
+    than half of the paths name a person, or no person has several images, there are no units.
 
     Args:
         paths: Paths of the images, relative to the folder that is imported.
-
-    Returns:
-        The persons; ``None`` if fewer than half of the paths name a person, or no person has several images.
     """
     named = [_person(path) for path in paths]
     images = Counter(person for person in named if person is not None)
-    if 2 * images.total() < len(paths) or len(images) < 2 or images.most_common(1)[0][1] < 2:
-        return None
-    first = next(path for path, person in zip(paths, named, strict=True) if person is not None)
-    name = "patient" if re.match(_PATIENT, next(iter(images))) else "person"
-    alone = len(paths) - images.total()
-    rest = f" {alone:,} {'images belong' if alone > 1 else 'image belongs'} to no {name}." if alone else ""
-    notice = (
-        f"The paths name {len(images):,} {name}s, as in {first.as_posix()}: the images of one {name} are one unit, and "
-        f"a {name} is no class."
+    nobody: list[str | None] = [None] * len(paths)
+    if len(images) < 2 or max(images.values()) < 2:
+        return Persons(nobody, None, "")
+    word, alone = next(iter(images)).split()[0], len(paths) - images.total()
+    name = "patient" if re.fullmatch(_PATIENT, word) else "person"
+    found = f"{len(images):,} {name}s ('{word}' with a number) in the paths of {images.total():,} images"
+    if alone > images.total():
+        return Persons(
+            nobody,
+            None,
+            f"dpfed found {found} of {len(paths):,}, and does not take them for {name}s, because most paths name none. If they "
+            f"are {name}s, import a table with a column {name}_id.",
+        )
+    rest = f", and {alone:,} more without a {name}" if alone else ""
+    return Persons(
+        named,
+        name,
+        f"dpfed found {found}{rest}: the images of one {name} are one unit, and a {name} is not a class. If these are not "
+        f"{name}s, rename the folders.",
     )
-    return Persons(named, name, notice + rest)
 
 
 def names_a_person(folder: str) -> bool:

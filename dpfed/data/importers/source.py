@@ -192,8 +192,8 @@ def not_utf8(path: Path) -> UserError:
     encoding, said = ("UTF-16", "It is") if utf16 else ("WINDOWS-1252", "If it comes from Excel, it may be")
     there, made = (shlex.quote(str(file)) for file in (path, path.with_name(f"{path.stem}-utf8{path.suffix}")))
     return UserError(
-        f"{path} is not UTF-8. {said} {encoding}, which `iconv -f {encoding} -t UTF-8 {there} > {made}` converts. "
-        "[file-not-utf8]"
+        f"{path} is not UTF-8. {said} {encoding}, which `iconv -f {encoding} -t UTF-8 {there} > {made}` converts; "
+        "then use the new file in its place. [file-not-utf8]"
     )
 
 

@@ -171,9 +171,10 @@ class TableImporter(Importer):
             raise UserError(f"some tables of {root} lack captions or units that others have; add them. [table-columns-differ]")
         folders = _split_by_folders(tables)
         _find_bare_names(tables, root, access)
-        unit_name = tables.columns[0].unit_name
-        persons = persons_of([Path(id) for id in tables.rows]) if unit_name is None else None
-        if persons is not None:
+        unit_name, notice = tables.columns[0].unit_name, ""
+        if unit_name is None:
+            persons = persons_of([Path(id) for id in tables.rows])
+            unit_name, notice = persons.unit_name, persons.notice
             for row, person in zip(tables.rows.values(), persons.units, strict=True):
                 row.unit = person
         numbers, names = number_classes(tables.classes)
@@ -191,13 +192,11 @@ class TableImporter(Importer):
             label_names={"label": names} if names else {},
             splits=frozenset(row.split for row in tables.rows.values()),
             total=len(tables.rows) + len(tables.nameless),
-            unit_name=persons.unit_name if persons else unit_name,
+            unit_name=unit_name,
             unused=tuple(dict.fromkeys(name for columns in tables.columns for name in columns.unused)),
             unread=unread,
             passed_over=passed_over,
-            notice=spaced(
-                without_class("label", tables.classes), merged(named, "files"), folders, persons.notice if persons else ""
-            ),
+            notice=spaced(without_class("label", tables.classes), merged(named, "files"), folders, notice),
         )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from dpfed.data.importers import import_records
 from dpfed.data.importers.persons import persons_of
+from dpfed.data.importers.source import UNIT_NAMES
 from dpfed.data.store.records import RecordStore
 
 
@@ -24,14 +25,16 @@ def groups(store: RecordStore) -> set[frozenset[str]]:
 def test_folders_of_patients_are_units(tmp_path: Path, pictures) -> None:
     for name in ("patient_001/a.png", "patient_001/left/b.png", "patient_002/a.png", "Patient 2/c.png"):
         pictures.file(tmp_path / "in" / name)
-    report = import_records(tmp_path / "in", tmp_path / "s")
+    said: list[str] = []
+    report = import_records(tmp_path / "in", tmp_path / "s", say=said.append)
     store = RecordStore.open(tmp_path / "s")
     assert store.unit_name == "patient" and not store.label_names
     assert groups(store) == {
         frozenset({"patient_001/a.png", "patient_001/left/b.png"}),
         frozenset({"patient_002/a.png", "Patient 2/c.png"}),
     }
-    assert report.unit_name == "patient"
+    assert report.unit_name == "patient" and "2 patients ('patient' with a number)" in " ".join(said)
+    assert "patient_001" not in " ".join(said)  # a path may tell who a person is
 
 
 def test_classes_above_patients_stay_and_a_patient_of_two_classes_is_one(tmp_path: Path, pictures) -> None:
@@ -72,16 +75,25 @@ def test_a_column_of_units_counts_more_than_paths(tmp_path: Path, pictures) -> N
         ["person/1.png", "person/2.png", "case/1.png", "patients/3.png"],  # classes, without numbers
         ["case1.png", "case2.png", "case3.png"],  # a picture of each is its own unit already
         ["subject_1/a.png", "subject_2/a.png"],
-        ["subject_1/a.png", "subject_1/b.png", "subject_2/a.png", *(f"cat/{n}.png" for n in range(4))],  # one class of several
+        ["sub1/a.png", "sub1/b.png", "sub2/a.png"],  # parts of a data set
         ["subway1/a.png", "subway1/b.png", "subway2/a.png"],
         ["pattern_1/a.png", "pattern_1/b.png", "pattern_2/a.png"],
     ],
 )
 def test_what_only_looks_like_persons(paths: list[str]) -> None:
-    assert persons_of([PurePosixPath(path) for path in paths]) is None
+    found = persons_of([PurePosixPath(path) for path in paths])
+    assert found.unit_name is None and set(found.units) == {None} and not found.notice
+
+
+def test_a_few_persons_among_other_images_are_said_and_not_protected() -> None:
+    persons = ["subject_1/a.png", "subject_1/b.png", "subject_2/a.png"]
+    found = persons_of([PurePosixPath(path) for path in (*persons, *(f"cat/{n}.png" for n in range(4)))])
+    assert found.unit_name is None and set(found.units) == {None}
+    assert "2 persons ('subject' with a number) in the paths of 3 images of 7" in found.notice
+    assert "column person_id" in found.notice and "person_id" in UNIT_NAMES
 
 
 def test_names_of_files_and_images_of_nobody() -> None:
     found = persons_of([PurePosixPath(name) for name in ("x/sub-1_a.png", "x/sub-01_b.png", "y/sub-2_a.png", "cover.png")])
-    assert found is not None and found.units[0] == found.units[1] != found.units[2] and found.units[3] is None
-    assert "2 persons, as in x/sub-1_a.png" in found.notice and found.notice.endswith("1 image belongs to no person.")
+    assert found.units[0] == found.units[1] != found.units[2] and found.units[3] is None
+    assert "2 persons ('sub' with a number) in the paths of 3 images, and 1 more without a person" in found.notice
