@@ -39,7 +39,7 @@ def board_page(facts: CardFacts) -> str:
         "warning": large_delta(delta, facts.plan.sampling.records, facts.protected),
         "words": "" if reasons else meaning(epsilon, delta, facts.one, "the trained model"),
         "one": facts.one,
-        "unfinished": "" if facts.complete else _unfinished(facts, bool(reasons)),
+        "unfinished": "" if facts.complete else _unfinished(facts),
         "right": 0 if reasons else right_of_100(epsilon, delta),
         "dots": [(12 * (number % 20) + 7, 12 * (number // 20) + 7) for number in range(100)],
         "protected": [] if reasons else list(_protected(facts)),
@@ -61,10 +61,11 @@ def _verdict(epsilon: float) -> str:
     return next(words for most, words in _VERDICTS if float(round_up(epsilon)) <= most)
 
 
-def _unfinished(facts: CardFacts, void: bool) -> str:
-    said = f"The run is not finished: {facts.steps_charged} of {facts.plan.steps} steps were taken."
-    weaker = f" If it is resumed, the promise becomes weaker, up to epsilon {round_up(facts.plan.epsilon())}."
-    return said if void else said + weaker
+def _unfinished(facts: CardFacts) -> str:
+    return (
+        f"The run is not finished: {facts.steps_charged} of {facts.plan.steps} steps were taken. If it is resumed, the promise "
+        f"becomes weaker, up to epsilon {round_up(facts.plan.epsilon())}."
+    )
 
 
 def _protected(facts: CardFacts) -> Iterator[str]:
