@@ -66,7 +66,9 @@ def test_without_triton_groups_are_computed_one_by_one(absent, monkeypatch):
     monkeypatch.setitem(sys.modules, "dpfed.bounding.kernels", None if absent else broken)
     computes_together.cache_clear()
     try:
-        with pytest.warns(Notice, match="Triton's kernels do not run on this GPU .*: groups are computed one after the other") as said:
+        with pytest.warns(
+            Notice, match="Triton's kernels do not run on this GPU .*: groups are computed one after the other"
+        ) as said:
             assert not computes_together("cuda")
         assert absent or "(Failed to find C compiler.)" in str(said[0].message)
     finally:
