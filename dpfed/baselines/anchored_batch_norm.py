@@ -37,7 +37,7 @@ class AnchoredBatchNorm(nn.Module):
         eps: Term added to the variance.
 
     Attributes:
-        anchors: M, the number of anchors, which are the last rows. `AnchoredEncoder` sets it; without one it is 0.
+        anchors: M, the number of anchors, which are the last rows. The layer's `AnchoredEncoder` sets M, which is 0 before.
     """
 
     mixes_one_group = True

@@ -83,7 +83,10 @@ _buffers = _Buffers()
 
 
 def add_whole_(total: Tensor, term: Tensor, factor: float = 1.0) -> None:
-    """Adds one term to an integer sum in place, see `add_`. A float32 entry, times the factor, must lie within int32."""
+    """Adds one term to an integer sum in place, see `add_`. A float32 entry, times the factor, must lie within int32.
+
+    A term of integers is added without the factor.
+    """
     if total.device.type == "cpu" and total.is_contiguous() and not term.is_floating_point():
         for piece, part in zip(total.view(-1).split(_PIECE), term.reshape(-1).split(_PIECE), strict=True):
             piece.add_(part)

@@ -76,7 +76,8 @@ class MomentsEngine(Engine):
         plan: Plan of the private run.
 
     Raises:
-        ValueError: If the model's heads and the plan divide 1 / sigma^2 differently between the two steps.
+        ValueError: If the model's heads and the plan divide 1 / sigma^2 differently between the two steps; or if a linear map
+            lies between a tower and its head, and the head's basis has a centre.
     """
 
     name = "moments"
@@ -87,26 +88,36 @@ class MomentsEngine(Engine):
         assert isinstance(heads, MomentHeads)  # `dpfed.runs.build` gave them
         self._heads, self._layout = heads, heads.layout
         if self._layout.shares != plan.mechanism.shares:
-            raise ValueError(f"expected heads with fractions {plan.mechanism.shares} of 1 / sigma^2, got {self._layout.shares}")
+            raise ValueError(
+                f"expected heads that give the two steps the plan's fractions of 1 / sigma^2, {plan.mechanism.shares}, got "
+                f"{self._layout.shares}"
+            )
         self._maps = {side: _map_of(bridge, heads.basis(side)) for side, bridge in bridges(model).items()}
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
-        """Adds every group's part, see `Engine.add_clipped`; a group is a record, or a unit whose records are averaged.
+        """Adds the contribution of every record or unit to the sum of a step: to the means in step 0, to the moments in step 1.
 
-        No norms are computed: the returned tensor is empty.
+        Args:
+            batch: Records as groups: a group is one record, or the records of one unit, whose contributions are averaged.
+            clip_norm: Length of the longest contribution. It is the layout's `radius`, in grid steps, if the sum has integers.
+            into: Flat vector ``(P,)`` of all moments, see `Engine.add_clipped`; only the slice of the step is changed.
+            losses: Not used: there are no losses.
+
+        Returns:
+            An empty tensor: no norms are computed.
 
         Raises:
-            ValueError: If the sum's grid, or the number of views of an image, differs from that of the heads.
+            ValueError: If `into` has integers, and `clip_norm` is not the radius of the heads' layout; or if the model has only
+                an image tower, and an image has another number of views than in that layout.
         """
         bound = Clip.of(clip_norm).bound
         sizes = torch.tensor(batch.sizes, device=into.device)
         shares = (1 / sizes.double()).repeat_interleave(sizes)[:, None]
         if not into.is_floating_point() and bound != self._layout.radius:
             raise ValueError(
-                f"expected a sum whose grid makes one record's part at most {self._layout.radius:g} grid steps long, got "
-                f"{bound:g}"
+                f"expected a clip norm of {self._layout.radius:g} grid steps, the radius of the heads' layout, got {bound:g}"
             )
         views = max(view.shape[1] for view in batch.views.values())
         if self._layout.towers == 1 and views != self._layout.views:
@@ -183,7 +194,7 @@ def _map_of(bridge: nn.Module, basis: Basis) -> _Map:
     matrix, origin, steps, fine = basis.rows.double(), None, 2.0**_PRODUCT, 2.0**_PRODUCT
     if isinstance(bridge, nn.Linear):
         if basis.centre is not None:
-            raise ValueError("a basis with a centre applies to a tower's own features, but a linear map precedes it")
+            raise ValueError("expected a basis without a centre behind a linear map: a centre is one of a tower's own features")
         matrix = matrix @ bridge.weight.double()
     if basis.centre is not None:
         centre = basis.centre.double()

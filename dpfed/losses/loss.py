@@ -134,8 +134,8 @@ class SupCon(_Named):
     """The supervised contrast (Khosla et al. 2020): views of one class attract each other, views of different classes repel.
 
     Labels may be private. A record's class is part of the record, so the same noise protects it (docs/guarantee.md, Labels in a
-    loss). The loss sees which records of its group share a class, and nothing else. It learns only from groups in which several
-    records share a class. Groups of 16 records suit 10 classes, but not 1,000.
+    loss). The loss sees which records of its group share a class, and nothing else. In a group in which no two records do, only
+    the views of one record attract each other, and labels add nothing. Groups of 16 records suit 10 classes, but not 1,000.
 
     Args:
         temperature: Divisor of the cosine similarities; default: the model's temperature, and 0.1 without a model.

@@ -13,11 +13,13 @@ from dpfed.losses.loss import Loss
 
 
 class PairLoss(Loss):
-    """A loss of two views of each record; with more views, the mean over all pairs of views.
+    """Base class of losses of two views of each record: `of` computes the loss of one pair of views.
+
+    Of more views, the loss is the mean over all pairs; with texts, over all pairs of an image view and a text.
 
     Args:
-        options: Options of the loss, under the names of the arguments of its class. A run's configuration stores them, so a run
-            with another value counts as another run.
+        options: Options of the loss by name, as the constructor of its class takes them. A run records them (for a class that
+            is not dpfed's, only their hash), and cannot be resumed with other values.
     """
 
     def __init__(self, **options: float | bool) -> None:

@@ -1,4 +1,4 @@
-"""Defines a loss that predicts one view of a record from another, without contrast to other records, for groups.
+"""Defines a loss inside one group that predicts one view of a record from another, without contrast to other records.
 
 The loss follows SimSiam (Chen & He 2021, "Exploring Simple Siamese Representation Learning").
 """
@@ -14,7 +14,7 @@ from dpfed.losses.pairs import PairLoss
 
 
 class PredictionHead(nn.Module):
-    """A head for the loss `Prediction`: a projection of features, and a prediction of another view's projection from it.
+    """Head for the loss `Prediction`: it projects a view's features, and predicts another view's projection from the result.
 
     Args:
         embedding: D, the number of dimensions of the projection.
@@ -33,9 +33,9 @@ class PredictionHead(nn.Module):
 
 
 class Prediction(PairLoss):
-    """The loss that asks the prediction from each view to match the projection of the other view, by their cosine.
+    """A loss that compares, by the cosine, the prediction from each view with the projection of the other view.
 
-    The projection gets no gradient.
+    As the target of a prediction, a projection is detached.
 
     BYOL and SimSiam need BatchNorm so that embeddings do not collapse to one point. But BatchNorm uses the statistics of a
     batch, which no private gradient may read. For the same purpose, this loss subtracts from projections and predictions their

@@ -1,6 +1,6 @@
-"""Centring: private and public records' embeddings lose their own centres, and a loss term moves these centres.
+"""Subtracts one centre from the embeddings of private records, and another from those of public records.
 
-`dpfed.models.centres` gives the reason.
+A term of the loss moves the centres. `dpfed.models.centres` gives the reason.
 
 Shapes: S records in the group, padding included; V views of a modality; D dimensions.
 """
@@ -28,9 +28,9 @@ def centred(
 
     Returns:
         The centred embeddings, and a scalar that draws the centres to the embeddings. The gradients of the centred embeddings
-        reach the model, but not the centres; the gradient of the scalar reaches only the centres. The scalar is half the
-        squared distance of a private record's embeddings from their centre (the mean over its views), summed over modalities
-        and private records, plus the same sum over public records, scaled to the same total weight.
+        reach the model, but not the centres; the gradient of the scalar reaches only the centres. The scalar is a weighted sum
+        over modalities and records of half the squared distance of a record's embeddings from their centre, the mean over its
+        views. Private records have weight 1; the equal weights of public records add up to the number of private records.
     """
     import torch
     from torch.nn.functional import normalize

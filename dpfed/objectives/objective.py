@@ -28,7 +28,8 @@ class GroupLoss(Protocol):
         Args:
             embeddings: Embeddings ``{"image": (S, V, D)[, "text": (S, W, D)]}`` of S records (padding included), each with V
                 image views and W text views, in D dimensions. For losses that read labels, there is also ``"label": (S,)``
-                (`dpfed.objectives.classes.first_of_class`).
+                (`dpfed.objectives.classes.first_of_class`). For models with centres (`dpfed.models.centres`), there is also
+                ``"centres": (S, 1, 2 * modalities * D)``.
             present: Mask ``(S,)`` bool, False for padding.
             temperature: Temperature of the model, a scalar.
             bias: Bias of the model, a scalar; ``None`` if the model has no bias.
@@ -74,7 +75,7 @@ class Objective:
         if self.reads_labels and "label" not in self.options.model_fields:
             raise ValueError(f"{self.title}: a loss that reads labels needs the key 'label'")
         if (self.bias is not None) != ("bias" in self.options.model_fields):
-            raise ValueError(f"{self.title}: the key 'bias' and what it is for must be declared together")
+            raise ValueError(f"{self.title}: declare both `bias` and the key 'bias' of `options`, or neither")
 
 
 class ContrastOptions(Section):

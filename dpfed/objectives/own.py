@@ -18,10 +18,10 @@ _SHIPPED = ("DCL", "Prediction", "VICReg")
 
 
 def is_shipped(name: str) -> bool:
-    """Returns whether a name refers to a loss of `dpfed.losses`, which every installation of dpfed has.
+    """Returns whether a name is that of `DCL`, `Prediction` or `VICReg` of `dpfed.losses`, which every installation has.
 
     Args:
-        name: Name of the loss in the configuration.
+        name: Name of the loss in the configuration, such as ``dpfed.losses:DCL``.
     """
     return name in {f"dpfed.losses:{loss}" for loss in _SHIPPED}
 

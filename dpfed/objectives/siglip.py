@@ -23,7 +23,7 @@ class Options(ContrastOptions):
     """Options of the loss, including its bias."""
 
     bias: float | None = Field(
-        None, ge=-1000, le=1000, description="added to every logit; default -ln(S - 1), the odds of a pair"
+        None, ge=-1000, le=1000, description="added to every logit; default -ln(S - 1), the log odds of a pair"
     )
 
 
@@ -86,7 +86,7 @@ def group_loss(
         embeddings: Embeddings ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``.
         present: Mask ``(S,)`` bool, False for padding, which takes part in no pair.
         temperature: Divisor of the cosine similarities, a scalar.
-        bias: Term added to every logit, a scalar; `_start` gives its initial value.
+        bias: Term added to every logit, a scalar; -ln(S - 1) at the start, unless `Options.bias` is given.
         options: Options of the loss; ignored here, because they act on the model and the views.
         counted: Mask ``(S,)`` bool of the records whose pairs, with any record, are added up; ``None``: all that are present.
 

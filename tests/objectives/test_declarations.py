@@ -42,5 +42,5 @@ def test_another_losss_key_is_refused_unless_at_its_default(name, key, other):
 def test_what_a_loss_needs_is_declared_together_with_its_key():
     fits = {"loss": OBJECTIVES["siglip"].loss, "options": OBJECTIVES["siglip"].options}
     Objective("pairs", **fits, bias=lambda records: 0.0)
-    with pytest.raises(ValueError, match="'bias' and what it is for"):
+    with pytest.raises(ValueError, match="declare both `bias` and the key 'bias'"):
         Objective("pairs", **fits)

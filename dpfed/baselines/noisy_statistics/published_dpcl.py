@@ -50,7 +50,7 @@ class PublishedSimilarity:
         return self.given(noisy, embeddings, temperature)
 
     def release(self, similarity: Tensor, step: int) -> Tensor:
-        """Returns the noisy similarities of a step."""
+        """Adds the noise of a step to similarities ``(2n, 2n)`` or ``(n, n)``, in place, and returns them."""
         return self._noise.add_(similarity, step)
 
     def given(self, noisy: Tensor, embeddings: Tensor, temperature: Tensor) -> Cotangents:
@@ -86,7 +86,7 @@ class PublishedMoments:
     Args:
         mean_noise: Noise whose standard deviation is the noise multiplier times 2/n.
         scatter_noise: Noise with a standard deviation of noise multiplier times 6, for the sums of squares around the mean.
-        redundancy: Weight of the terms off the diagonal.
+        redundancy: Weight of the squared correlations between different dimensions.
     """
 
     SCATTER_SENSITIVITY = 6.0
@@ -100,11 +100,22 @@ class PublishedMoments:
         return 2 / batch
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """Releases means and variances, returns the cotangents; see `record_gradients.Statistics`. Ignores `temperature`."""
+        """Releases means and variances, and returns the cotangents; see `record_gradients.Statistics`.
+
+        `temperature` is ignored.
+        """
         return self.given(*self.release(normalize(embeddings, dim=2), step), embeddings)
 
     def release(self, units: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Returns the noisy means and variances of a step, each ``(2, D)``."""
+        """Releases the means and variances of each view's embeddings over the records, with the noise of a step.
+
+        Args:
+            units: Embeddings of unit length, ``(n, 2, D)``.
+            step: Training step, a part of the noise's key.
+
+        Returns:
+            Noisy means and noisy variances, each ``(2, D)``; a variance that the noise would make negative is 0.
+        """
         mean = units.mean(dim=0)
         scatter = (units - mean).square().sum(dim=0)
         noisy = self._scatter_noise.add_(scatter, step).clamp(min=0) / max(1, len(units) - 1)

@@ -61,12 +61,12 @@ class Statistics(Protocol):
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
         """Makes the release of one step and returns the cotangents.
 
-        Given the release, a record's cotangents are a function of its own embeddings, bit by bit.
+        In a sound method, a record's cotangents are, given the release, a function of its own embeddings, bit by bit.
 
         Args:
             embeddings: Embeddings of all records of the batch, ``(n, 2, D)``.
             temperature: Temperature, a scalar.
-            step: Training step, which determines the noise.
+            step: Training step, a part of the noise's key.
         """
 
 
@@ -78,8 +78,11 @@ class StatisticsEngine(Engine):
     Args:
         model: Model that draws no random numbers, because records are embedded twice.
         precision: Precision of the forward pass.
-        statistics: Release of the method.
+        statistics: Statistics that the method releases.
         by_view: Whether each view's gradient is clipped separately, rather than each record's.
+
+    Raises:
+        UserError: If the model draws random numbers.
     """
 
     name = "statistics"

@@ -95,18 +95,27 @@ class ReleasedEmbeddings:
         return torch.from_numpy(np.minimum((uniforms * self._slots).astype(np.int64), self._slots - 1))
 
     def release(self, embeddings: Tensor, slot: Tensor, step: int) -> Tensor:
-        """Returns the noisy slots of a step, ``(M, 2, D)``."""
+        """Adds up the embeddings of each slot, clipped to the unit ball, and adds the noise of a step.
+
+        Args:
+            embeddings: Embeddings ``(n, 2, D)``.
+            slot: Slot of each record, ``(n,)`` int64.
+            step: Training step, a part of the noise's key.
+
+        Returns:
+            The noisy slots, ``(M, 2, D)``.
+        """
         # In a rounded sum, a record's contribution would depend on the others.
         members = torch.cat([bounded(pair) for pair in embeddings.split(1)]).to(exact_type(embeddings.device))
         member = one_hot(slot, self._slots).to(members.dtype)  # a product: index_add_ sums in no fixed order on a GPU
         return self._noise.add_(torch.einsum("nm,nvd->mvd", member, members).contiguous(), step).to(embeddings.dtype)
 
     def denoised(self, noisy: Tensor) -> Tensor:
-        """Estimates single embeddings from the slots, ``(M, 2, D)``. This is post-processing, at no privacy cost.
+        """Estimates a single embedding from each of the noisy slots ``(M, 2, D)``. Post-processing costs no privacy.
 
-        The mean over all slots is accurate, and keeps embeddings from collapsing into one point. The rest of a slot is mostly
-        noise: it is shrunk like a Gaussian with the variance of the expected B/M members of unit length, and scaled to the
-        variance of one embedding.
+        The mean over all slots is accurate, and keeps embeddings from collapsing into one point. A slot's difference from the
+        mean is mostly noise. It is shrunk as is best for a Gaussian with the variance of B/M embeddings of unit length, and
+        then scaled to the variance of one embedding.
         """
         members = self._batch / self._slots
         mean = noisy.mean(dim=0)
@@ -159,7 +168,7 @@ def barlow_twins(averages: Tensor, least_variance: float, redundancy: float) -> 
     Args:
         averages: Averages ``(D + 4, D)``.
         least_variance: Lower bound of the variances.
-        redundancy: Weight of the terms off the diagonal.
+        redundancy: Weight of the squared correlations between different dimensions.
     """
     mean, square, cross = averages.split([2, 2, averages.shape[1]])
     deviation = (square - mean.square()).clamp(min=least_variance).sqrt()
@@ -173,7 +182,7 @@ class ReleasedMoments:
     Args:
         batch: B, the public divisor of all sums.
         noise: Noise whose standard deviation is the release's noise multiplier times `SENSITIVITY`.
-        redundancy: Weight of the terms off the diagonal.
+        redundancy: Weight of the squared correlations between different dimensions.
     """
 
     SENSITIVITY = math.sqrt(5)
@@ -193,13 +202,21 @@ class ReleasedMoments:
         return Cotangents.of_each(of_record, embeddings)
 
     def release(self, units: Tensor, step: int) -> Tensor:
-        """Returns the noisy sums of a step, ``(D + 4, D)``."""
+        """Computes the sums of `moments` over the records, and adds the noise of a step.
+
+        Args:
+            units: Embeddings of unit length, ``(n, 2, D)``.
+            step: Training step, a part of the noise's key.
+
+        Returns:
+            The noisy sums, ``(D + 4, D)``.
+        """
         # In a rounded sum, a record's contribution would depend on the others.
         exact = torch.cat([bounded(pair) for pair in units.split(1)]).to(exact_type(units.device))
         return self._noise.add_(moments(exact), step).to(units.dtype)
 
     def slope(self, noisy: Tensor) -> Tensor:
-        """Computes G, the derivative of the loss with respect to the averages, ``(D + 4, D)``."""
+        """Computes G, the derivative of the loss with respect to the averages, from noisy sums; both are ``(D + 4, D)``."""
         averages = (noisy / self._batch).requires_grad_()
         dimensions = noisy.shape[1]
         (slope,) = torch.autograd.grad(barlow_twins(averages, _LEAST_VARIANCE / dimensions, self._redundancy), averages)

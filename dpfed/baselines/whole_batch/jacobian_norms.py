@@ -202,7 +202,7 @@ class NormBounds:
 
 
 class ExactNorms:
-    """Computes gradient norms exactly, from the Jacobians themselves.
+    """Computes gradient norms from the Jacobians themselves, exactly except for a small margin that covers rounding.
 
     Args:
         blocks: Parts of each tower's Jacobians; no parameter serves two towers.

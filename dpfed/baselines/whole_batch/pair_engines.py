@@ -62,10 +62,15 @@ class _PairEngine(Engine):
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
-        """Adds the clipped gradients of a batch, which is one group; see `Engine`.
+        """Adds the clipped gradients of a batch, which is one group; see `Engine.add_clipped`.
+
+        Records whose embeddings or Jacobians are not finite are left out.
 
         Returns:
-            Norms, or their bounds, of all clipped gradients; private.
+            Norms before clipping, or upper bounds of them, of all gradients that are clipped; private.
+
+        Raises:
+            UserError: If exact norms are configured, and the towers share a parameter.
         """
         views = batch.views
         if len(views["image"]) < 2:
@@ -111,7 +116,10 @@ class _PairEngine(Engine):
             small = self._disjoint and memory <= _MOST_MEMORY and work <= _MOST_WORK
             self.norms = "exact" if small else "bound"
         elif self._asked == "exact" and not self._disjoint:
-            raise UserError("the towers share parameters: set bounding.options.norms = 'bound'. [baseline-shared-towers]")
+            raise UserError(
+                "bounding.options.norms = 'exact' needs towers that share no trained parameter, and these share some: set it "
+                "to 'bound' or 'auto'. [baseline-shared-towers]"
+            )
 
     def _jacobians(self, views: Views) -> tuple[Tensor, Norms]:
         parts = _parts(views, self._towers)
@@ -144,11 +152,15 @@ class LogitEngine(_PairEngine):
     """Clips each similarity's gradient, and adds these up weighted by the derivatives of the loss (Kong et al., Logit-DP).
 
     Args:
-        model: Model with towers and a fixed temperature, see `_PairEngine`.
+        model: Model with a method ``embed_images`` and, for records with text, ``embed_text``; its temperature is fixed.
         max_batch: Largest number of records in a batch, public.
-        norms: Norms to clip by, ``auto``, ``exact`` or ``bound``.
+        norms: Norms to clip by: ``exact`` norms, upper bounds (``bound``), or ``auto``. With ``auto``, norms are exact if the
+            towers share no trained parameter, and exact norms need little memory and work.
         one_sided: Whether only the first views are anchors, as in the paper, rather than both directions of the contrast.
         spread_out: Weight of the spread-out regulariser.
+
+    Raises:
+        UserError: If the model draws random numbers.
     """
 
     name = "logit"

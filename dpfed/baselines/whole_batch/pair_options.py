@@ -45,13 +45,13 @@ from dpfed.schema.section import Section
 
 
 class PairOptions(Section):
-    """``[bounding.options]`` of `sample`."""
+    """Keys of the section ``[bounding.options]`` for the method `sample`."""
 
     norms: Literal["auto", "exact", "bound"] = Field("auto", description="exact norms, or bounds by the triangle inequality")
 
 
 class LogitOptions(PairOptions):
-    """``[bounding.options]`` of `logit`."""
+    """Keys of the section ``[bounding.options]`` for the method `logit`."""
 
     one_sided: bool = Field(False, description="only the first views are anchors, as in the paper: half the sensitivity")
     spread_out: float = Field(0.0, ge=0, description="weight of the spread-out regulariser")

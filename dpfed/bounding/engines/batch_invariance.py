@@ -2,11 +2,11 @@
 
 A pass is one forward and one backward computation over the records of many groups. No library guarantees that the bits of one
 group do not depend on the others. So an engine tests the device before its first pass, and again from time to time. The test
-puts the same group into several passes, of every public shape, at other positions, and beside other groups whose values are
-ordinary, huge or NaN. Then it compares everything from which this group's part of the sum is computed. The groups that are
-compared are called probes. They have every size. Some consist of noise, some of nearly equal records, and some of equal
-records. If there is a difference, the check compares the operations of the two passes one by one. The error names the first
-operation that differs.
+puts the same group into several passes, of every public shape (later, of some), at other positions, and beside other groups
+whose values are ordinary, huge or NaN. Then it compares everything from which this group's part of the sum is computed. The
+groups that are compared are called probes. They have every size. Some consist of noise, some of nearly equal records, and some
+of equal records. If there is a difference, the check compares the operations of the two passes one by one. The error names the
+first operation that differs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PassFunction(Protocol):
 
 
 class DependsOnOthers(UserError):
-    """Raised if, on a device or for a model, the result of a group depends on the other groups of its pass."""
+    """Raised if the result of a group depends on the other groups of its pass, or if a model's random numbers may hide that."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def require_batch_invariance(
     """
     if any(draws(module) for module in model.modules()):
         raise DependsOnOthers(
-            "the model drops units at random, so nobody can check whether records that share a pass change each other's "
-            "gradients: the engine takes one group at a time, as bounding.engine = 'loop' does. [engine-dropout]"
+            "the model has dropout, so nobody can check whether records that share a pass change each other's gradients: the "
+            "engine takes one group at a time, as bounding.engine = 'loop' does. [engine-dropout]"
         )
     seen: dict[int, tuple[Trial, int, list[Tensor]]] = {}
     alike: set[int] = set()  # probes that were compared: their parts are no longer kept
@@ -174,7 +174,7 @@ def require_batch_invariance(
                 what = _first_difference(run_pass, vocabulary, (earlier, first_place), (trial, place))
                 raise DependsOnOthers(
                     f"on this device ({parts[0].device.type}), a group's gradient depends on the other groups of its pass "
-                    f"({what}), so the engine takes one group at a time, as bounding.engine = 'loop' does. [engine-not-alike]"
+                    f"({what}): the engine takes one group at a time, as bounding.engine = 'loop' does. [engine-not-alike]"
                 )
 
 

@@ -34,14 +34,14 @@ class EngineInputs:
         rank: Number of the worker, from 0.
         precision: Precision of the forward pass.
         loss: Loss of one group.
-        loss_name: Name of the loss in `dpfed.objectives.OBJECTIVES`, for engines that support certain losses only.
+        loss_name: Name of the loss in the configuration, for engines that support certain losses only.
         loss_options: Options of the loss.
         contrasted: Expected number of records that are contrasted with each other.
         reads_text: Whether the model contrasts images with captions.
         options: Checked options of the method.
         engine: Name of the engine in `dpfed.bounding.engines.ENGINES`, for methods that have several.
         microbatch: Number of records whose activations are in memory at a time.
-        pass_records: Number of records of a pass over several groups; ``None``: the engine's default.
+        pass_records: Approximate number of records of a pass over several groups; ``None``: the engine's default.
         check_every: Number of steps after which `layerwise` repeats its check of batch invariance; ``None``: never.
     """
 

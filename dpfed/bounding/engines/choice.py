@@ -49,7 +49,7 @@ def build_engine(
         loss: Loss of one group.
         group_size: S, the expected number of records in a group.
         if_unlike: Action if groups that share a pass change each other's result, see `LayerwiseEngine`.
-        records: Number of records of a usual pass, see `LayerwiseEngine`; ``None``: the engine's default.
+        records: Approximate number of records of a pass, see `LayerwiseEngine`; ``None``: the engine's default.
         check_every: Number of steps between checks, see `LayerwiseEngine`; ``None``: only one check, before the first pass.
     """
     if name == "layerwise":
@@ -74,8 +74,9 @@ def choose_engine(
         precision: Precision of the forward pass.
         loss: Loss of one group.
         groups: Number of groups in the whole run. A run of few groups uses ``loop``, which needs no check.
-        told: Callback that receives the choice and its reason.
-        records: Number of records of a usual pass, see `LayerwiseEngine`; ``None``: the engine's default.
+        told: Callback that receives the choice and its reason. It is not called for a model with BatchNorm over a group, which
+            no other engine than ``loop`` fits.
+        records: Approximate number of records of a pass, see `LayerwiseEngine`; ``None``: the engine's default.
     """
     if mixes_records(model):
         return "loop"  # no other engine fits, see `refuse_mixing`
@@ -123,7 +124,7 @@ def _refusal(
         batch: Groups of the shape that training will use, filled with noise.
         precision: Precision of the forward pass.
         loss: Loss of one group.
-        records: Number of records of a usual pass, see `LayerwiseEngine`; ``None``: the engine's default.
+        records: Approximate number of records of a pass, see `LayerwiseEngine`; ``None``: the engine's default.
 
     Returns:
         The error that explains why `layerwise` does not fit; ``None`` if it fits.

@@ -31,10 +31,11 @@ class GroupBatch:
     """The views of the records of one or more groups, one group after the other.
 
     Attributes:
-        views: Views ``{"image": (n, V, 3, H, W), "text": (n, W, L)}`` of n records on the model's device: V images of H x W
-            pixels, and W texts of L tokens. For losses that read labels also ``"label": (n, 1, 1)`` int64.
+        views: Views ``{"image": (n, V, C, H, W), "text": (n, W, L)}`` of n records on the model's device: V images of C
+            channels and H x W pixels, and W texts of L tokens. For losses that read labels also ``"label": (n, 1, 1)`` int64.
+            If the features of frozen towers are computed once, they replace images and texts: ``(n, V, F)``.
         offsets: Boundaries of the G groups, G + 1 row numbers; group g has the rows ``offsets[g]:offsets[g + 1]``.
-        step: Training step, for engines that draw noise.
+        step: Training step.
     """
 
     views: Views
@@ -81,6 +82,8 @@ class GroupBatch:
 class Engine(ABC):
     """Base class of engines, which compute, clip and add up the gradients of groups.
 
+    The constructor changes settings of torch for the whole process, see `exact_arithmetic`.
+
     Args:
         model: Model, on its device.
 
@@ -88,6 +91,9 @@ class Engine(ABC):
         name: Name in configurations and messages.
         adds_whole_parts: Whether the engine can add to integer sums, in which every group's part is a vector of integers and
             the sum is exact.
+
+    Raises:
+        UserError: If the model has no trainable parameter.
     """
 
     name: ClassVar[str]
@@ -118,7 +124,7 @@ class Engine(ABC):
                 `Method.supports_metrics` are given a list.
 
         Returns:
-            Gradient norms before clipping, of the groups that have at least two records; private.
+            Gradient norms before clipping, of the groups that have at least two records, in any order; private.
         """
 
 
@@ -193,9 +199,9 @@ _WITHOUT = _WithoutOneDnn()
 
 
 def draws(module: nn.Module) -> bool:
-    """Returns whether a module may draw random numbers.
+    """Returns whether a module has a dropout rate above 0, and so may draw random numbers.
 
-    These modules are dropout of units, of paths (timm) and of patches (open_clip), and attention with dropout.
+    The rate is an attribute ``p``, ``drop_prob`` (timm's paths), ``prob`` (open_clip's patches) or ``dropout`` (attention).
     """
     rates = (getattr(module, name, None) for name in ("p", "drop_prob", "prob", "dropout"))
     return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
@@ -245,7 +251,7 @@ class LossOfViews(nn.Module):
         return temperature_of(self.model), bias_of(self.model)
 
     def of(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes the loss of one group from its embeddings; labels only tell it which records are of one class."""
+        """Computes the loss of one group from its embeddings; of labels, the loss sees only which records share a class."""
         if LABEL in embeddings:
             embeddings = {**embeddings, LABEL: first_of_class(embeddings[LABEL], present)}
         return self._loss(embeddings, present, temperature, bias)

@@ -51,20 +51,24 @@ class LayerwiseEngine(Engine):
     added to the sum. On a device that fails the check, the engine warns, and takes one group after the other, as `LoopEngine`
     does.
 
-    On a GPU, a pass is recorded as a CUDA graph and then replayed, if the replay gives the same bits
+    On a GPU with Triton, a pass is recorded as a CUDA graph and then replayed, if the replay gives the same bits
     (`dpfed.bounding.engines.repeated_pass`).
 
     Args:
         model: Model in which every trainable parameter is read once, by a torch function for which there is a rule.
         precision: Precision of the forward pass.
         loss: Loss of one group. `torch.func.vmap` must be able to batch it, unless its attribute ``batches`` is false.
-        records: Number of records of a usual pass; default: few on CPUs, whose cache is small.
-        group_size: S, the expected number of records in a group.
+        records: Approximate number of records of a pass; default: 32 on CPUs, whose cache is small, and elsewhere 128 to 512,
+            the fewer the larger the images are.
+        group_size: S, the expected number of records in a group; default: 16.
         check_every: Number of steps after which the check is repeated, briefly, at the weights of that step; ``None``: never.
         if_unlike: Action if groups that share a pass change each other's result on this device. With ``warn``, the engine
             warns, and takes one group at a time. With ``raise``, it raises an error. With ``try``, it makes a brief check only,
             and raises an error if that fails. With ``go on``, it makes no check. ``try`` and ``go on`` are only for records
             that are not private.
+
+    Raises:
+        UserError: If a layer normalises the records of a pass together, or the model has no trainable parameter.
     """
 
     name = "layerwise"
@@ -97,8 +101,8 @@ class LayerwiseEngine(Engine):
         """Adds every group's clipped gradient to a flat vector, see `Engine.add_clipped`.
 
         Raises:
-            Unsupported: If a layer uses a trainable parameter in a way that no rule covers, or uses it twice; or if a kernel
-                fails.
+            Unsupported: If the rules do not cover the model: for example, a trainable parameter is used twice, or takes no part
+                in the loss; or if a kernel of Triton fails.
             DependsOnOthers: If groups that share a pass change each other's result, and `if_unlike` is ``raise`` or ``try``.
         """
         try:

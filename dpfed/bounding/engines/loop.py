@@ -35,7 +35,7 @@ def add_clipped(gradients: Sequence[Tensor], clip_norm: float | Clip, parts: lis
 
 
 class LoopEngine(Engine):
-    """Engine that makes one forward and one backward pass per group, in as many threads as there are cores."""
+    """Engine that makes one forward and one backward pass per group; on CPUs in several threads, see `Threads`."""
 
     name = "loop"
 

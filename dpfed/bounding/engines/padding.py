@@ -35,7 +35,7 @@ class Padding:
         totals: Permitted numbers of records of a pass, fillers included, ascending.
         groups: Number of groups for which a pass has a place; places may be empty.
         slots: Number of records of the longest group that may share a pass. A longer group has a pass of its own.
-        aim: Approximate number of records of a usual pass.
+        aim: Approximate number of records that a pass gets.
         typical: S, the expected number of records of a group. It decides how a layer computes a norm.
     """
 
@@ -54,7 +54,8 @@ class Padding:
         Args:
             device: Device type: ``cpu``, ``cuda`` or ``mps``.
             group_size: S, the expected number of records of a group; default: 16.
-            records: Number of records of a usual pass; default: few on CPUs, whose cache is small.
+            records: Approximate number of records of a pass; default: 32 on CPUs, whose cache is small, and elsewhere 128 to
+                512, by the number of pixels.
             pixels: Number of pixels in all views of a record.
         """
         typical = group_size or _TYPICAL

@@ -161,7 +161,7 @@ def first_unlike(repeated: Add, direct: Add, views: Views, padding: Padding, zer
         zeros: Empty sum ``(P,)``, in the dtype of a step's sum.
 
     Returns:
-        The name of the first difference; ``None`` if there is none.
+        The first difference in words; ``None`` if there is none.
     """
     noise = list(trials(views, padding, padding.totals * 3))
     for number, trial in enumerate([*noise, *noise[:2]]):  # the first two again, after others
@@ -170,7 +170,7 @@ def first_unlike(repeated: Add, direct: Add, views: Views, padding: Padding, zer
         clip = _CLIPS[number % 2]
         figures = [add(batch, groups, clip, into) for add, into in zip((repeated, direct), sums, strict=True)]
         if not same(*figures):
-            return "other norms or losses"
+            return "a replay gave other norms or losses"
         if not same(*sums):
-            return "another sum"
+            return "a replay gave another sum"
     return None

@@ -99,7 +99,8 @@ def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, inputs: PassIn
         The terms of all trainable parameters, and the losses ``(G,)`` of the G groups.
 
     Raises:
-        Unsupported: If a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
+        Unsupported: If the rules do not cover the model: for example, a trainable parameter is used twice, or takes no part in
+            the loss.
     """
     with same_at_all_places() if inputs.at_places else contextlib.nullcontext():
         return _run_pass(loss, views, grouping, inputs)
@@ -140,7 +141,7 @@ def _check_once(terms: list[Term], names: list[str]) -> None:
     """Raises `Unsupported` unless each parameter has one term, or one for each of its parts."""
     seen = {(term.target.parameter, term.target.part) for term in terms}
     if len(seen) < len(terms):
-        raise Unsupported("a layer is used more than once [layer-used-twice]")
+        raise Unsupported("a trainable parameter is used more than once [layer-used-twice]")
     if missing := set(range(len(names))) - {parameter for parameter, _ in seen}:
         raise Unsupported(f"'{names[min(missing)]}' takes no part in the loss [layer-not-in-loss]")
 
@@ -158,7 +159,7 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
         device: Device of the model.
 
     Raises:
-        Unsupported: If a layer has as many rows for two records as for one.
+        Unsupported: If a layer does not have twice as many rows for two records as for one.
     """
     rows: list[list[int]] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -177,7 +178,7 @@ def add_up(terms: list[Term], clip_norm: float | Clip, grouping: Grouping, parts
     Args:
         terms: Terms of all trainable parameters.
         clip_norm: Norm C, or another `Clip`.
-        grouping: Grouping of the records. Sums over the terms have a column for each place for a group, empty places included.
+        grouping: Grouping of the records.
         parts: Views of the sum, one for each trainable parameter, which are changed in place.
 
     Returns:

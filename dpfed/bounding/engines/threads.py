@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Pool of as many threads as there are cores.
+    """Pool of as many threads as torch would use for one operation, by default one for each core.
 
     A group is too small to keep several cores busy, so each thread takes its own groups on one core.
 

@@ -176,8 +176,8 @@ def pull_back(
         adds: Whether `normalise` added a term.
 
     Returns:
-        Gradients of the images and of the added term, in the images' dtype; gradients of scale and shift for every image,
-        ``(n, 2, C)`` float32.
+        Gradients of the images and of the added term (``None`` without such a term), in the images' dtype; gradients of scale
+        and shift for every image, ``(n, 2, C)`` float32.
     """
     x, g = _channels_last(images, images), _channels_last(slopes, out)
     of_images, of_added = torch.empty_like(x), torch.empty_like(x) if adds else None

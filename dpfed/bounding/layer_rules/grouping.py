@@ -22,10 +22,12 @@ from dpfed.errors import Notice, UserError
 
 
 class Unsupported(UserError):
-    """Raised if a trainable parameter is used in a way that no rule covers. The message reveals nothing about the records.
+    """Raised if the engine `layerwise` does not fit a model, for example because no rule covers the use of a parameter.
+
+    The message reveals nothing about the records.
 
     Args:
-        what: Description of the use, with the code of the error.
+        what: Reason, followed by a space and the code of the error.
     """
 
     def __init__(self, what: str) -> None:

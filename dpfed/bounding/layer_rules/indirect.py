@@ -21,8 +21,8 @@ class AdaptedWeight:
 
     Attributes:
         update: Adapter of the weight.
-        up: Destination of the gradient of the adapter's ``up (blocks, out, r)``.
-        down: Destination of the gradient of the adapter's ``down (blocks, r, in)``.
+        up: Destination of the gradient of the adapter's factor ``up``, ``(c, out, r)`` for c adapted blocks.
+        down: Destination of the gradient of the adapter's factor ``down``, ``(c, r, in)``.
     """
 
     update: LowRankUpdate
@@ -30,7 +30,7 @@ class AdaptedWeight:
     down: Target
 
     def terms(self, inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Iterable[Term]:
-        """Yields the terms of both factors, up to the scale: sums over t of ``g_t (down a_t)^T`` and ``(up^T g_t) a_t^T``.
+        """Yields the terms of both factors: sums over t of ``scale g_t (down a_t)^T`` and ``scale (up^T g_t) a_t^T``.
 
         Args:
             inputs: Inputs of the layer, ``(n k, ..., in)``, with rows a_t.

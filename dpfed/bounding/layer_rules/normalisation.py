@@ -150,7 +150,7 @@ def batch_norm(
 ) -> Any:
     """Computes and records ``F.batch_norm`` on ``(n k, C, ...)`` with running statistics, or on a convolution's kernel.
 
-    Statistics of a batch would mix records.
+    It returns ``NotImplemented`` for statistics of a batch, which would mix records.
     """
     if recorder.source(input) is not None:
         bare = training and all(value is None for value in (running_mean, running_var, weight, bias))

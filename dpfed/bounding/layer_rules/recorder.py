@@ -65,11 +65,11 @@ class Recorder(TorchFunctionMode):
     def target(self, tensor: Tensor | None) -> Target | None:
         """Returns the destination of a tensor's gradient, for rules that cover neither adapted nor standardised weights.
 
-        For a tensor that the recorder does not watch, the destination is ``None``. Such rules detach the tensor.
+        For a tensor that the recorder does not watch, the destination is ``None``.
 
         Raises:
-            Unsupported: If the tensor is an adapted or standardised weight, or is computed from activations: the tensor's
-                gradient would be lost.
+            Unsupported: If the tensor is an adapted or standardised weight, or is computed from activations: the rule detaches
+                the tensor, so the gradient would be lost.
         """
         source = self.source(tensor)
         if isinstance(source, AdaptedWeight):
@@ -86,7 +86,11 @@ class Recorder(TorchFunctionMode):
         return tensor
 
     def alias(self, seen: Tensor, tensor: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
-        """Watches ``seen``, which is ``view(tensor)``, as a view of a watched tensor."""
+        """Watches ``seen``, which is ``view(tensor)``, as a view of a watched tensor.
+
+        Raises:
+            Unsupported: If `tensor` is not watched, or is an adapted weight.
+        """
         source = self.source(tensor)
         if isinstance(source, StandardisedWeight):  # `pulled_back` handles the shape
             return self.watch(seen, source)

@@ -64,7 +64,7 @@ class RowSums:
 
 
 def side_by_side(terms: Iterable[Term]) -> list[Term]:
-    """Merges all `RowSums` over equally many rows into one term, and returns all terms."""
+    """Merges the `RowSums` that have equally many rows into one term; returns the merged terms and all other terms."""
     kept: list[Term] = []
     sums: dict[int, list[RowSums]] = defaultdict(list)
     for term in terms:

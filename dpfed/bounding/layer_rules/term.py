@@ -150,7 +150,7 @@ def add_weighted(gradients: Gradients, factors: Tensor, place: Tensor) -> None:
 
 
 def squares_of(gradients: Gradients, grouping: Grouping) -> Tensor:
-    """Returns the sums of squares ``(G,)``, in the grouping's exact dtype."""
+    """Returns the squared norm of each group's gradient, ``(G,)``, added up in the grouping's exact dtype."""
     if isinstance(gradients, Tensor):
         flat = gradients.reshape(len(gradients), -1)
         if grouping.has_kernels_for(flat):

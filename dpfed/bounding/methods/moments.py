@@ -4,21 +4,21 @@ Step 0 releases the mean of each tower's features. Step 1 subtracts these means,
 and each tower's auto-moment. Every record takes part in both. There is no sampling and no training, and the towers embed each
 record on its own.
 
-**A record's part.** A tower's features f are normalised to unit length; a public point o (the mean of public features, or 0) is
-subtracted, and the result multiplied by a public matrix P, usually a projection to k dimensions: ``d = P (f / |f| - o)``. This
-is normalised to ``x = d / max(|d|, |P| / 10^4)``, so |x| <= 1, also for features near o. P and o are fixed before any record is
-read. The features of several captions are averaged first; several views of an image give several vectors x. Step 0 takes their
-mean m for each of n towers; n = 2 for image and text, and 1 for images alone. Step 1 subtracts a released centre c, ``u = (x -
-c) / max(|x - c|, 10^-4)``, so |u| <= 1. It takes the mean M of all products ``u v'`` of an image's vector u with a text's
-vector v (of images alone: of two different views), and for each tower the mean A of all ``u u'``. Features that are zero or not
-finite give the vector 0.
+**A record's contribution.** A tower's features f are normalised to unit length; a public point o (the mean of public features,
+or 0) is subtracted, and the result multiplied by a public matrix P, usually a projection to k dimensions: ``d = P (f / |f| -
+o)``. This is normalised to ``x = d / max(|d|, |P| / 10^4)``, so |x| <= 1, also for features near o. P and o are fixed before
+any record is read. The features of several captions are averaged first; several views of an image give several vectors x. Step
+0 takes their mean m for each of n towers; n = 2 for image and text, and 1 for images alone. Step 1 subtracts a released centre
+c, ``u = (x - c) / max(|x - c|, 10^-4)``, so |u| <= 1. It takes the mean M of all products ``u v'`` of an image's vector u with
+a text's vector v (of images alone: of two different views), and for each tower the mean A of all ``u u'``. Features that are
+zero or not finite give the vector 0.
 
 **Lemma.** Adding one record moves the sum of step t by at most sqrt(w_t) in the L2 norm, for any centre, where w_0 = a and
 w_1 = 1 - a. Step 0: each m is a mean of vectors of length 1 at most, and is scaled by sqrt(a / n): together sqrt(a). Step 1: a
 product of two vectors of length 1 at most has Frobenius norm 1 at most, and so has a mean of such products. M is scaled by
 sqrt(b), each of n matrices A by sqrt((1 - a - b) / n): together sqrt(b + (1 - a - b)) = sqrt(1 - a). A symmetric matrix is
 represented by its upper triangle, with the entries off the diagonal times sqrt(2), which has the same length. The bound is
-tight: unit features reach it. ∎
+tight: features of unit length reach it. ∎
 
 **Both steps are one Gaussian mechanism** of sensitivity 1 and noise sigma. Noise of the same standard deviation sigma is added
 to each number of both sums, and the second sum depends on the first release (by c). Gaussian releases with ratios of
@@ -36,7 +36,7 @@ integers, and multiplied by integers that are no larger than R times the scales 
 computed numbers: for any N, with any number of owners (`dpfed.bounding.pair_moments`, `dpfed.models.moment_layout`,
 docs/guarantee.md).
 
-Units: the parts of a unit's records are averaged, so a unit moves the sum as one record does.
+Units: the contributions of a unit's records are averaged, so a unit moves the sum as one record does.
 """
 
 from __future__ import annotations
