@@ -114,7 +114,11 @@ class Features:
             progress(first + len(rows))
 
     def shards(self) -> Iterator[Shard]:
-        """Yields the shards one after another. Their records follow each other in the order of `rows`."""
+        """Yields the shards one after another. Their records follow each other in the order of `rows`.
+
+        Raises:
+            FileNotFoundError: If the file of a shard is missing or damaged.
+        """
         for number in range(-(-len(self) // SHARD)):
             yield self._shard(number)
 
@@ -135,6 +139,10 @@ class Features:
 
         Returns:
             Features ``(n, W, F)`` float32.
+
+        Raises:
+            ValueError: If `positions` is empty.
+            FileNotFoundError: If the file of a shard is missing or damaged.
         """
         return self._gather(
             positions, lambda shard, places, chosen: shard.image[places[:, None], torch.from_numpy(views[chosen])]
@@ -147,6 +155,10 @@ class Features:
             positions: Positions of the records, ``(n,)`` (see `positions`).
             choice: Number u in [0, 1) for each record, ``(n,)`` float64. It selects caption number floor(u k) of the record's k
                 captions, counted from 0.
+
+        Raises:
+            ValueError: If `positions` is empty.
+            FileNotFoundError: If the file of a shard is missing or damaged.
         """
 
         def of(shard: Shard, places: Tensor, chosen: np.ndarray) -> Tensor:
@@ -161,6 +173,10 @@ class Features:
 
         Args:
             positions: Positions of the records, ``(n,)`` (see `positions`).
+
+        Raises:
+            ValueError: If `positions` is empty.
+            FileNotFoundError: If the file of a shard is missing or damaged.
         """
 
         def of(shard: Shard, places: Tensor, _: np.ndarray) -> Tensor:
@@ -194,7 +210,7 @@ class Features:
                 result = part.new_empty(len(positions), *part.shape[1:])
             result[torch.from_numpy(chosen)] = part
         if result is None:
-            raise ValueError("no record was asked for")
+            raise ValueError("expected the position of at least one record, got none")
         return result
 
     def _shard(self, number: int) -> Shard:

@@ -42,7 +42,8 @@ def claimed_features(place: Path, key: str, say: Callable[[str], None]) -> Itera
         The folder for the shards of these features, which may not exist yet.
 
     Raises:
-        UserError: If another user owns `place` or can read it, or its file system has no locks.
+        UserError: If `place` is not a folder, belongs to another user, gives other users any permission, or is on a file system
+            without locks.
         OSError: If `place` cannot be created or written to.
     """
     place.mkdir(mode=0o700, exist_ok=True)

@@ -75,7 +75,7 @@ class PublicTower:
             pixels: Images, ``(n, 3, size, size)`` uint8.
 
         Raises:
-            UserError: If the tower's features of noise are not finite.
+            UserError: If the model has no image tower, or the tower's features of noise are not finite.
         """
         return self._passes(method_of(self._model, "features"), self._views.plain(pixels.to(self._device)))
 

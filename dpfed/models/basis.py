@@ -32,7 +32,7 @@ class Basis:
 
     Raises:
         ValueError: If `rows` is not a matrix of finite numbers, or all of them are 0; if the centre does not have F numbers; or
-            if the centre is longer than 1, which no mean of unit vectors is.
+            if the centre is longer than 1, which no mean of vectors of length 1 is.
     """
 
     rows: Tensor
@@ -46,7 +46,10 @@ class Basis:
         if self.centre is not None and (
             self.centre.shape != self.rows.shape[1:] or not self.centre.double().norm().item() <= 1 + 1e-6
         ):
-            raise ValueError(f"a centre has {self.rows.shape[1]} numbers and at most length 1, got {tuple(self.centre.shape)}")
+            raise ValueError(
+                f"expected a centre of {self.rows.shape[1]} numbers whose norm is at most 1, got the shape "
+                f"{tuple(self.centre.shape)}, or a larger norm"
+            )
 
     def first(self, dimensions: int) -> Basis:
         """Returns the basis of the first k rows.
@@ -64,7 +67,8 @@ class Basis:
     def project(self, features: Tensor) -> Tensor:
         """Maps features ``(..., F)`` to ``(..., k)`` of unit length; a vector that maps to 0 stays 0.
 
-        The engine computes the same map with integer sums (`dpfed.bounding.pair_moments`).
+        The engine computes the same map with integer sums (`dpfed.bounding.pair_moments`). But it maps features that are all 0
+        to 0, also if the basis has a centre.
         """
         return projected(features, self.rows, self.centre)
 

@@ -67,8 +67,8 @@ def build_model(
 
     Raises:
         UserError: If an argument has the wrong type, the widths do not fit together, or the objective needs another kind of
-            model; if an open_clip model, a timm encoder, a text tower or the anchors are not available; or if the starting
-            weights are those of another model.
+            model; if an open_clip model, a timm encoder, a text tower or the anchors are not available; if a tower lacks a part
+            that `adaptation` trains; or if the starting weights are those of another model.
     """
     kinds = {"model": (model, ModelConfig), "objective": (objective, ObjectiveConfig)}
     for section, (given, kind) in kinds.items():
@@ -142,8 +142,8 @@ def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> 
         if isinstance(built, SimCLRModel | TwoTowerModel):
             raise UserError(
                 f"model.image = {model.image!r} returns a whole model, {type(built).__name__}; expected an encoder (images "
-                "to features): return only the encoder; dpfed adds the projection to [model] embedding. To train a whole "
-                "model, such as BYOL, in one process, use dpfed.Trainer(model, ...). [model-whole]"
+                "to features): return only the encoder; dpfed adds the projection to model.embedding dimensions. To train a "
+                "whole model, such as BYOL, in one process, use dpfed.Trainer(model, ...). [model-whole]"
             )
         return built
     if model.timm is not None:

@@ -52,7 +52,8 @@ def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
     """Makes the tokenizer of an architecture, from open_clip's files, from files beside local weights, or by fetching it.
 
     Raises:
-        UserError: If the tokenizer is not on this machine and cannot be fetched.
+        UserError: If open_clip does not ship the tokenizer, and neither the folder of local weights has its files nor can it be
+            fetched. It is fetched only for weights that a tag names.
     """
     from open_clip.tokenizer import SimpleTokenizer
 

@@ -25,14 +25,15 @@ def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tenso
 
     Args:
         model: Any model.
-        views: Views ``{"image": (S, V, 3, H, W)[, "text": (S, W, L)]}``. A class label among them is not shown to the model.
+        views: Views of S records, each with V images and W texts of L tokens:
+            ``{"image": (S, V, 3, H, W)[, "text": (S, W, L)]}``. A class label among them is not shown to the model.
 
     Returns:
-        Embeddings ``{"image": (S, V, D)[, "text": (S, W, D)]}``, any further tensors of S records that the model's own loss
-        needs, and the centres of a model that has them (`dpfed.models.centres`).
+        Embeddings ``{"image": (S, V, D)[, "text": (S, W, D)]}``, any further tensors ``(S, ..., ...)`` that the model's own
+        loss needs, and the centres of a model that has them (`dpfed.models.centres`).
 
     Raises:
-        UserError: If the model returns anything else.
+        UserError: If the model's output is not such a dictionary of floating-point tensors. V and W are not checked.
     """
     views = {name: view for name, view in views.items() if name != LABEL}
     embeddings = model(views)
@@ -105,5 +106,8 @@ def method_of(model: nn.Module, name: str) -> Callable[..., Any]:
     """
     method = getattr(model, name, None)
     if not callable(method):
-        raise UserError(f"{type(model).__name__} has no method {_CONTRACT[name]}, which is needed here: add it. [model-method]")
+        raise UserError(
+            f"{type(model).__name__} has no method {_CONTRACT[name]}, without which dpfed cannot continue: add the method to "
+            "the class. [model-method]"
+        )
     return method

@@ -16,7 +16,7 @@ FORMAT = 1
 WEIGHTS, DESCRIPTION, HEAD = "model.safetensors", "model.json", "head.safetensors"
 TIMM_CONFIG = "config.json"  # timm's description of weights
 TEXT = "text"  # subfolder of a model folder: a pretrained text tower, in the Hugging Face format
-MOMENTS = "moments"  # key of a description: facts that the heads of a run in closed form need
+MOMENTS = "moments"  # key of a description: facts that heads made of moments need
 # Notes on the images in training that timm's own keys of config.json cannot express.
 BLACK_BORDERS = (
     "timm's own transform pads with the mean colour, and these images were padded with fill_color, so its features differ."
@@ -31,8 +31,10 @@ def describe(folder: str | Path) -> dict[str, Any]:
     Returns:
         The description. Its keys are ``format``, ``model``, ``objective``, ``image_size`` (pixels), ``normalisation`` (mean and
         std per channel, of pixels in [0, 1]), ``resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (hash of
-        the weights), for a timm encoder ``sha256_head`` (hash of the other weights), for a pretrained text tower
-        ``sha256_text``, ``digest`` (hash of all other keys) and, if known, ``trained`` (the runs that made the model).
+        the first file of weights) and ``digest`` (hash of all other keys). Some models have further keys: ``sha256_head`` (with
+        a timm encoder: hash of the other weights), ``sha256_text`` (pretrained text tower), ``sha256_heads`` and ``moments``
+        (heads made of moments), ``shape`` (C, H, W: images of a user's own encoder) and ``trained`` (the runs that made the
+        model).
 
     Raises:
         UserError: If there is no description, or it is damaged or of another version.
@@ -87,7 +89,7 @@ class Part(NamedTuple):
         return content
 
 
-HEADS = Part("heads.safetensors", "sha256_heads")  # heads of a run in closed form (`dpfed.models.moments`)
+HEADS = Part("heads.safetensors", "sha256_heads")  # heads made of moments (`dpfed.models.moments`)
 
 
 def described_parts(model: ModelConfig, description: dict[str, Any]) -> tuple[Part, ...]:

@@ -94,7 +94,7 @@ def save_encoder(
 
     Args:
         folder: Folder, made if missing; a model in it is replaced.
-        model: Model built by `build_model`.
+        model: Model built by `build_model`, or a user's own.
         facts: Facts that the model was built with.
         trained: Runs that made the model, oldest first; a run that starts from the model reads them (`dpfed.runs.starts`).
     """
@@ -183,7 +183,7 @@ def load_encoder(folder: str | Path) -> Model:
     """Reads a model that `save_encoder` wrote, on the CPU and in evaluation mode; adapters are merged in.
 
     Raises:
-        UserError: If the folder is missing, damaged, or of another version.
+        UserError: If the folder is missing, damaged, or of another version, or a package that builds the model is missing.
     """
     folder = Path(folder)
     description = describe(folder)
@@ -235,10 +235,12 @@ def load_weights_into(folder: str | Path, model: nn.Module, shape: tuple[int, in
 
 
 def weights_digest(folder: str | Path) -> str:
-    """Returns the SHA-256 of a model's weights, or of its heads if they are made of moments, after checking all its files.
+    """Returns the SHA-256 of a model's first file of weights, or of its heads if they are made of moments.
+
+    The hashes of all files of weights are checked first.
 
     Raises:
-        UserError: If the folder is missing or damaged.
+        UserError: If the folder is missing, damaged, or of another version.
     """
     folder = Path(folder)
     description = describe(folder)
@@ -285,7 +287,11 @@ def _unknown(folder: Path) -> UserError:
 
 
 def preprocessing_in(folder: str | Path) -> Preprocessing:
-    """Returns the preprocessing of images that the model of a folder expects."""
+    """Returns the preprocessing of images that the model of a folder expects.
+
+    Raises:
+        UserError: If the folder is missing, damaged, or of another version.
+    """
     description = describe(folder)
     normalisation = description["normalisation"]
     resize, interpolation = description.get("resize", "crop"), description.get("interpolation", "bicubic")

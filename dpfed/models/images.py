@@ -12,7 +12,11 @@ from dpfed.models.options import SIZE, ModelConfig
 
 
 def default_size(model: ModelConfig) -> int:
-    """Returns the side of the images, pixels, if the user sets none: the architecture's own, or 32."""
+    """Returns the side of the images, pixels, if the user sets none: the architecture's own, or 32.
+
+    Raises:
+        UserError: If the architecture or its weights are unknown, or it reads images that are not square.
+    """
     if model.kind == "open_clip":
         return blueprint(model).size
     if model.timm is None:
@@ -30,7 +34,8 @@ def preprocessing_of(model: ModelConfig, resize: Resize = "model") -> Preprocess
         resize: How images are made square; ``model``: as the tower's weights expect.
 
     Raises:
-        UserError: If timm's weights expect borders of the mean colour and `resize` is ``model``.
+        UserError: If timm's weights expect borders of the mean colour and `resize` is ``model``, or if the architecture or its
+            weights are unknown.
     """
     if model.kind == "open_clip":
         preprocessing = blueprint(model).preprocessing

@@ -31,7 +31,8 @@ def square_images(images: Pictures, size: int, wanted: Preprocessing) -> Tensor:
     """Converts images to squares as a model sees them. The pixels do not depend on the form in which an image is given.
 
     Args:
-        images: One or several images; `_EXPECTED` lists the forms.
+        images: A PIL image, a uint8 array ``(H, W, 3)`` or ``(H, W)``, a uint8 tensor ``(3, H, W)``, several of these, or a
+            uint8 array ``(n, H, W, 3)`` or tensor ``(n, 3, H, W)``.
         size: Side of the squares, pixels.
         wanted: Preprocessing, which says how an image becomes square.
 

@@ -50,7 +50,7 @@ class MomentNoise:
         """Computes the ridge that is added to averaged auto-moments.
 
         The ridge is 0.15 / k + 6 s, where s = sigma sqrt(k) / N is the size of the noise. For aligned towers it is
-        1 / k + 6 s (1 + s k / 10): if the noise hides everything, the heads of aligned towers are exactly the identity.
+        1 / k + 6 s (1 + s k / 10): if the noise hides everything, heads hardly change the scores of pairs.
         """
         noise = self.std * math.sqrt(dimensions) / self.records
         if aligned:
@@ -87,7 +87,7 @@ class MomentNoise:
 
 
 def centres(layout: MomentLayout, noise: MomentNoise, moments: Moments) -> Tensor:
-    """Computes the centres that are subtracted from unit features, ``(n, k)`` float64, from the released means."""
+    """Computes the centres that are subtracted from features of unit length, ``(n, k)`` float64, from the released means."""
     return torch.stack([noise.shrunk(mean.double(), layout.scales[0]) for mean in moments.means])
 
 
@@ -100,10 +100,10 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
         moments: Released moments, as averages over N records.
         aligned: Whether the towers were aligned before the run, so that the features of a pair are alike. The ridge, times a
             factor (`MomentNoise.likeness`), is then added to the cross-moment, too, as if it came from pairs that agree.
-            Without other knowledge, the heads then leave features as they are.
 
     Returns:
-        The heads, two matrices ``(k, k)`` float64. Centred features times their head are embeddings, not of unit length.
+        The heads, two matrices ``(k, k)`` float64. Centred features times their head are embeddings, not of unit length. Both
+        heads are the identity before the cross-moment is released, and if `MomentNoise.leaves_public` holds.
     """
     k = layout.dimensions
     ridge, eye = noise.ridge(k, aligned), torch.eye(k, dtype=torch.float64)

@@ -43,8 +43,8 @@ class Moments:
     """Moments of the records' features, as averages over records.
 
     Attributes:
-        means: Means of unit features, ``(n, k)``.
-        cross: Cross-moment, ``(k, k)``: of image with text, or (symmetric) of one view with another.
+        means: Means of features of unit length, ``(n, k)``.
+        cross: Cross-moment of centred features, ``(k, k)``: of image with text, or (symmetric) of one view with another.
         autos: Auto-moments, ``(n, k, k)``: of each tower's centred features with themselves.
     """
 
@@ -62,8 +62,8 @@ class MomentLayout:
     the numbers off the diagonal times sqrt(2): its length as a vector is then its Frobenius norm, and the noise is that of a
     full matrix after its two halves are averaged.
 
-    Sums are exact (`dpfed.privacy.sum_grid`): numbers of unit vectors are multiples of 2^-g, and products of them are multiples
-    of 2^-2g. The factors that scale them are whole numbers, too, rounded down.
+    Sums are exact (`dpfed.privacy.sum_grid`): the numbers in a vector of length 1 are multiples of 2^-g, and their products
+    are multiples of 2^-2g. The factors that scale these numbers and products are whole numbers, too, rounded down.
 
     Args:
         dimensions: k, number of dimensions.
@@ -147,7 +147,7 @@ class MomentLayout:
         return means[0].item(), moments[0].item(), moments[self.lengths[1]].item()
 
     def whole(self, step: int, *sums: Tensor) -> Tensor:
-        """Scales whole sums to a step's part of the vector, int64, in grid steps.
+        """Multiplies sums by their factors (`weights`), and returns the slice of a step (`place`), int64, in grid steps.
 
         Args:
             step: Number of the step, 0 or 1.
@@ -159,12 +159,12 @@ class MomentLayout:
         return flat.long() * self.weights[step].to(flat.device)
 
     def encoded(self, step: int, moments: Moments) -> Tensor:
-        """Returns a step's part of the vector for given moments."""
+        """Returns the slice of the vector that a step (0 or 1) would release for given moments without noise."""
         flat = self._flat(step, moments.means) if step == 0 else self._flat(step, moments.cross, moments.autos)
         return flat * self._factors[step].to(flat)
 
     def decoded(self, vector: Tensor) -> Moments:
-        """Returns the moments in a whole vector ``(numel,)``."""
+        """Returns the moments in a vector of both steps, ``(numel,)``."""
         vector = vector / torch.cat(self._factors).to(vector)
         means, cross, autos = vector.split(list(self.lengths))
         k = self.dimensions

@@ -1,8 +1,9 @@
 """Heads made of released moments, behind frozen towers (``bounding.method = "moments"``).
 
-A model with these heads keeps its towers. In the place of each linear head there is a head that maps features to k dimensions
-by a public basis (`dpfed.models.basis`), subtracts a released centre, and multiplies by a matrix. In training the only
-parameter is the vector of released moments, and the heads follow from this vector. A published model has only the heads.
+A model with these heads keeps its towers; towers that were trained together also keep their projections (`keep_towers`). The
+head of a tower maps the tower's features to k dimensions by a public basis (`dpfed.models.basis`), subtracts a released centre,
+and multiplies by a matrix. In training the only parameter is the vector of released moments, from which the heads follow. A
+published model has the heads, but not the moments.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class MomentHeads(nn.Module):
         self.released = nn.Parameter(torch.zeros(layout.numel))
         for side, basis in bases.items():
             if len(basis.rows) != layout.dimensions:
-                raise ValueError(f"the {side} basis has {len(basis.rows)} rows, and moments {layout.dimensions} dimensions")
+                raise ValueError(f"the {side} basis has {len(basis.rows)} rows; the layout needs k = {layout.dimensions}")
             self.register_buffer(f"{side}_projection", basis.rows)
             if basis.centre is not None:
                 self.register_buffer(f"{side}_origin", basis.centre)
@@ -109,7 +110,10 @@ class MomentHeads(nn.Module):
 
     @torch.no_grad()
     def centre(self, side: Side) -> Tensor:
-        """Returns the centre subtracted from a tower's projected unit features, ``(k,)`` float64; 0 before the release."""
+        """Returns the centre that step 1 subtracts from a tower's projected features of unit length, ``(k,)`` float64.
+
+        The centre is 0 before the means are released, and if the released mean could be noise alone.
+        """
         moments = self.layout.decoded(self.released.detach().double().cpu())
         return centres(self.layout, self.noise, moments)[SIDES.index(side)]
 
@@ -163,7 +167,10 @@ def bridges(model: nn.Module) -> dict[Side, nn.Module]:
         return {"image": model.projection, "text": text.head if isinstance(text, TextTower) else nn.Identity()}
     if type(model) is SimCLRModel:
         return {"image": model.head}
-    raise UserError(f"{type(model).__name__} has no towers for bounding.method = 'moments'. [moments-no-tower]")
+    raise UserError(
+        "bounding.method = 'moments' needs a model that dpfed builds from [model] (SimCLRModel, TwoTowerModel or ClipModel), "
+        f"got {type(model).__name__}. [moments-no-tower]"
+    )
 
 
 def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -> None:
@@ -188,7 +195,7 @@ def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -
 
 
 def layers_of(model: nn.Module) -> dict[Side, int]:
-    """Returns of how many layers each tower concatenates the features (`keep_towers`)."""
+    """Returns, for each tower, the number of layers whose features it concatenates (`keep_towers`)."""
     counts: dict[Side, int] = dict.fromkeys(bridges(model), 1)
     for tower in _layered(model):
         counts["text" if isinstance(tower, FrozenTextTower) else "image"] = tower.layers

@@ -65,14 +65,18 @@ class ModelConfig(Section):
         "architecture = 'local-dir:DIR'",
     )
     digest: Annotated[str | None, _FOREIGN] = Field(
-        None, description="a run writes it: the hash of its open_clip or timm architecture"
+        None,
+        description="a run writes it: the hash of its open_clip, timm or torchvision architecture, and of its pretrained text "
+        "tower",
     )
     start: str | None = Field(
-        None, description="starting weights: 'procedural' (`dpfed start`), or a run, its model/ or a file; none: random"
+        None,
+        description="starting weights: 'procedural' (`dpfed start`), or a run, its model/ or a file; none: those of "
+        "model.weights, or random",
     )
     start_digest: Annotated[str | None, _START] = Field(None, description="a run writes it: the hash of its starting weights")
     tokenizer: Annotated[Literal["own", "words"], _CLIP] = Field(
-        "own", description="the model's own, or hashed words (random weights)"
+        "own", description="own: the model's; words: hashed words, for a model with random weights"
     )
     image: Annotated[str, _OURS] = Field(
         "cnn",
@@ -84,7 +88,7 @@ class ModelConfig(Section):
         "cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling"
     )
     width: Annotated[int, _OURS, _OUR_ENCODER] = Field(
-        32, ge=4, le=4096, description="number of channels of the first stage of 'cnn', or 64 for a standard ResNet"
+        32, ge=4, le=4096, description="number of channels of the first stage; a standard ResNet has 64"
     )
     features: Annotated[Literal["last", "pyramid"], _OURS, _OUR_ENCODER] = Field(
         "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weights)"
@@ -168,7 +172,10 @@ class ModelConfig(Section):
             return foreign.place  # as if the user had given its full name
         if image not in _ENCODERS and not is_name(image) and not image.startswith((_TIMM, _TORCHVISION)):
             hint = f"did you mean '{_TIMM}{image}'?" if "_" in image else nearest(image, _ENCODERS)
-            raise ValueError(f"expected one of {', '.join(_ENCODERS)}, or timm/NAME such as timm/vit_tiny_patch16_224; {hint}")
+            raise ValueError(
+                f"expected one of {', '.join(_ENCODERS)}, timm/NAME such as timm/vit_tiny_patch16_224, torchvision/NAME, or "
+                f"package.module:function; {hint}"
+            )
         return image
 
     @model_validator(mode="after")

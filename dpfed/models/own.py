@@ -125,8 +125,8 @@ class OwnTokenizer:
         known = vocabulary or getattr(function, "vocabulary", None) or getattr(function, "vocab_size", None)
         if not isinstance(known, int) or known <= int(tokens.max()):
             raise UserError(
-                f"TwoTower: the tokenizer does not say how many tokens there are (it says {known!r}): give vocabulary=, "
-                "a number that is larger than every token. [model-vocabulary-other]"
+                "TwoTower: expected a number of different tokens that is larger than every token of the tokenizer, got "
+                f"{known!r}: give this number as vocabulary=. [model-vocabulary-other]"
             )
         self.vocabulary = known
 
@@ -151,7 +151,8 @@ def as_model(given: Any) -> nn.Module:
     """Returns a model that keeps the contract: the given model itself, or a `SimCLR` around the given encoder.
 
     Args:
-        given: A `SimCLR`, a `TwoTower`, another model that keeps the contract (docs/commands.md), or an encoder.
+        given: A `SimCLR`, a `TwoTower`, another model that keeps the contract (docs/commands.md), or an encoder. A module
+            without the attribute ``temperature`` or without the method ``features`` counts as an encoder.
 
     Raises:
         UserError: If `given` is not a module.
@@ -207,7 +208,7 @@ def _features(tower: nn.Module, given: Tensor, what: str) -> None:
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(given) or not output.is_floating_point():
         raise UserError(
             f"the encoder {name} got {what} {tuple(given.shape)} and gave {described(output)}: expected features "
-            f"({len(given)}, F), one row each. Return one tensor, and let it end with pooling. [model-encoder-output]"
+            f"({len(given)}, F), one row each. Return one tensor, for example after pooling. [model-encoder-output]"
         )
 
 

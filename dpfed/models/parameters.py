@@ -74,8 +74,9 @@ def train_part(tower: nn.Module, training: Training, name: str) -> None:
 
     Args:
         tower: Encoder of timm, or image tower of an open_clip model.
-        training: Trained part. ``full``: all parameters; ``bias``: biases, and the scales and shifts of normalisations
-            (DP-BiTFiT, Bu et al. 2022); ``last``: the last block and the layers after it; otherwise no parameter.
+        training: Trained part. ``full``: all parameters; ``bias``: all parameters of one dimension, mostly biases, and scales
+            and shifts of normalisations (DP-BiTFiT, Bu et al. 2022); ``last``: the last block and the layers after it;
+            otherwise no parameter.
         name: Name of the tower, for messages.
 
     Raises:

@@ -74,7 +74,8 @@ class StartingWeights:
         if MOMENTS in self.description:
             raise UserError(
                 f"model.start: the heads in {self.path.parent} are made of released moments (bounding.method = 'moments'), and "
-                "training cannot start from them: start from the weights of its towers. [start-moments]"
+                "training cannot start from these heads: give the weights that the run of moments gave its towers. "
+                "[start-moments]"
             )
         there, here = self.description["model"], model.model_dump(mode="json")
         defaults = ModelConfig().model_dump(mode="json")
@@ -106,8 +107,8 @@ class StartingWeights:
             model: Model as it was built, without adapters.
 
         Raises:
-            UserError: If a file is damaged or has changed since `find_start`, or holds other tensors than the model, or numbers
-                that are not finite.
+            UserError: If a file is missing, damaged or changed since `find_start`, holds other tensors than the model, or holds
+                numbers that are not finite.
         """
         tensors = self._tensors()
         wanted = {name: value for name, value in model.state_dict().items() if not _is_setting(name)}
@@ -120,10 +121,10 @@ class StartingWeights:
         model.load_state_dict(given, strict=False)
 
     def refuse_damage(self) -> None:
-        """Refuses files whose hash differs from their description's.
+        """Refuses files whose hash differs from the one in their description, or, without a description, from `digest`.
 
         Raises:
-            UserError: If a file is damaged or was replaced; the message names the file.
+            UserError: If a file is missing, damaged or was replaced; the message names the file.
         """
         for _ in self._contents():
             pass
@@ -135,8 +136,8 @@ class StartingWeights:
             content = read_file(path)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise UserError(
-                    f"model.start: {path} is damaged, or not what its {DESCRIPTION} describes: copy the folder again. "
-                    "[start-changed]"
+                    f"model.start: {path} is damaged or was replaced: its hash differs from the one in {DESCRIPTION} or, for a "
+                    "single file, from the one at the start of this command. Copy the file or its folder again. [start-changed]"
                 )
             yield part, path, content
 
@@ -175,7 +176,7 @@ class StartingWeights:
 
 
 def find_start(given: str | Path) -> StartingWeights:
-    """Finds the weights at a path. Reads only their description; a file without one is read to compute its hash.
+    """Finds the weights at a path, and reads their description; computes the hash of a file that has no description.
 
     Args:
         given: Path of a run's directory, of a model folder, or of a file of weights.

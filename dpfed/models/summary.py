@@ -49,7 +49,10 @@ def trained_part(net: nn.Module, model: ModelConfig, adaptation: AdaptationConfi
         net: The model.
         model: Configuration that the model was built with.
         adaptation: Trained parts of the towers of open_clip or timm.
-        closed_form: Whether the run is in closed form: towers are frozen, and heads follow from moments.
+        closed_form: Whether the run is one of private moments: towers are frozen, and heads follow from the moments.
+
+    Raises:
+        UserError: If the model has no trainable parameter.
     """
     total = sum(parameter.numel() for parameter in net.parameters())
     how = _how_of(net) if model.is_own and not closed_form else _how(model, adaptation, closed_form)
@@ -69,7 +72,7 @@ def _how_of(net: nn.Module) -> str:
 
 def _how(model: ModelConfig, adaptation: AdaptationConfig, closed_form: bool) -> str:
     if closed_form:
-        return "moments, of which heads follow; towers frozen"
+        return "moments, from which heads follow; towers frozen"
     rest = "text tower and projection" if model.reads_text else "head"
     if model.pretrained_text is not None:
         rest = f"{model.text.removeprefix(SENTENCES).rpartition('/')[2]}: frozen; heads"

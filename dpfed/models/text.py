@@ -24,6 +24,9 @@ class TextTransformer(nn.Module):
         heads: Number of attention heads, a divisor of `width`.
         context: Number of tokens of the longest caption.
         out: Number of dimensions of a caption's vector.
+
+    Raises:
+        ValueError: If `heads` does not divide `width`.
     """
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, context: int, out: int) -> None:

@@ -72,7 +72,8 @@ def text_blueprint(name: str, weights: bool = True) -> TextBlueprint:
         weights: Whether the folder must also hold the weights.
 
     Raises:
-        UserError: If there is no such folder, or a file is missing, unreadable or asks for something unsupported.
+        UserError: If the package transformers is missing, the folder does not exist or cannot be fetched, or a file is missing,
+            unreadable or asks for something unsupported.
     """
     if importlib.util.find_spec("transformers") is None:
         raise UserError(f"model.text = '{name}' needs the package transformers: install dpfed[text]. [text-package]")
@@ -94,7 +95,10 @@ def text_blueprint(name: str, weights: bool = True) -> TextBlueprint:
         length = _json(folder / LENGTH) if (folder / LENGTH).is_file() else {}
         context = min(longest, int(length.get("max_seq_length") or _LONGEST))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"model.text: {folder / CONFIG} describes no text tower: it lacks {error}. [text-config]") from error
+        raise UserError(
+            f"model.text: {folder / CONFIG} describes no text tower; expected whole numbers hidden_size and vocab_size. "
+            f"Missing or wrong: {error}. Give another folder. [text-config]"
+        ) from error
     return TextBlueprint(folder, width, vocabulary, context, padding, _pooling(folder))
 
 
@@ -118,7 +122,8 @@ def _fetched(name: str) -> Path:
             return Path(snapshot_download(name, allow_patterns=_FETCHED))
     except Exception as error:  # a download can raise anything: the network, the disk, the hub's client
         raise UserError(
-            f"model.text = '{name}' is unavailable ({not_fetched(error)}); give a folder. [text-unavailable]"
+            f"model.text = '{name}' is unavailable ({not_fetched(error)}); set model.text to a folder with its files. "
+            "[text-unavailable]"
         ) from error
 
 

@@ -55,7 +55,10 @@ class FrozenTextTower(nn.Module):
         self.layers = 2
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Maps tokens ``(n, L)`` int64 to features ``(n, F)`` float32; reads a text of padding only as one padding token."""
+        """Maps tokens ``(n, L)`` int64 to features ``(n, F)`` float32.
+
+        A text of padding only is read as one padding token.
+        """
         first = torch.arange(tokens.shape[1], device=tokens.device) == 0
         real = ((tokens != self.spec.padding) | first).long()
         with torch.autocast(tokens.device.type, enabled=False):
@@ -171,7 +174,7 @@ def save_tower_files(tower: FrozenTextTower, tokenizer: TextTokenizer, folder: P
     Args:
         tower: Tower to save.
         tokenizer: Tokenizer of the tower.
-        folder: Folder of the files, which exists.
+        folder: Existing folder, to which the files are written.
     """
     tower.net.config.save_pretrained(folder)
     tokenizer.stock.save_pretrained(folder)

@@ -93,7 +93,8 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
     """Looks up the encoder that a configuration names; builds and fetches nothing.
 
     Raises:
-        UserError: For an unknown architecture, unknown weights, or a missing package.
+        UserError: For an unknown architecture, unknown weights, weights of another architecture, a model of dpfed in place of
+            weights, or a missing package.
     """
     name, weights = model.timm or "", model.weights
     if name.startswith(TORCHVISION):
@@ -157,7 +158,8 @@ def _of_folder(folder: Path) -> dict[str, Any]:
         return dict(json.loads(read_text(folder / TIMM_CONFIG)))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(
-            f"model.weights: {folder} has no {TIMM_CONFIG} that timm wrote ({words(error)}); give a file. [weights-config]"
+            f"model.weights: {folder} has no {TIMM_CONFIG} that timm wrote ({words(error)}); give a file of weights. "
+            "[weights-config]"
         ) from error
 
 
@@ -182,8 +184,8 @@ def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, 
         raise UserError(f"'{where}' holds weights of {architecture}: set model.image = 'timm/{architecture}'. [weights-model]")
     if changed := [key for key in arguments if key not in _SIZES]:
         raise UserError(
-            f"'{where}' holds weights of {name} with other arguments ({', '.join(changed)}), and dpfed builds it as timm does "
-            "by name: give other weights. [weights-arguments]"
+            f"'{where}' holds weights of {name} with other arguments ({', '.join(changed)}), and dpfed takes timm's default "
+            "arguments: give other weights. [weights-arguments]"
         )
     kept = ("mean", "std", "interpolation", "crop_mode", "input_size")
     return {key: cfg[key] for key in kept if cfg.get(key) is not None}

@@ -38,10 +38,13 @@ def described(name: str, tag: str | None) -> tuple[dict[str, Any], Preprocessing
 
     Args:
         name: Name of the architecture, without the prefix.
-        tag: Tag of published weights; default: the description of the architecture's first weights, without loading them.
+        tag: Tag of published weights; ``None``: the architecture's first published weights. No weights are loaded.
 
     Returns:
-        The description in the form of timm's ``pretrained_cfg``, and the preprocessing.
+        The description in the form of timm's ``pretrained_cfg``, with `tag` as given; and the preprocessing.
+
+    Raises:
+        UserError: If torchvision has no such architecture.
     """
     weights = weights_of(name)
     expected = weights[tag].transforms() if tag else next(iter(weights.values())).transforms()
@@ -86,5 +89,8 @@ def _classifier(name: str, net: nn.Module) -> str:
     layers = [(path, module) for path, module in net.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
     path, last = layers[-1]
     if not isinstance(last, nn.Linear):
-        raise UserError(f"model.image = '{PREFIX}{name}' gives no features: choose another encoder. [encoder-no-features]")
+        raise UserError(
+            f"model.image = '{PREFIX}{name}' has no linear classifier at its end that dpfed can remove: choose another "
+            "encoder. [encoder-no-features]"
+        )
     return path

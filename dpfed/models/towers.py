@@ -155,13 +155,15 @@ def build_clip(
 def adapt(model: ClipModel, adaptation: AdaptationConfig, objective: ObjectiveConfig) -> None:
     """Freezes everything except the trained parts, and adds adapters.
 
+    With adapters, it also switches off the fast path of torch's attention layers for the whole process.
+
     Args:
         model: Model to adapt, in place.
         adaptation: Trained parts of both towers.
         objective: Objective, which says whether temperature and bias are learnt.
 
     Raises:
-        UserError: If the model lacks a part that should be trained.
+        UserError: If the model lacks a part that should be trained, or a weight is too small for the adapters' rank.
     """
     clip = model.clip
     model.requires_grad_(False)

@@ -84,11 +84,12 @@ def check_independence(model: nn.Module, views: Views, largest: int = 0) -> None
     Args:
         model: Model that keeps the contract of docs/architecture.md.
         views: Group of at least two records (see `random_group`), on the model's device.
-        largest: Number of records of the largest pass in training; a random group of that size is tried as well.
+        largest: Largest number of records in one forward pass of training. If it exceeds the number of records in `views`, a
+            random group of `largest` records is tried as well.
 
     Raises:
-        UserError: If an embedding depends on another record, the model keeps something of a forward pass for the next one, or
-            it returns anything else than embeddings.
+        UserError: If an embedding depends on another record; if the model keeps something of a forward pass for the next one,
+            or draws from a random generator of its own; or if it cannot be copied, fails, or does not return embeddings.
         ValueError: If the group has fewer than two records.
     """
     records = len(views["image"])
@@ -158,6 +159,9 @@ class _Examination:
             views: Views of a group of S records.
             changes: Records whose views are exchanged, ``(n, S)`` bool, one row per trial.
             again: Whether to check that the same views give the same embeddings afterwards.
+
+        Raises:
+            UserError: If other records change an embedding, or (with `again`) the same views give other embeddings afterwards.
         """
         for seed in self._seeds:
             before = self._probe.embed(views, seed)
@@ -187,7 +191,11 @@ class _Examination:
         )
 
     def check_derivatives(self, views: Views) -> None:
-        """Refuses a model if an embedding has a nonzero derivative with respect to another record's image."""
+        """Refuses a model if an embedding has a nonzero derivative with respect to another record's image.
+
+        Raises:
+            UserError: If there is such an embedding; the message names the two records.
+        """
         if pair := self._probe.leaning(views):
             changed = torch.arange(len(views["image"])) == pair[1]
             raise UserError(
@@ -196,7 +204,11 @@ class _Examination:
             )
 
     def check_company(self, views: Views) -> None:
-        """Refuses a model whose embeddings depend on the number of records in a group, or on a record's place in it."""
+        """Refuses a model whose embeddings depend on the number of records in a group, or on a record's place in it.
+
+        Raises:
+            UserError: If embeddings change when the first record is left out of the group.
+        """
         rest, others = {name: view[1:] for name, view in views.items()}, torch.arange(len(views["image"])) > 0
 
         def unmoved(probe: Probe, agree: Callable[[Views, Views], bool]) -> bool:

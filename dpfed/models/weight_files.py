@@ -24,7 +24,7 @@ def reading_weights(path: Path, what: str) -> Iterator[None]:
         what: Model that the weights should be of, such as ``an open_clip model``.
 
     Raises:
-        UserError: For another kind of file, a file that would run code, or weights that do not fit.
+        UserError: For another kind of file, an unreadable file, a file that would run code, or weights that do not fit.
     """
     with fitting_weights(path, what):
         with open_regular(path) as file:

@@ -85,7 +85,7 @@ class Checkpoints:
             the paths of the damaged checkpoints that are newer than it.
 
         Raises:
-            UserError: If all checkpoints are damaged; see `load`.
+            UserError: If all checkpoints are damaged, or an undamaged one cannot be restored (see `load`).
         """
         damaged: list[Path] = []
         for path in reversed(self.paths()):
@@ -119,8 +119,10 @@ class Checkpoints:
         """Restores model, optimizer and post-processors from a checkpoint.
 
         Raises:
-            DamagedCheckpoint: If the checkpoint is damaged; then nothing is restored.
-            UserError: If the checkpoint belongs to another model.
+            DamagedCheckpoint: If the checkpoint is damaged, or if it needs the frozen weights of the first checkpoint and that
+                one is damaged; then nothing is restored.
+            UserError: If the checkpoint belongs to another model or to other post-processors, or if it needs frozen weights and
+                the first checkpoint is gone.
         """
         tensors, header = _read(path)
         position = Position(int(header["step"]), int(header["charged"]), header["fingerprint"])
@@ -171,7 +173,8 @@ def restore(
         coordinator: Coordinator of the training.
 
     Raises:
-        UserError: If the state belongs to another model.
+        UserError: If the state belongs to another model or to other post-processors, or if it lacks frozen weights and the
+            first checkpoint is gone or damaged.
     """
     _load_model(path, tensors, model)
     state: dict[int, dict[str, Tensor | float]] = {}
@@ -198,7 +201,8 @@ def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcesso
         processors: Post-processors that the run's configuration names.
 
     Raises:
-        UserError: If the checkpoint is damaged, or belongs to another model or to other post-processors.
+        UserError: If the checkpoint is damaged, belongs to another model or to other post-processors, or needs frozen weights
+            and the first checkpoint is gone.
     """
     tensors, _ = _read(path)
     _load_model(path, tensors, model)

@@ -109,7 +109,10 @@ class Commits:
         return draft
 
     def name(self, draft: Path) -> None:
-        """Renames a draft so that it is the newest state, and removes older states. The caller has charged its steps."""
+        """Renames a draft so that it is the newest state, and removes older states.
+
+        The caller must have charged the steps of the draft.
+        """
         named = draft.with_suffix(".state")
         os.replace(draft, named)
         for path in self._paths():
@@ -128,7 +131,8 @@ class Commits:
         """Restores a training from a commit.
 
         Raises:
-            UserError: If the commit belongs to another model.
+            UserError: If the commit belongs to another model or to other post-processors, or if the model has frozen weights
+                and the first checkpoint is gone or damaged.
         """
         step, beside = commit.position.step, self._checkpoints / commit.path.name
         restore(beside, commit.tensors, commit.scalars, step, self._model, coordinator)

@@ -64,6 +64,10 @@ class Coordinator:
         noise_std: Standard deviation of the noise that the owners added, if it exceeds the plan's; ``None``: the plan's.
         own_optimizer: The user's own optimizer, used instead of the one that `config` names.
         manual: Whether the user steps the optimizer; see `Update`.
+
+    Raises:
+        UserError: If the ledger belongs to another plan or to a version of dpfed whose engines round differently, the model has
+            no trainable parameter, or the optimizer cannot be made (see `Update`).
     """
 
     def __init__(
@@ -102,7 +106,10 @@ class Coordinator:
 
     @property
     def threshold(self) -> float | None:
-        """L2 norm with which the next step compares gradients, and to which adaptive clipping clips; ``None``: none."""
+        """L2 norm with which the next step compares gradients, and to which adaptive clipping clips.
+
+        ``None``: the plan releases no statistics of the groups, so there is no such norm.
+        """
         return None if self.private_metrics is None else self.private_metrics.threshold
 
     def in_groups(self, group: Group, told: Iterable[StepSummary] = ()) -> None:
@@ -139,7 +146,12 @@ class Coordinator:
             self._group.charge(self._ledger)
 
     def wait(self) -> None:
-        """Waits for the thread that hashes, saves or charges the last release."""
+        """Waits for the thread that hashes, saves or charges the last release.
+
+        Raises:
+            OSError: If the release could not be saved or charged.
+            UserError: If the budget is spent.
+        """
         if self._committing is not None:
             self._committing.result()
             self._committing = None
@@ -147,15 +159,19 @@ class Coordinator:
     def apply(self, step: int, total: BoundedSum) -> StepSummary:
         """Takes one step: adds the noise, saves and charges the release, divides by the public divisor, updates the model.
 
+        If `ahead` is set, the release may be saved and charged later, at the latest by `commit`.
+
         Args:
             step: Number of the step, 0 .. T - 1.
             total: Sum over all K groups.
 
         Returns:
-            The summary of the step, all of it public.
+            The summary of the step, which is public once the step is charged.
 
         Raises:
-            UserError: If the sum does not match the plan, the budget is spent, or the step was released before and differs now.
+            UserError: If the sum does not match the plan, the budget is spent, the step was released before and differs now, or
+                the new parameters are not finite. In the last case the release is charged all the same.
+            OSError: If a release could not be saved or charged.
         """
         if self._group is None:
             noisy = self.release(step, total)
@@ -188,10 +204,12 @@ class Coordinator:
             step: 0 .. T - 1.
 
         Returns:
-            The summary of the step; ``None``: no release of the step is saved.
+            The summary of the step, also if the step was discarded, or if the model already has its update (see `in_groups`).
+            ``None``: no release of the step is saved.
 
         Raises:
-            UserError: If the ledger lost the line of a release that is still saved.
+            UserError: If the ledger lost the line of a release that is still saved, the budget is spent, or the new parameters
+                are not finite.
         """
         if (told := self._told_before.pop(step, None)) is not None:
             return told
@@ -222,7 +240,8 @@ class Coordinator:
             The noisy sum, shape ``(P + statistics,)``. Nothing that depends on it may leave the process before `commit`.
 
         Raises:
-            UserError: For the same reasons as in `apply`.
+            UserError: If the sum does not match the plan, the budget is spent, or the step was released before and differs now.
+            OSError: If a release could not be saved or charged.
         """
         self.wait()
         require_planned(total, step, plan=self._plan, size=self.blocks.size)

@@ -49,7 +49,10 @@ def loop_over_groups(model: nn.Module, plan: PrivacyPlan, randomness: Randomness
         UserError: If the plan's method does not clip gradients of groups, but has an engine of its own.
     """
     if not plan.bounding.method.picks_engine:
-        raise UserError(f"method '{plan.bounding.method_name}' has an engine of its own: give `engine`. [learner-engine]")
+        raise UserError(
+            f"method '{plan.bounding.method_name}' needs its own engine: give Learner(engine=...) a function that makes it. "
+            "[learner-engine]"
+        )
     return LoopEngine(model)
 
 
@@ -201,6 +204,9 @@ class Learner:
         Args:
             path: Path of the file, which must not exist.
             marks: Flags of the training that the ledger's first line records.
+
+        Raises:
+            UserError: If the file exists, or the model has no trainable parameter.
         """
         size = TrainableVector(self.model).numel + self.plan.statistics_count
         block = block_length(size) if self.released_in_blocks else None
@@ -211,7 +217,8 @@ class Learner:
         """Loads into the model those weights of a checkpoint that are measured and published.
 
         Raises:
-            UserError: If the checkpoint is damaged or belongs to another model.
+            UserError: If the checkpoint is damaged, belongs to another model or to other post-processors, or needs frozen
+                weights and the first checkpoint is gone.
         """
         private_metrics = [PrivateMetrics(self.plan)] if self.plan.statistics else []
         load_weights(checkpoint, self.model, [*private_metrics, *post_processors(self.optimizer, self.model)])

@@ -15,7 +15,7 @@ from dpfed.errors import UserError
 from dpfed.training.options import OptimizerConfig
 from dpfed.training.schedules import learning_rate
 
-# The optimizer of a run in closed form, whose noisy sums are the weights themselves (`post_processing.SetWeights`).
+# The optimizer of a run of private moments, whose noisy sums are the weights themselves (`post_processing.SetWeights`).
 SETTING = OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0)
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -51,8 +51,9 @@ class Update:
         optimizer: The torch optimizer.
 
     Raises:
-        UserError: If `own_optimizer` fails, returns something other than a torch optimizer or scheduler, or an optimizer of
-            other parameters.
+        UserError: If `own_optimizer`, or an optimizer of another library that `config` names, fails, or returns something other
+            than a torch optimizer of these parameters; or if `own_optimizer.schedule` fails, or returns something other than a
+            scheduler of this optimizer whose ``step()`` takes no metric.
     """
 
     def __init__(
@@ -114,7 +115,8 @@ def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> 
     """Builds the configured optimizer over the trainable parameters.
 
     Raises:
-        UserError: If an optimizer of another library cannot be imported, or does not take these arguments.
+        UserError: If an optimizer of another library cannot be imported, does not take these arguments, or is not a torch
+            optimizer.
     """
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     fused = all(parameter.is_cuda for parameter in parameters) or None  # one launch; on a CPU, torch's default

@@ -30,7 +30,9 @@ class OptimizerConfig(Section):
         description="how the noisy gradient becomes a step: 'sgd', 'adam', 'adamw', 'lars', or 'package.module:Optimizer', "
         "such as 'torch.optim:RAdam'",
     )
-    options: Annotated[Arguments, _OWN] = Field({}, description="further arguments of an optimizer of that kind")
+    options: Annotated[Arguments, _OWN] = Field(
+        {}, description="further arguments, if optimizer.name = 'package.module:Optimizer'"
+    )
     learning_rate: float = Field(1e-3, ge=1e-12, le=1e9, description="size of a step, at the end of the warm-up")
     momentum: Annotated[float, only("optimizer.name", "sgd", "lars")] = Field(0.9, ge=0, lt=1, description="for sgd and lars")
     weight_decay: float = Field(
@@ -44,7 +46,7 @@ class OptimizerConfig(Section):
 
     @property
     def is_own(self) -> bool:
-        """Returns whether the optimizer is named by an import path, as one of another library or of the user is."""
+        """Returns whether `name` is an import path, so that the optimizer is another library's or the user's own."""
         return is_name(self.name)
 
     @field_validator("name")

@@ -36,7 +36,7 @@ def require_planned(total: BoundedSum, step: int, plan: PrivacyPlan, size: int) 
         raise UserError(f"step {step}: expected floats in a noisy sum, got integers; it was not used. [training-no-floats]")
     if not total.sensitivity <= most or total.groups != plan.groups or total.values.numel() != size:
         raise UserError(
-            f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "
+            f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity at most "
             f"{most:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}. [training-sum-unplanned]"
         )
     # Written so that NaN and infinity are refused: with either, no noise would be added here.

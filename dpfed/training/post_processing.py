@@ -83,7 +83,7 @@ class MovingAverage(PostProcessor):
 
 
 class SetWeights(PostProcessor):
-    """Writes each noisy sum of a run in closed form into its place in the weights.
+    """Writes each noisy sum of a run of private moments into its place in the weights, which are the released moments.
 
     Each place holds 0 before its step, and the optimizer subtracts the gradient that it gets
     (`dpfed.training.optimizers.SETTING`). So the gradient is the negated sum in that place, and 0 elsewhere.

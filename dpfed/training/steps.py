@@ -71,7 +71,8 @@ class Steps:
         damaged: Paths of unreadable checkpoints that are newer than `start`. Their steps are repeated, but not charged again.
 
     Raises:
-        UserError: If the ledger is lost, damaged or another plan's, or the checkpoints do not belong to it.
+        UserError: If the ledger is lost or damaged, belongs to another plan, began with other `marks` or lacks releases that a
+            checkpoint has seen; or if all checkpoints are damaged, or belong to another plan or model.
     """
 
     def __init__(

@@ -64,6 +64,7 @@ class Worker:
     Raises:
         ValueError: If units or public negatives are missing although the plan needs them, or given although it does not; or if
             workers divide the groups, and the engine's sums are not exact.
+        UserError: If the model mixes records, has no temperature, or has no trainable parameter.
     """
 
     def __init__(
@@ -128,8 +129,9 @@ class Worker:
             step: Training step; the step's number and the workers' secret determine all randomness.
 
         Returns:
-            The exact sum over this worker's groups. If no record was sampled, the sum is zero: an empty step still counts as a
-            step.
+            The sum over this worker's groups: whole grid steps, int64, with the groups' statistics at its end if the plan
+            releases any; or float32, if the plan adds no noise. If no record was sampled, the sum is zero: an empty step still
+            counts as a step.
         """
         draw = self.draw(step)
         total = self.engine.zeros()

@@ -94,7 +94,7 @@ def spoil(folder, name, content):
     [
         ("config.json", None, "text-no-config"),
         ("config.json", b"{", r"config.json.*\[text-unreadable"),
-        ("config.json", {"model_type": "bert"}, r"it lacks 'hidden_size'.*\[text-config"),
+        ("config.json", {"model_type": "bert"}, r"wrong: 'hidden_size'.*\[text-config"),
         ("vocab.txt", None, "text-no-tokenizer"),
         ("model.safetensors", None, "text-no-weights"),
         ("model.safetensors", b"nothing", "text-build"),
