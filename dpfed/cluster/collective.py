@@ -1,11 +1,11 @@
 """The transport of a cluster: it broadcasts the parameters and reduces the workers' bounded sums.
 
 A step has one broadcast of the trained parameters, in float32, and one reduction of the clipped sums to rank 0, as 64-bit
-integers, whose sum is exact in any order. Small messages precede the broadcast and the reduction (`dpfed.cluster.link`). After
-the reduction, the coordinator on rank 0 adds the noise, charges the ledger and takes the optimizer's step. So exactly one
-process adds noise, however many processes there are. Only rank 0 holds the optimizer's state. All ranks have bit for bit the
-parameters that rank 0 sent. Sending parts of a sum earlier would gain nothing: a group's clip factor needs the norm over all
-layers, so any element may change until the last group has been added.
+integers, whose sum is exact in any order (in runs without privacy, float32). Small messages precede the broadcast and the
+reduction (`dpfed.cluster.link`). After the reduction, the coordinator on rank 0 adds the noise, charges the ledger and takes
+the optimizer's step. So exactly one process adds noise, however many processes there are. Only rank 0 holds the optimizer's
+state. All ranks have bit for bit the parameters that rank 0 sent. Sending parts of a sum earlier would gain nothing: a group's
+clip factor needs the norm over all layers, so any element may change until the last group has been added.
 
 The sums travel without noise: the network between the workers lies inside the trust boundary.
 """

@@ -3,8 +3,8 @@
 A step has three parts, one after the other. First, every worker draws its records, reads them, makes their views and computes
 the clipped gradients of its groups. All workers wait for the worker that has most records. Second, the sums go to the
 coordinator, which adds the noise and takes the optimizer's step. Third, the new parameters go to the workers. The coordinator
-writes the ledger and the release while the next sum is computed. Checkpoints, failures of workers and evaluation are not
-counted.
+computes the digest of a release while the next sum is computed; all workers wait for a commit. Checkpoints, failures of workers
+and evaluation are not counted.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Machines:
         bookkeeping: Seconds of the coordinator per million parameters for the digest, while workers compute the next sum.
         price: Dollars per GPU and hour.
         gpus_per_node: Number of GPUs that are rented together.
-        keys: Seconds in which a worker draws, for a million of the records it holds, the steps of one block in which each
-            takes part. Measured for a block in which a record is drawn once on average.
+        keys: Seconds in which a worker draws, for each of a million records, in which steps of one block the record takes part.
+            Measured for a block in which a record is drawn once on average.
         drawn: Seconds in which a worker assigns a million records, already drawn, to groups.
         decoding: Seconds in which a worker reads and decodes a record's image.
         ahead: Whether images are read and decoded, and the records of the next step drawn, while gradients are computed.
@@ -119,7 +119,7 @@ class Estimate:
 
     @property
     def data(self) -> float:
-        """Seconds of a step until the views of all its records are made."""
+        """Seconds of a step in which the busiest worker waits for draws or images, or makes views."""
         return self.sampling + self.decoding + self.views
 
     def figures(self) -> dict[str, Any]:
@@ -182,7 +182,8 @@ def largest_shard(mean: float, workers: int) -> float:
 def largest_share(groups: int, size: float, workers: int) -> float:
     """Returns the expected number of records of the busiest of W workers if `dealt` divides the groups among them by size.
 
-    The result is the mean of `_DRAWS` draws of all groups' sizes, from a fixed seed.
+    The result is the mean over 16 draws of all groups' sizes, from a fixed seed. With more than 2^20 groups, where differences
+    in size average out, the result is the expected number for the worker that has most groups.
 
     Args:
         groups: K, the number of groups.

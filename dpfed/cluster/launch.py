@@ -47,10 +47,10 @@ class Resources:
 
     Attributes:
         workers: Number of workers.
-        least: Number of workers with which the run continues when machines are lost; workers are added when machines come back.
-            ``None``: the run needs `workers`.
+        least: Smallest number of workers with which the run starts, and continues when machines are lost; workers are added
+            when there is room again. ``None``: the run needs `workers`.
         gpus: GPUs per worker, 0 or 1; ``None``: one if the cluster has any.
-        cpus: CPUs per worker; ``None``: all CPUs, divided equally among the workers.
+        cpus: CPUs per worker; ``None``: the largest number with which the machines have room for all workers, at least 1.
         restarts: Number of times that workers are started again after one died.
 
     Raises:
@@ -89,7 +89,8 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
         The finished run.
 
     Raises:
-        UserError: If something is wrong that the user can fix, or workers died more often than `resources` allows.
+        UserError: If the run cannot be begun, resumed or carried out, Ray is missing or does not answer, this machine alone has
+            no room for the workers, or workers died more often than `resources` allows.
     """
     task = _with_a_place(task)
     task.check()
@@ -126,12 +127,12 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
             )
             raise UserError(
                 f"workers died {sized.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
-                f"`dpfed resume {task.folder} --cluster ray` continues it. [ray-workers-died]"
+                f"`dpfed resume {task.folder} --cluster ray` continues the run. [ray-workers-died]"
             ) from error
         except TrainingFailedError as error:
             raise UserError(
                 f"Ray gave up: {_last_line(error)}. No step is lost: "
-                f"`dpfed resume {task.folder} --cluster ray` continues it. [ray-gave-up]"
+                f"`dpfed resume {task.folder} --cluster ray` continues the run. [ray-gave-up]"
             ) from error
     if refusal:
         raise UserError(refusal)

@@ -109,7 +109,7 @@ def take_part(task: Task, progress: Progress) -> RunDirectory | None:
         The finished run on rank 0; ``None`` on other ranks.
 
     Raises:
-        UserError: If torchrun did not start this process; on rank 0, if something is wrong that the user can fix.
+        UserError: If torchrun did not start this process; on rank 0 also if the run cannot be begun, resumed or carried out.
     """
     if "RANK" not in os.environ:
         command = "resume RUN" if task.config is None else "pretrain CONFIG"

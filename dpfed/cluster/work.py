@@ -72,7 +72,7 @@ def work(task: Task, progress: Progress) -> None:
         progress: Progress, which shows the stages on rank 0.
 
     Raises:
-        UserError: On rank 0, if something is wrong that the user can fix; the other ranks then return.
+        UserError: On rank 0, if the run cannot be begun, resumed or carried out; the other ranks then return.
     """
     link = Link()
     if link.rank == 0:

@@ -47,7 +47,7 @@ def reserve_site(folder: Folder, terms: Terms, store: RecordStore | None = None)
     Args:
         folder: Folder of the site.
         terms: Terms of the federation.
-        store: Records of the site, if they are open already; default: opened here.
+        store: Records of the site, if they are open already; default: the store that the site's settings name is opened.
 
     Returns:
         The ledgers of the budgets; empty if the records have none.
@@ -63,14 +63,16 @@ def reserve_site(folder: Folder, terms: Terms, store: RecordStore | None = None)
 
 
 def settle_site(folder: Folder) -> list[BudgetLedger]:
-    """Gives back to the budgets the part of a site's reservation that the coordinator will not ask for any more.
+    """Settles a site with the lifetime budgets of its records: gives back what the site has reserved and not spent.
+
+    If the site is served again before its last step, it reserves its whole plan again.
 
     Returns:
-        The ledgers of the budgets.
+        The ledgers of the budgets; empty if the records have none.
 
     Raises:
-        UserError: If another process serves the site and the coordinator may still ask for steps, or if the site's ledger has
-            lost lines.
+        UserError: If the site has joined no federation, if another process serves the site and the coordinator may still ask
+            for steps, if the site's ledger has lost lines, or for another reason, see `dpfed.budgets.spending.settle`.
     """
     with contextlib.ExitStack() as stack:
         if not is_over(folder):

@@ -32,7 +32,8 @@ class Simulation(Section):
         """Refuses a federation that cannot be simulated, before any record is read.
 
         Raises:
-            UserError: If the federation cannot be simulated; the message says what to change.
+            UserError: If the trust mode cannot work with these numbers of sites, if the records come from Python code, if other
+                code has no name that a site could import, or if the sites cannot share the groups of the plan.
         """
         self.trust_model  # noqa: B018 refuses impossible numbers
         refuse_own_records(config)

@@ -61,7 +61,7 @@ class InProcessChannel:
         return list(self._sites)
 
     def exchange(self, packets: dict[str, Packet], seconds: float, most: int) -> Iterator[tuple[str, Packet | None]]:
-        """Asks the sites one after the other, see `Channel`."""
+        """Asks the sites one after the other, see `Channel`. The limits of time and size are ignored."""
         for address, packet in packets.items():
             yield address, self._sites[address].answer(packet)
 
@@ -82,7 +82,8 @@ def simulate(
         The finished run.
 
     Raises:
-        UserError: If something is wrong; errors that can be known in advance are raised before anything is written.
+        UserError: If the configuration or the simulation is impossible, a site would have no records, or the folder cannot be
+            used; all this is checked before the run has a directory. With `resume`, see `resume_simulation`, too.
     """
     progress = progress or Silent()
     return run_simulation(Preflight.of(config, folder, simulation.sites, progress, resume), simulation, progress)
@@ -103,7 +104,7 @@ def run_simulation(
         The finished run.
 
     Raises:
-        UserError: If something is wrong, see `simulate`.
+        UserError: See `simulate`; also if the run in the folder has another configuration.
     """
     if preflight.there:
         run = RunDirectory.open(preflight.folder)
@@ -153,7 +154,8 @@ def resume(folder: str | Path, progress: Progress | bool | None = None, callback
         The finished run.
 
     Raises:
-        UserError: If the run, its ledger or its checkpoint is damaged, or another process holds it.
+        UserError: If the folder holds no run; if the run, its ledger or its checkpoint is damaged; if its records have changed;
+            if another process holds the run; or if it is the run of a real federation, which only its coordinator resumes.
     """
     run = RunDirectory.open(folder)
     with shown(progress) as seen:
@@ -177,7 +179,8 @@ def resume_simulation(
         The finished run.
 
     Raises:
-        UserError: If the run is not a simulated federation, simulates another federation, or is damaged.
+        UserError: If the run is not a simulated federation, simulates another federation, is damaged, or is held by another
+            process.
     """
     if not run.simulation.is_file():
         raise UserError(
@@ -232,7 +235,8 @@ def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:
     divided = [indices[sites == number] for number in range(simulation.sites)]
     if not all(map(len, divided)):
         raise UserError(
-            f"a site of {simulation.sites} would have no records: simulate fewer sites, or set a smaller skew. [site-empty]"
+            f"divided among {simulation.sites} sites, the records leave a site without training records: simulate fewer sites, "
+            "or set a smaller skew. [site-empty]"
         )
     return divided
 

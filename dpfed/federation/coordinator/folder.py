@@ -72,7 +72,8 @@ class CoordinatorFolder:
             The new folder.
 
         Raises:
-            UserError: If the terms are impossible, see `refuse_proposal` and `Terms.agree`; if the folder exists.
+            UserError: If the terms are impossible (see `refuse_proposal` and `Terms.agree`), if the starting weights, the
+                coordinator's records or the public records cannot be used, or if the folder exists.
         """
         folder, progress = cls(Path(path)), progress or Silent()
         read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]

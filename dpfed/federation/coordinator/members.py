@@ -1,6 +1,6 @@
 """The sites that take part now: their addresses, and their offers for the next step.
 
-The module also has the backoff, which does not ask a site for a while after a step has waited for the site in vain.
+The module also has the backoff: after a step has waited for a site in vain, the coordinator does not ask this site for a while.
 """
 
 from __future__ import annotations
@@ -146,7 +146,10 @@ class Members:
         self._backoff.answered(number)
 
     def lose(self, number: int, address: str, why: str) -> None:
-        """Removes a site that did not answer correctly, unless it has another address by now. It must then be greeted again."""
+        """Records why a site is lost, and removes the site unless it has another address by now.
+
+        A removed site must be greeted again.
+        """
         if self._addresses.get(number) == address:
             del self._addresses[number]
             self._offers.pop(number, None)
@@ -165,7 +168,10 @@ class Members:
         return {address: self._greeting(step) for address in addresses if address not in known}
 
     def welcome(self, reply: Packet | None, address: str, greeting: Packet, step: int) -> None:
-        """Takes a site in if it answered its greeting correctly."""
+        """Takes in the site that replied to its greeting, if the reply is valid.
+
+        A site is not taken in if it has taken part in this step or a later one already, or if its pause is not over.
+        """
         number = alleged(reply).get("site") if reply is not None else None
         if type(number) is not int or not 0 <= number < len(self._terms.sites):
             return

@@ -1,8 +1,9 @@
 """The coordinator's side of the protocol: a `Transport` whose workers are institutions.
 
-In a step, the coordinator sends every site the parameters, takes the answers that come before the deadline, checks them, and
-adds them up in the order of the terms. Sites that are new, or missed a step, are greeted at the same time and take part from
-the next step on. A missing sum counts as zeros: divisor and noise do not depend on which sites answered.
+In a step, the coordinator sends the parameters to all sites that can take part, takes the answers that come before the
+deadline, checks them, and adds them up in the order of the terms. Sites that are new, or missed a step, are greeted at the same
+time and take part from the next step on. A missing sum counts as zeros: the divisor and the planned noise do not depend on
+which sites answered.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class Federation:
         """Returns the bounded sum of a step, see `Transport`; ``None``: the step is discarded.
 
         Raises:
-            UserError: If the sites have already taken part in later steps than this run's, or if the step was released before
-                and its release is lost.
+            UserError: If so many sites have already taken part in this step or a later one that the step cannot succeed, or if
+                the step was released before and its release is lost.
         """
         if self._paid.release_of(step) is not None:
             raise UserError(

@@ -81,7 +81,7 @@ class SecureSum:
                 if self._unmasking.confirmed:
                     break
             if not self._unmasking.confirmed:
-                return None, f"{len(self._unmasking.votes)} sites confirmed whose sums arrived, {self._trust.least} are needed"
+                return None, f"{len(self._unmasking.votes)} sites confirmed the arrivals, {self._trust.least} are needed"
         rosters, votes = self._unmasking.rosters, sorted(self._unmasking.votes.items())
         fields |= {"rosters": _text(b"".join(rosters[number] for number in arrived))}
         fields |= {"voters": [number for number, _ in votes], "votes": _text(b"".join(vote for _, vote in votes))}

@@ -116,7 +116,7 @@ class Loopback:
     def wait_for_node(self, name: str) -> None:
         """Waits until a SuperNode is connected, and starts it again while the SuperLink refuses it.
 
-        For a minute after a SuperNode was killed, the SuperLink takes it for connected and refuses a second SuperNode.
+        For a minute after a SuperNode was killed, the SuperLink still considers it connected and refuses a second SuperNode.
 
         Raises:
             RuntimeError: If the SuperNode does not connect; the message has the end of its log.

@@ -48,7 +48,8 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
         The finished run.
 
     Raises:
-        UserError: If the path is in use, or the run did not finish.
+        UserError: If the path is in use, the records or the terms are impossible, a party does not start, or the run does not
+            finish.
     """
     goes_on = not RunDirectory.unused(path)
     config, parties = resolve_defaults(config), path.with_name(f"{path.name}-parties")
@@ -95,7 +96,7 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
         if not stores.exists():
             progress.note(f"dividing the records among {sites} institutions")
             divide_store(store.path, stores, sites, skew, progress=import_progress(progress, "records divided"))
-    say(f"making {sites} institutions, and the coordinator's terms: noise for the sum of their records")
+    say(f"making {sites} institutions, and the coordinator's terms, with the noise for all their records together")
     folders = [
         SiteFolder.create(parties / site_folder(number), site_folder(number), stores / site_folder(number), **_copies(config))
         for number in range(sites)

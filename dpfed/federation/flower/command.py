@@ -22,7 +22,10 @@ START = 120.0  # seconds that one of Flower's programs may take, on a busy machi
 
 
 class Unavailable(UserError):
-    """Raised if the SuperLink does not answer, or has not started yet. The caller may try again."""
+    """Raised if a command of Flower fails: often the SuperLink does not answer, or has not started yet.
+
+    The caller may try again.
+    """
 
 
 class FlowerCommand:
@@ -76,7 +79,9 @@ class FlowerCommand:
         try:
             done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=START, check=False)
         except subprocess.TimeoutExpired as error:
-            raise Unavailable(f"flwr {' '.join(words)} took over {START:.0f} s: the SuperLink hangs. [flower-hangs]") from error
+            raise Unavailable(
+                f"flwr {' '.join(words)} took over {START:.0f} s: restart the SuperLink, then try again. [flower-hangs]"
+            ) from error
         if done.returncode:
             raise Unavailable(f"flwr {' '.join(words)} says: {(done.stdout + done.stderr).strip()[-500:]} [flower-exit]")
         return done.stdout

@@ -180,7 +180,8 @@ def _cut(error: Exception) -> bool:
 def run_supernode() -> None:
     """Runs the command ``flower-supernode`` in this process.
 
-    Flower handles signals only after it has started its HTTP server. Until then, this function ends that server's thread.
+    Flower handles signals only after its HTTP server has started. If Ctrl-C comes earlier, this function ends the thread of
+    that server.
     """
     import uvicorn
     from flwr.supernode.cli import flower_supernode

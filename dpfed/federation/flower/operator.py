@@ -128,7 +128,11 @@ class Operator:
         """Starts the run, or follows the run in progress, and shows its log.
 
         Returns:
-            The exit code of this command.
+            The exit code: 0 if the run is complete, otherwise 1.
+
+        Raises:
+            Unavailable: If one of Flower's commands fails.
+            UserError: If the app folder cannot be made.
         """
         if going := self._going():
             self._flwr.show("log", str(going), CONNECTION, "--stream")
@@ -195,11 +199,11 @@ def operate(folder: Path, port: int | None = None) -> int:
         port: Port of the SuperLink, on loopback; default: the port for which the folder was provisioned.
 
     Returns:
-        The exit code of the command.
+        The exit code: 0 if the run is complete, otherwise 1.
 
     Raises:
-        Unavailable: If the SuperLink does not answer.
-        UserError: If something is wrong that the operator must fix.
+        Unavailable: If the SuperLink does not answer, or another command of Flower fails.
+        UserError: If the folder was not provisioned completely, or the app folder cannot be made.
     """
     operator = Operator(folder, port)
     operator.wait_for_link()

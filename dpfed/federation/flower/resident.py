@@ -16,7 +16,8 @@ The module also runs Flower's SuperNode with shorter pauses and more retries (`m
 which takes the options of `flower-supernode`.
 
 A SuperNode looks for messages every 3 seconds while it has none, and for its app's reply every half a second. With shorter
-pauses, an exchange takes about 3 seconds less; a step with secure sums needs two exchanges, and takes about 6 seconds less.
+pauses, an exchange takes about 3 seconds less. A step with secure sums from which sites may drop out needs two exchanges (three
+if one does drop out), and takes about 6 seconds less.
 Flower's SuperNode also gives up permanently if the network fails while it connects over TLS; this SuperNode retries. A
 federation with `flower-supernode` itself works as well, and is slower; make sure that it is restarted when it ends.
 """
@@ -103,14 +104,15 @@ def stay(address: str, secret: Path) -> None:
 
     Raises:
         UserError: If the SuperNode refuses the secret.
+        OSError: If the file cannot be read.
     """
     shorten_fetching()
     serve(address, secret.read_bytes())
 
 
 _UNKNOWN = (
-    "the coordinator has not registered this SuperNode's key yet, or not again since its SuperLink was restarted: send it "
-    "reply.json, and start the SuperNode again. A service manager does that by itself"
+    "the coordinator has not registered this SuperNode's key yet, or not again since the SuperLink was restarted: send "
+    "reply.json to the coordinator, and start the SuperNode again. A service manager starts it again by itself"
 )
 
 

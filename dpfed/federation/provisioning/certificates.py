@@ -45,8 +45,8 @@ def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) 
         days: Number of days for which the server's certificate is valid; default: 365.
 
     Raises:
-        UserError: If the server's certificate exists, if the key of the authority's certificate is missing, or if a host is
-            neither a name nor an IP address.
+        UserError: If the server's certificate exists, if the key of the authority's certificate is missing, if a key is not of
+            the kind that dpfed makes, or if a host is neither a name nor an IP address.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _refuse_existing(folder / SERVER)
@@ -119,7 +119,7 @@ def is_for(path: Path, host: str) -> bool:
         host: Name or IP address, see `make_certificates`.
 
     Raises:
-        UserError: If the certificate cannot be read, see `certificates_in`.
+        UserError: If the host is neither a name nor an IP address, or the certificate cannot be read, see `certificates_in`.
     """
     try:
         names = certificates_in(path)[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value

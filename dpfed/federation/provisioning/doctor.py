@@ -136,7 +136,7 @@ def _socket(paths: SitePaths) -> Iterator[Finding]:
     """Checks that only the worker's user can put a socket where the units look for it."""
     folder = paths.path / "door"
     refuse_open_folder(folder, paths.site.path.stat().st_uid)
-    yield Finding("door", State.GOOD, f"{folder}, for the worker's user to open")
+    yield Finding("door", State.GOOD, f"{folder}, where only the worker's user can put a socket")
 
 
 def _store(site: SiteFolder) -> Iterator[Finding]:

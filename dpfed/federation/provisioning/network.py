@@ -74,6 +74,9 @@ def of_certificate(path: Path, advice: str) -> Iterator[Finding]:
 
     Yields:
         The finding.
+
+    Raises:
+        UserError: If the certificates cannot be read, see `certificates_in`.
     """
     now = datetime.datetime.now(datetime.UTC)
     newest = max(certificates_in(path), key=lambda each: each.not_valid_after_utc)
@@ -137,7 +140,7 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
         context = ssl.create_default_context(cadata=read_text(authority))
     except (OSError, ValueError) as error:
         said = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
-        advice = f"copy {authority.name} again from the kit that the coordinator sent"
+        advice = f"restore it from a backup, or ask the coordinator for {authority.name}"
         yield Finding("coordinator", State.BAD, f"{authority}, which verifies the coordinator, {said}", advice)
         return
     try:

@@ -88,7 +88,7 @@ class Project(Section):
     @model_validator(mode="after")
     def _apart(self) -> Project:
         if self.port == self.link_port:
-            raise ValueError(f"port: the SuperLink listens on {self.port}, behind the proxy: choose another, such as 9443")
+            raise ValueError(f"port: the SuperLink listens on {self.port}, behind the proxy: choose another port or link_port")
         seen: dict[str, str] = {}
         for site in self.sites:
             if (other := seen.setdefault(site.casefold(), site)) is not site:

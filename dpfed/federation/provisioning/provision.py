@@ -72,7 +72,8 @@ def provision(project: Project, beside: Path, folder: Path | None = None, progre
         The result, for the operator.
 
     Raises:
-        UserError: If the folder is used for something else, a reply does not fit, or the terms are impossible.
+        UserError: If the folder cannot be used or belongs to another project, if sites or options of the project differ from
+            the terms, if a reply does not fit, if the server's certificate is for another host, or if the terms are impossible.
     """
     path = require_plain((folder or beside.parent / project.name).absolute())
     office = _Office(path, project)
@@ -120,7 +121,11 @@ class _Office:
         return file_lock(self.path / _LOCK, f"another process provisions {self.path}: try again when it has ended.")
 
     def refuse_other(self) -> None:
-        """Refuses a folder of another project, and sites or options that differ from those of the terms."""
+        """Refuses a folder of another project, and sites or options that differ from those of the terms.
+
+        Raises:
+            UserError: If the name, the sites or an option of the project is another one.
+        """
         if not self._state.exists():
             return
         name = json.loads(self._state.read_text())["name"]
@@ -144,7 +149,11 @@ class _Office:
                     )
 
     def found(self) -> None:
-        """Makes what does not exist yet: key, certificates, folders, and the files that start the coordinator."""
+        """Makes what does not exist yet: key, certificates, folders, and the files that start the coordinator.
+
+        Raises:
+            UserError: If the server's certificate is for another host, or a certificate or key cannot be used.
+        """
         if not self._state.exists():  # first: from here on the folder is this project's, whatever fails
             self._save({"name": self._project.name, "invitations": {}})
         for folder in (self._kits, self._replies, self._nodes):
@@ -175,7 +184,7 @@ class _Office:
         for name, text in files.items():
             make_folder((self.path / name).parent)
             if _write_if_other(self.path / name, text.encode(), 0o755 if name.startswith(PROGRAMS) else 0o644):
-                self.news.append(f"{name} has changed: README.md says how to restart its program")
+                self.news.append(f"{name} has changed: restart its program; copy a systemd unit again first, see README.md")
         if not os.path.lexists(self.path / "venv"):
             (self.path / "venv").symlink_to(sys.prefix)
 

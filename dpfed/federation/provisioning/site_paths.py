@@ -31,7 +31,7 @@ class SitePaths:
         site: Site's own folder in it.
         reply: File of the site's reply, for the coordinator.
         settings: File of the site's settings for systemd.
-        keys: Folder of the key of the site's SuperNode.
+        keys: Folder of the SuperNode's key pair, and of the secret that the SuperNode shares with its app.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,8 +56,8 @@ class SitePaths:
             The paths of the new site.
 
         Raises:
-            UserError: If the kit was altered or made by somebody else, if a setting is impossible, or if the folder is in use.
-                Nothing is made then.
+            UserError: If the kit was altered or made by somebody else, if a setting is impossible, if the records do not fit
+                (see `records_of_site`), or if the folder is in use. Nothing is made then.
         """
         read = Kit.load(kit)
         if not is_spoken(coordinator, read.coordinator):
@@ -140,7 +140,7 @@ class SitePaths:
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{self._origin} is missing or damaged: it names the coordinator. Restore the file, or remove {self.reply} "
-                "and run `dpfed site setup` again with the kit that is here. [kit-origin-damaged]"
+                f"and run `dpfed site setup` again with {self.path / KIT}. [kit-origin-damaged]"
             ) from error
 
     def unpack(self, kit: Path) -> bool:
@@ -170,7 +170,7 @@ class SitePaths:
                 old = None
             if old is not None and new.serial < old.serial:
                 raise UserError(
-                    f"{kit} is older (number {new.serial}) than the kit here ({old.serial}): nothing was changed. [kit-older]"
+                    f"{kit} is older (number {new.serial}) than the site's kit ({old.serial}): nothing was changed. [kit-older]"
                 )
             if self.site.joined and new.terms is not None and json.loads(self.site.terms().text) != new.terms:
                 raise UserError(f"{kit} holds other terms than {self.site.path} has joined: nothing was changed. [kit-terms]")
@@ -206,7 +206,7 @@ class SitePaths:
         """Leaves the federation permanently. What was spent stays spent, and what was reserved stays reserved.
 
         Raises:
-            UserError: If another process serves the site.
+            UserError: If another process serves the site, or the cached features cannot be deleted.
         """
         self.site.leave()
         self.write_reply()

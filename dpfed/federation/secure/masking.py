@@ -32,7 +32,10 @@ class NotOffered(UserError):
 
 
 class OtherView(UserError):
-    """Raised if what the server says about a step contradicts what this site saw of it, or what other sites have signed."""
+    """Raised if what the server says about a step contradicts what this site saw of it, or what other sites have signed.
+
+    The error is also raised if the server names too few sites, or asks about masks in a run from which no site may drop out.
+    """
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Offer:
     Attributes:
         public: Part for the server: the round public key and, where sites may drop out, the check value of the self mask's
             seed.
-        envelopes: Envelope for each other site, by site number: the round public key and, encrypted, one share of each secret.
+        envelopes: Envelope for each other site, by site number: the round public key and, encrypted, one share of each secret
+            (where no site may drop out, an empty text).
     """
 
     public: bytes
@@ -104,7 +108,10 @@ class Masking:
 
     def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], trust: Trust, context: bytes) -> None:
         if len(sites) != trust.sites or sites[me].exchange_key != identity.exchange_key:
-            raise UserError(f"this is not site {me} of {trust.sites}: other keys, or {len(sites)} sites. [mask-other-site]")
+            raise UserError(
+                f"these keys are not those of site {me}, or there are {len(sites)} cards and not {trust.sites}: give the keys "
+                "of that site, and the cards of all sites. [mask-other-site]"
+            )
         self._me = me
         self._identity = identity
         self._sites = list(sites)
@@ -121,7 +128,8 @@ class Masking:
         """Draws this site's secrets of a step, splits them, and returns the offer that carries the shares to the other sites.
 
         A site may hold offers for several steps: if it is greeted in the middle of step s, it makes its offer for step s + 1
-        before it has revealed, or even masked, step s. A repeated call for a step returns the same offer.
+        before it has revealed, or even masked, step s. It holds at most four offers, those for the latest steps. A repeated
+        call for a step returns the same offer, as long as the site holds it.
 
         Raises:
             NotOffered: If the step, or a later one, was masked before.
@@ -129,7 +137,9 @@ class Masking:
         if offered := self._offered.get(step):
             return offered.offer
         if self._masked is not None and step <= self._masked.step:
-            raise NotOffered(f"step {step} cannot be offered: site {self._me} was at step {self._masked.step}. [mask-late]")
+            raise NotOffered(
+                f"step {step}: site {self._me} makes no offer, because it has masked step {self._masked.step}. [mask-late]"
+            )
         key, seed = X25519PrivateKey.generate(), os.urandom(SECRET_BYTES)
         keys, public = StepKeys(self._context, step), public_bytes(key)
         shares = self._dealt(seed, key)
@@ -239,9 +249,9 @@ class Masking:
 
         Raises:
             NotOffered: If this step is not the step that this site masked last.
-            OtherView: If this site confirmed or revealed another set before, if too few sites or sites outside the roster
-                arrived, if an arrived site has not signed the roster, or if too few sites have signed these arrivals. Nothing
-                is revealed then.
+            OtherView: If no site may drop out of this run, if this site confirmed or revealed another set before, if too few
+                sites or sites outside the roster arrived, if an arrived site has not signed the roster, or if too few sites
+                have signed these arrivals. Nothing is revealed then.
         """
         masked, arrived = self._at(step), frozenset(arrived)
         self._check(masked, arrived)
@@ -252,7 +262,7 @@ class Masking:
             agreeing = sum(self._is_signed(site, masked.view.arrival_log(arrived), votes) for site in masked.view.members)
             if agreeing < self._trust.least:
                 raise OtherView(
-                    f"step {step}: {agreeing} sites have signed whose vectors arrived, at least {self._trust.least} must; "
+                    f"step {step}: {agreeing} sites have signed this set of arrived sites, at least {self._trust.least} must; "
                     "nothing is revealed. [mask-few-votes]"
                 )
         masked.arrived = arrived

@@ -17,7 +17,7 @@ from dpfed.protocol.terms import Terms
 
 
 def described_code(terms: Terms) -> Iterator[tuple[str, str]]:
-    """Yields the name of each part that the terms name, and a line with its version, hash, file and arguments."""
+    """Yields, for each piece of code in the terms, its name and a line with its key, version, hash, file and arguments."""
     config = terms.run_config()
     for part in terms.code:
         arguments = arguments_of(config, part.key)
@@ -70,7 +70,8 @@ def refuse_unallowed(path: Path, terms: Terms) -> None:
         terms: Terms that the site has joined.
 
     Raises:
-        UserError: If code that the terms name was not allowed or has changed; the message names the code.
+        UserError: If code that the terms name was not allowed or has changed (the message names the code), or if the file is
+            missing or damaged.
     """
     if not terms.code:
         return
@@ -92,7 +93,7 @@ def _read(path: Path) -> dict[str, str]:
         digests = None
     if not isinstance(digests, dict):
         raise UserError(
-            f"{path} lists the code that may run here, and is missing or damaged: restore it, or leave the federation and join "
-            "with a new site. [code-allowed-damaged]"
+            f"{path} lists the code that may run at this site, and is missing or damaged: restore it, or leave the federation "
+            "and join with a new site. [code-allowed-damaged]"
         )
     return digests

@@ -71,8 +71,8 @@ class SiteFolder:
         card: File of the site's public card, for the coordinator.
         socket: Default path of the Unix socket; the file exists while the site is served.
         ledger: File of the site's ledger.
-        features: Folder of features of frozen towers that are not kept beside the store; deleted after the site's last step, or
-            when the site leaves.
+        features: Folder of features of frozen towers that are not kept beside the store; deleted when the service ends after
+            the site's last step, or when the site leaves.
     """
 
     def __init__(self, path: Path) -> None:
@@ -211,20 +211,21 @@ class SiteFolder:
 
         Args:
             terms: Terms of the federation.
-            agreed: Function that decides whether to join; called after all other checks, before anything is reserved. Default:
-                the site joins.
+            agreed: Function that decides whether to join. It is called after all checks except that of the lifetime budget,
+                before anything is reserved. Default: the site joins.
             unconfirmed: Whether to join even if members whose cards nobody has confirmed could make the terms spend more than
                 the budget; default: no.
-            allowed: Names of code that may run here, see `refuse_unknown`.
+            allowed: Names of code that may run at this site, see `refuse_unknown`.
 
         Returns:
             ``True`` if the site has joined.
 
         Raises:
             UserError: If the terms do not have this site's card; if the site has joined before or has left; if the terms
-                promise no privacy, fix a seed, spend more than the site allows, lack a card that the site has confirmed, or
-                name code that the site does not allow; if the records are no longer those of the site's card; or if the
-                lifetime budget of the records has no room for the plan.
+                promise no privacy, fix a seed, spend more than the site allows (or could do so, see `unconfirmed`), lack a
+                card that the site has confirmed, or name code that the site does not allow; if the records are no longer those
+                of the site's card; if the ledger holds charged steps; or if the lifetime budget of the records has no room for
+                the plan.
         """
         number = terms.number_of(self.identity().signing_key)
         card = self.own_card()

@@ -46,8 +46,8 @@ def serve(
     """Answers packets until `stop` is set; a packet that is being answered then still gets its answer.
 
     Each connection is read and written in its own thread, so a slow client delays no other; only `handle` is called for one
-    packet at a time. If there are more than 32 connections, the oldest is closed. Spared are those that wait for an answer, or
-    have been reading it for less than 10 seconds.
+    packet at a time. Whenever there are more than 32 connections, the oldest one is closed. Connections whose packet waits for
+    its answer, or whose answer has been on its way for less than 10 seconds, are not closed.
 
     Args:
         path: Path of the socket. Its directory is made if need be, and no other user may write there.

@@ -66,11 +66,15 @@ def _freezes(config: Config) -> bool:
 def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
     """Checks a site's copies of the files that the terms name and that are not sent; a site needs them before it is served.
 
+    The file of ``model.anchors`` is not read, and weights other than the starting weights are not compared.
+
     Returns:
-        The keys of the copies that are as agreed on, such as ``public.path``.
+        The keys of the public records, architecture, starting weights and anchors that the configuration names, such as
+        ``public.path``.
 
     Raises:
-        UserError: If copies are missing (the message names all of them), or a copy differs from what was agreed on.
+        UserError: If the public records or the starting weights are missing (the message names both), another file is missing,
+            or public records, architecture or starting weights are not those that were agreed on.
     """
     config = site_config(terms, settings)
     named = terms.run_config()

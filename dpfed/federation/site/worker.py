@@ -57,7 +57,7 @@ class SiteWorker:
         identity: Site's long-term cryptographic keys, which determine its number in the terms.
         worker: Worker that computes the clipped sums of the site's own records, on `model`.
         model: Model that takes over the parameters of each step.
-        ledger: Site's own ledger, written before each answer leaves.
+        ledger: Site's own ledger. Each step is charged before a record is drawn for it.
         randomness: Secret randomness, from which the site's part of the noise comes.
         log: Function that receives each refusal and each failure in full; these messages stay at the site.
     """
@@ -110,7 +110,7 @@ class SiteWorker:
         except Refusal as refusal:
             reason, about = refusal.reason, refusal.about
         except OtherVersion as error:
-            self._log(f"the coordinator's dpfed is another ({error}): install the same release")
+            self._log(f"the coordinator's dpfed speaks {error}: install the same release on both sides")
             reason, about = Reason.VERSION, None
         except Untrusted:
             reason, about = Reason.UNTRUSTED, None

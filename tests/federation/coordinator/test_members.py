@@ -227,7 +227,7 @@ def test_a_coordinator_of_another_protocol_is_refused_unpaid(lab, monkeypatch):
     reply = json.loads(one.wire.workers["node0"].answer(packet).header)
     assert (reply["kind"], reply["reason"]) == ("refusal", "the site's dpfed speaks another version of the protocol")
     versions = f"protocol {PROTOCOL + 1}, and this is {PROTOCOL}"
-    assert one.logs[0] == f"the coordinator's dpfed is another ({versions}): install the same release"
+    assert one.logs[0] == f"the coordinator's dpfed speaks {versions}: install the same release on both sides"
 
 
 # ---- how long a reply may be

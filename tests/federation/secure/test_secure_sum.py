@@ -320,7 +320,7 @@ def test_a_step_is_masked_once():
     with pytest.raises(NotOffered, match="masked it before"):
         federation.masking[0].mask(opened, values[0])
     for step in (4, 3):
-        with pytest.raises(NotOffered, match="at step 4.*mask-late"):
+        with pytest.raises(NotOffered, match="masked step 4.*mask-late"):
             federation.masking[0].offer(step)
 
 
