@@ -4,7 +4,8 @@ The adversary knows for some records whether they were members, and fits its att
 records. This adversary is stronger than an adversary with shadow models, who must simulate the training on other records. Two
 families:
 
-* white-box: losses (Yeom et al. 2018) and gradients by layer (Nasr et al. 2019), for an adversary with the weights;
+* white-box: losses (Yeom et al. 2018), or losses, gradients by layer (Nasr et al. 2019) and similarities together, for an
+  adversary with the weights;
 * EncoderMI (Liu et al. 2021), as a threshold attack: a member's views are more similar, as training has pulled them together.
   The similarity is measured in the space in which the loss contrasts records. Captions count as views.
 """

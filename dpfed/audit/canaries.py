@@ -2,8 +2,8 @@
 
 An audit of the mechanism needs no private record and no real model. Its records are generated pictures of 8 x 8 pixels that
 each encode a number. Its model reads the numbers and has gradients that the auditor chose, long enough to be clipped: Dirac
-canaries (Nasr et al. 2023; Andrew et al. 2024). All other parts are those of the run: draws, groups, views, engines, clipping,
-noise, ledger, optimizer.
+canaries (Nasr et al. 2023; Andrew et al. 2024). Everything else is the code of a real run: draws, groups, views, engines,
+clipping, noise, ledger, optimizer.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class CanaryModel(nn.Module):
         fillers: Number of fillers, F; records with numbers from F on are canaries.
         coordinates: Number of parameters, P.
         arrangement: Coordinates of the gradients. ``group``: a group's coordinate is the number of its filler with the largest
-            hash (`read`), and a canary in the group reverses the gradient; the engine must pass groups one by one. ``own``:
+            hash (`read`), and a canary in the group reverses the gradient; the engine must take groups one by one. ``own``:
             each canary has a coordinate of its own. ``one``: all records share one coordinate.
         against: Whether the canaries' gradients point in the opposite direction to the fillers'.
         scrambled: Whether a hash of all records of a group decides the sign of its gradient. This reveals a record that changes
-            more than its own group. The engine must pass groups one by one.
+            more than its own group. The engine must take groups one by one.
 
     Attributes:
         sign: Sign of all gradients, +1 or -1. The auditor alternates it between steps, so that noise that repeats itself

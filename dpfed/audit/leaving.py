@@ -1,7 +1,7 @@
 """The outputs of the mechanism in a step: the stored noisy sum, and the weights and states that the optimizer derives from it.
 
-Each output (channel) is converted back to the gradient that it implies, in the units of the sum. In a sound run all channels
-follow from the noisy sum. A channel that depends on the sum without noise reveals the canaries.
+Each output is called a channel, and is converted back to the sum that it implies. In a sound run all channels follow from the
+noisy sum. A channel that depends on the sum without noise reveals the canaries.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ class Watched:
         self._before: Leaving = {WEIGHTS: self._vector.gather().double()}
 
     def step(self) -> Leaving:
-        """Returns the sum that each channel implies for the step that has just ended, ``(P,)`` float64 by channel."""
+        """Returns the sum that each channel implies for the step that has just ended, ``(P,)`` float64 by channel.
+
+        The weights imply the sum only under SGD without momentum: their change is divided by the learning rate. A second moment
+        implies absolute values only.
+        """
         group = self._optimizer.param_groups[0]
         now = {WEIGHTS: self._vector.gather().double(), **self._states()}
         seen = {}

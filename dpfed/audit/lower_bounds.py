@@ -25,7 +25,7 @@ class Shown:
     """The bound that one channel gives.
 
     Attributes:
-        channel: Name of the channel.
+        channel: Output of the mechanism (`dpfed.audit.leaving`) whose scores give the bound.
         noise: Upper bound on the noise multiplier; infinity: no bound.
     """
 
@@ -36,10 +36,11 @@ class Shown:
 def divided(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np.ndarray, float]]:
     """Selects the channels to test, and divides the error probability among them. The first channel gets the largest part.
 
-    A channel whose scores equal those of the first channel is left out, such as an optimizer's first moment in a sound run.
+    A channel whose scores differ from those of the first channel by at most 0.01 is left out, such as an optimizer's first
+    moment in a sound run.
 
     Args:
-        scores: Scores by channel, ``(n,)`` each.
+        scores: Scores by channel, that is, by output of the mechanism (`dpfed.audit.leaving`), ``(n,)`` each.
         error: Total error probability.
 
     Returns:
@@ -54,12 +55,16 @@ def divided(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[n
 def of_repetitions(
     scores: Mapping[str, np.ndarray], there: np.ndarray, known: np.ndarray, family: Family, error: float
 ) -> list[Shown]:
-    """Bounds the noise by repeated experiments: chooses a threshold on known experiments, and measures its rates on the others.
+    """Bounds the noise multiplier from above by repeated experiments, for each channel separately.
+
+    The attack guesses that the canary is present if the score exceeds a threshold. The threshold is chosen on some of the
+    experiments; the attack's true and false positive rates are measured on all others.
 
     Args:
-        scores: Scores of independent experiments by channel, ``(n,)`` each.
+        scores: Scores of independent experiments by channel, that is, by output of the mechanism (`dpfed.audit.leaving`),
+            ``(n,)`` each.
         there: Presence of the canary in each experiment, ``(n,)`` bool.
-        known: Experiments on which the threshold is chosen, ``(n,)`` bool.
+        known: Whether an experiment serves to choose the threshold, ``(n,)`` bool.
         family: Claimed mechanism of one experiment, with its variants.
         error: Probability that any of the bounds is too low.
 

@@ -81,7 +81,8 @@ class Outcome:
         attack: Name of the attack.
         title: Title of the attack for readers.
         weights: Weights under attack: those of the run, or those before training.
-        auc: Area under the curve of true over false positive rates; the intervals of all attacks hold jointly.
+        auc: Area under the curve of true over false positive rates; the intervals of all attacks on
+            these weights hold jointly.
         points: Success at the false positive rates that the number of records can resolve.
     """
 
@@ -130,6 +131,8 @@ def audit_membership(
 ) -> tuple[Path, MembershipAudit]:
     """Attacks a finished run, and writes the result to ``RUN/audit/membership.json``, readable by the owner only.
 
+    The run's card and report are written again, and mention the audit.
+
     Args:
         folder: Run directory, on the machine that has the run's records.
         non_members: Store of records that the run never saw; default: the held-out records of the run's store.
@@ -142,8 +145,9 @@ def audit_membership(
         Path of the file, and its content.
 
     Raises:
-        UserError: If the run is unfinished or its records are elsewhere, if there are too few records on either side, or if the
-            records have a lifetime budget and the justification is missing.
+        UserError: If the run is unfinished, if its records are elsewhere or its first or last weights are missing, if there are
+            too few records on either side or the non-members lack captions that the model reads, or if the records have a
+            lifetime budget and the justification is missing.
     """
     run, progress = _finished(folder), progress or Silent()
     parts = build(run.config(), progress=progress, terms=terms_at(run.terms))
@@ -155,7 +159,9 @@ def audit_membership(
     promise = Promise(privacy["epsilon"] if privacy["guarantee"] else None, privacy["delta"])
     saved = Checkpoints(run.checkpoints, 1).paths()
     if len(saved) < 2:
-        raise UserError(f"{run.checkpoints} must hold the first weights and the last ones: restore them. [attack-weights]")
+        raise UserError(
+            f"{run.checkpoints} must hold the weights before training and the last ones: restore both. [attack-weights]"
+        )
     both: dict[Weights, Path] = {"trained": saved[-1], "untrained": saved[0]}
     outcomes: list[Outcome] = []
     for weights, path in both.items():
@@ -176,7 +182,7 @@ def _finished(folder: str | Path) -> RunDirectory:
     run = RunDirectory.open(folder)
     if run.terms.is_file() and not run.simulation.is_file():
         raise UserError(
-            f"{folder} is a federation's run: its training records are at the sites and cannot be audited here. [attack-sites]"
+            f"{folder} is a federation's run: its training records are at the sites, where no audit reads them. [attack-sites]"
         )
     if not run.finished:
         raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; audit it then. [attack-unfinished]")

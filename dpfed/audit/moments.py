@@ -1,7 +1,7 @@
-"""Attacks runs in closed form (private moments): repeats whole runs, with a canary whose features have their own direction.
+"""Attacks runs of private moments: repeats whole small runs, with a canary whose features have a direction of their own.
 
-The auditor knows all other records and the clean sums, and sees both noisy sums. Features, engine, noise, coordinator and
-ledger are the run's own; the tower reads a record's number and returns a direction for it.
+The auditor knows all other records and the clean sums, and sees both noisy sums. Engine, noise, coordinator and ledger are the
+code of a real run; the tower reads a record's number and returns a direction for it.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class CanaryTower(nn.Module):
 
 @dataclass(frozen=True)
 class MomentTrial:
-    """A small run in closed form, ready to be attacked.
+    """A small run of private moments, whose heads follow in closed form; ready to be attacked.
 
     Attributes:
-        parts: Parts of the small run, with the tower of canaries.
+        parts: Parts of the small run. Its tower is a `CanaryTower`.
         world_size: Number of workers that share the records.
         folder: Folder for records, ledgers and starting weights.
     """
@@ -115,9 +115,10 @@ class MomentTrial:
         return workers(self.parts, rows, self.world_size, Randomness.fresh().for_ranks())
 
     def moved(self) -> float:
-        """Measures how far the canary moves a sum, as the largest L2 change over both sums and a few centres.
+        """Measures how far the canary moves a sum: the largest L2 change over both steps and four settings of the means.
 
-        Each change is multiplied by the plan's sensitivity, and divided by the sensitivity of its step.
+        The first step releases the means, and the second step's sum depends on them. Each change is multiplied by the plan's
+        sensitivity, and divided by the sensitivity of its step.
         """
         most, sides = 0.0, [self.workers(there) for there in (True, False)]
         for seed in range(4):

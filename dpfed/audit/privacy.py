@@ -3,8 +3,9 @@
 Two tests run the run's code on generated records and a model of canaries:
 
 * neighbours: the distance by which a record moves the sum is compared with the sensitivity;
-* repeated experiments: an attack guesses whether a canary was present, in one step or in a whole run in closed form.
-  Clopper-Pearson bounds on its rates, compared with trade-off functions (f-DP), bound the noise.
+* repeated experiments: an attack guesses whether a canary was present, in one step or in a whole run of private moments.
+  Clopper-Pearson bounds on the attack's true and false positive rates, compared with trade-off functions (f-DP), bound the
+  noise.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def audit_claim(
         config: Configuration of the run.
         plan: Plan of the run.
         world_size: Number of workers that share the records.
-        experiments: Approximate number of repeated experiments; more experiments raise the lower bounds.
+        experiments: Approximate number of repeated experiments; more experiments raise the lower bounds. Runs of private
+            moments are repeated at most 1,000 times.
         progress: Display of the stages; default: none.
 
     Raises:

@@ -43,8 +43,9 @@ def audit_config(
         Path of the file, and its content.
 
     Raises:
-        UserError: If the plan is impossible or claims no privacy, if the number of records is known only after an import, or if
-            the folder cannot be written.
+        UserError: If the plan is impossible, claims no privacy or has fewer groups than workers, if the records are missing or
+            their number is known only after an import, or if the folder cannot be written.
+        OSError: If the folder cannot be created.
     """
     plan = known_plan(config, progress, world_size)
     if plan is None:
@@ -74,8 +75,9 @@ def audit_run(
         Path of the file, and its content.
 
     Raises:
-        UserError: If the run is unfinished or belongs to a federation, if its claim was contradicted before, or if its records
-            are elsewhere, so that its card and report cannot be written again.
+        UserError: If the run is unfinished, belongs to a federation, claims no privacy or has fewer groups than workers, if its
+            claim was contradicted before, if its records are elsewhere, so that its card and report cannot be written again, or
+            if its folder cannot be written.
     """
     run, progress = RunDirectory.open(folder), progress or Silent()
     if not run.finished:
@@ -105,11 +107,14 @@ def audit_run(
 def _require_writable(folder: Path) -> None:
     """Refuses a folder that cannot be written, before minutes of work."""
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{folder}: the audit cannot write its result here: choose another folder. [audit-not-writable]")
+        raise UserError(
+            f"the audit cannot write its result into {folder}: make the folder writable, or audit a configuration with --out "
+            "FOLDER. [audit-not-writable]"
+        )
 
 
 def as_json(audit: PrivacyAudit) -> dict[str, Any]:
-    """Returns the content of the audit's file. Infinity becomes null; `world_size` is named ``owners``, as in older files."""
+    """Returns the content of the audit's file. In findings, infinity becomes null; `world_size` is named ``owners``."""
     facts = {"owners" if name == "world_size" else name: value for name, value in dataclasses.asdict(audit).items()} | {
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "shown": audit.shown,

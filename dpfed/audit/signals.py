@@ -95,7 +95,7 @@ def signals_of(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation mode, with gradients enabled, and restores its mode at the end."""
+    """Puts a model into evaluation mode, and restores its mode at the end; this does not disable gradients."""
     was_training = model.training
     model.eval()
     try:

@@ -145,7 +145,9 @@ class UnderTest:
         return dataclasses.replace(self, parts=dataclasses.replace(parts, config=config), model=model)
 
     def sums(self, present: np.ndarray, randomness: Randomness) -> Iterator[Tensor]:
-        """Yields the sums of all steps without noise, ``(P,)`` each. An adversary who knows all these records can compute them.
+        """Yields each step's sum without noise, ``(P,)``.
+
+        An adversary who knows these records and the randomness of the workers can compute these sums.
 
         Args:
             present: Rows of the present records.
@@ -177,12 +179,21 @@ class UnderTest:
             yield {"noisy sums": kept.taken(), **watched.step()}
 
     def partitions(self, present: np.ndarray) -> list[Partition]:
-        """Returns each worker's part of the present records."""
+        """Returns the records and groups of each worker; see the function `partitions`."""
         return partitions(self.parts, present, self.world_size)
 
 
 def partitions(parts: Parts, rows: np.ndarray, world_size: int) -> list[Partition]:
-    """Returns each worker's part of the given rows of a store."""
+    """Returns the records and groups of each worker.
+
+    Either all workers have all records and divide the groups, or the records are divided among the workers
+    (`dpfed.training.learner.Learner.divides_groups`).
+
+    Args:
+        parts: Parts of a run.
+        rows: Rows of the records in the store.
+        world_size: Number of workers.
+    """
     keys, plan = partition_keys(parts.store, parts.config.privacy.unit), parts.plan
     if parts.learner.divides_groups:
         return [Partition(rank, rows, plan.groups_of(rank, world_size), world_size) for rank in range(world_size)]

@@ -224,7 +224,7 @@ def most_moved(under: UnderTest) -> float:
     """Measures the largest L2 distance between the sums of neighbours, over adversarial models, records and steps.
 
     Both neighbours have the same draws, as in the proofs. If a method also releases noisy statistics, its sums may differ by
-    more, and the distance would mean nothing. The function then returns 0.
+    more, and the distance would mean nothing. The function then returns 0. It returns infinity if a sum is not finite.
 
     Args:
         under: Mechanism with a canary, in which every record is drawn in every step.

@@ -43,10 +43,10 @@ class Forecast:
         epsilon: Epsilon of the configured plan.
         trained: Description, in words, of the trained parts of the model.
         measured_on: Description, in words, of the public records on which gradients were measured.
-        records_needed: Number of private records that would suffice at the same sampling rate and noise multiplier; ``None`` if
-            no number would.
+        records_needed: Number of private records that would suffice for the verdict ``can work``, at the same sampling rate and
+            noise multiplier; ``None`` if no number would.
         memory: Least memory that training needs, in bytes; ``None`` if it is not known.
-        memory_there: Memory of this machine, in bytes.
+        memory_there: Largest memory that training can have on its device, in bytes.
         remarks: Remarks about the measurement.
     """
 
@@ -113,7 +113,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress
     simulated = SimulatedRun.of(config, plan, stand, stand.at_most(_RECORDS), progress)
     parts = simulated.parts
     if plan.promise.unit == "user" and parts.plan.promise.unit == "record":
-        remarks.append(f"{stand.title} name no units: each of their records counts as its own unit")
+        remarks.append(f"{stand.title}: no units are named, so each record counts as its own unit")
     configured, most = plan.bounding.group_size, min(plan.sampling.batch, simulated.protected // 2)
     others = () if plan.bounding.method.public_records else (configured // 2, 2 * configured)
     sizes = [configured, *(size for size in others if 2 <= size <= most)]
@@ -126,7 +126,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress
     epsilon = plan.epsilon()
     rows += grid(plan, signals, config.optimizer.warmup, epsilon, rows[0].seconds)
     if signal.error > 0.3:
-        remarks.append(f"the gradient is measured on {signal.groups} groups only, to within {signal.error:.0%}")
+        remarks.append(f"the gradient is measured on {signal.groups} groups only, with a standard error of {signal.error:.0%}")
     return Forecast(
         name=config.name,
         rows=rows,

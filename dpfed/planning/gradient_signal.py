@@ -42,7 +42,7 @@ class Signal:
         groups: Number of groups that were measured.
         numbers: Number P of trained parameters.
         length: L2 norm of the mean clipped gradient of a group.
-        error: Relative standard error of `length`.
+        error: Relative standard error of `length`; infinity if `length` is 0.
         response: Change of the embeddings by the mean clipped gradient, divided by their change by noise of standard
             deviation 1.
         seconds: Time of a step, divided by the number of its sampled records, in seconds.

@@ -95,8 +95,8 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
         plan: Plan of the private run.
 
     Raises:
-        UserError: If the records are not public, are of a kind that the model cannot read, are too few, or are the public
-            records that the run's method already adds to each group.
+        UserError: If there is no store at the path, or if its records are not public, are of a kind that the model cannot read,
+            are too few, or are the public records that the run's method already adds to each group.
     """
     if public in (None, PROCEDURAL, SHAPES):
         return Proxy(public or PROCEDURAL)

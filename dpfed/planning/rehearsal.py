@@ -162,8 +162,8 @@ def rehearse(
         progress: Receiver of stages and notes.
 
     Raises:
-        UserError: If the plan is impossible, or the public records are too few or cannot be measured, or the kept
-            results are damaged.
+        UserError: If the plan is impossible, the starting weights are missing, the public records are too few, the model cannot
+            be measured on them, or the kept results are damaged.
     """
     progress, folder = progress or Silent(), Path(folder)
     tried: list[Rehearsed] = []

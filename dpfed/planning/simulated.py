@@ -46,7 +46,7 @@ class SimulatedRun:
         """Opens the public records and assembles the run over them.
 
         Args:
-            config: Configuration of the private run; resolved or not.
+            config: Configuration of the private run, before or after `dpfed.runs.resolution.resolve_defaults`.
             plan: Plan of the private run.
             stand: Public records that replace the private ones.
             records: Largest number of public training records to use.

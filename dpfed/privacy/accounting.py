@@ -37,9 +37,9 @@ _MOST_TICKS = 100  # largest number of grid steps of 1e-4 by which a search's re
 
 
 class Unresolved(UserError):
-    """Raised if an accountant cannot compute a cost with 64-bit numbers or in acceptable time.
+    """Raised if PLD accounting cannot compute a cost with 64-bit numbers or in acceptable time, or is looser than RDP.
 
-    Another accountant may be able to compute it.
+    RDP accounting may be able to compute the cost.
     """
 
 
@@ -163,6 +163,8 @@ def _epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Account
 def calibrate(target: float, draft: Mechanism, steps: int, delta: float, accountant: Accountant = "pld") -> Mechanism:
     """Finds the smallest noise multiplier (on a grid of 1e-4) at which the mechanism's steps cost at most `target`.
 
+    For long runs, PLD accounting searches on a coarser grid of privacy losses, and may find a slightly larger multiplier.
+
     Args:
         target: Epsilon that must not be exceeded.
         draft: Mechanism; its own noise multiplier is ignored.
@@ -174,7 +176,8 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
         The mechanism with that noise multiplier.
 
     Raises:
-        UserError: If no noise multiplier between `LEAST_NOISE` and `MOST_NOISE` meets the promise.
+        UserError: If even `MOST_NOISE` costs more than `target`, if `LEAST_NOISE` already costs no more, or if the accountant
+            does not cover the mechanism's sampler.
         Unresolved: If PLD accounting cannot compute epsilon, or bounds epsilon less tightly than RDP accounting, which does
             find a multiplier.
     """

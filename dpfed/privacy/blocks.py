@@ -1,4 +1,4 @@
-"""Cuts a long sum into blocks, each with its own noise key and its own digest.
+"""Cuts a long sum into blocks, each with its own noise key and, with SHA-256, its own digest.
 
 Threads can therefore process blocks in parallel, and the result does not depend on the number of threads. How a sum is cut
 depends on its length alone. A short sum is one block. Its noise has the coordinator's own key, and its digest is that of its
@@ -115,7 +115,7 @@ class SumNoise:
             ValueError: If the sum is one block: its noise has the coordinator's own key.
         """
         if self.blocks.count == 1:
-            raise ValueError("the noise of a sum of one block is the coordinator's alone")
+            raise ValueError("this sum is one block, which has no keys of blocks: its noise has the coordinator's own key")
         return [self._randomness.key("block of noise", block, step) for block in range(first, end)]
 
     def noisy(self, values: Tensor, step: int) -> Tensor:
@@ -202,8 +202,8 @@ def _pieces(blocks: Blocks, size: int) -> Iterator[tuple[int, int, int]]:
 def on_host(values: Tensor) -> Tensor:
     """Returns values in the host's memory, detached from autograd.
 
-    Values that are in the host's memory already are not copied. Values from a GPU are copied to pinned memory, which takes a
-    thirtieth of the time of an ordinary copy.
+    Values that are in the host's memory already are not copied. Values from a GPU are copied to pinned memory, if the host can
+    pin any; this takes a thirtieth of the time of an ordinary copy.
     """
     import torch
 

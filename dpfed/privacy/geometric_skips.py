@@ -59,7 +59,8 @@ class GeometricSkips:
         length: Number of steps of a block, L.
         randomness: Secret randomness of the workers.
         keys: Keys of the records (or units), ``(n,)`` uint64. A million of them are read at a time.
-        mask: Function that tells which records (or units) may take part in any step; ``None`` if all of them may.
+        mask: Function of two positions, `first` and `end`, that returns which of the keys from `first` to `end` (excluded) may
+            take part at all, ``(end - first,)`` bool; ``None`` if all of them may.
     """
 
     def __init__(self, rate: float, length: int, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None) -> None:

@@ -124,7 +124,9 @@ def works_on(device: torch.device, count: int) -> bool:
     except Exception as error:  # Triton may lack a compiler or support for the GPU
         reason = str(error).partition("\n")[0] or type(error).__name__
     warnings.warn(
-        f"the host computes the bits of the noise: the kernel does not work on this GPU ({reason}).", Notice, stacklevel=2
+        f"Triton's kernel for AES does not work on this GPU ({reason}): the CPU computes the noise's random bits.",
+        Notice,
+        stacklevel=2,
     )
     return False
 

@@ -2,8 +2,9 @@
 
 One JSON object per line. The first line describes the plan. Each further line records a release (the step, whether it was
 charged, and a digest of the released noisy sum), a new largest number of workers, a resume after an interruption, or the hashes
-of card and model. Every line carries a hash over itself and all lines before it, so damage and edits are detected. A line
-without its newline is ignored: a release is used only after its whole line is on disk.
+of card and model. Every line carries a hash over itself and all lines before it, so damage is detected, and so are edits,
+unless somebody computes the hashes anew. A line without its newline is ignored: a release is used only after its whole line is
+on disk.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ UNIVERSAL = "universal-1"  # in the first line, where digests are those of `dpfe
 
 @dataclass(frozen=True)
 class Release:
-    """One noisy sum that left the mechanism.
+    """One noisy sum that left the mechanism, or a charged step whose sum was discarded.
 
     Attributes:
         step: Training step.
-        digest: Hash of the noisy sum; it distinguishes a bit-identical replay from a new release.
+        digest: Hash of the noisy sum, which distinguishes a bit-identical replay from a new release; ``discarded`` if the sum
+            was discarded.
     """
 
     step: int
@@ -55,14 +57,16 @@ class Artifacts:
 class Ledger:
     """The ledger of one run, for reading and appending. `create` and `open` make such objects.
 
+    A method that appends a line raises a `UserError` if another process wrote to the file, too.
+
     Attributes:
         path: Path of the file.
         plan: Plan of the run.
         marks: Facts that the privacy card must state beyond the plan, see `create`.
-        replays: Number of times that a charged release was computed again.
+        replays: Number of times that a charged release was repeated.
         world_size: Largest number of workers that ever shared a step of the run.
         resumed: List with the step at which the run continued, for each resume after an interruption.
-        repeated_after: List with the last step charged before it, for each resume and each replay.
+        repeated_after: List with one step for each resume and each replay: the largest step that was charged by then; -1: none.
         artifacts: Hashes of the newest card and model; ``None`` if none were written yet.
         fingerprint: Fingerprint of the plan, as computed by the version of dpfed that made the ledger.
         head: Hash over all lines up to the last line that does not record card and model: 16 hexadecimal digits.
@@ -174,7 +178,10 @@ class Ledger:
         try:
             plan = PrivacyPlan.from_dict(entries[0]["plan"] if entries and entries[0].get("ledger") == FORMAT else {})
         except TypeError:  # a plan of another version has other fields
-            raise UserError(f"{path} is not a ledger of format {FORMAT}. [ledger-format]") from None
+            raise UserError(
+                f"{path} is not a ledger that this version of dpfed can read, of format {FORMAT}: give a ledger.jsonl, or use "
+                "the version of dpfed that wrote the file. [ledger-format]"
+            ) from None
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         block, replays = entries[0].get("block"), len(releases) - len(charged)
@@ -198,8 +205,8 @@ class Ledger:
         """
         if self.fingerprint != self.plan.fingerprint:
             raise UserError(
-                f"{self.path} belongs to a run of an older dpfed, whose engines round differently: this dpfed cannot resume "
-                "it. What it spent stays spent. Start a new run. [ledger-older-run]"
+                f"{self.path} belongs to a run of another version of dpfed, whose engines round differently. What the run "
+                "spent stays spent. Start a new run, or resume this run with the version that began it. [ledger-older-run]"
             )
 
     @property
@@ -238,7 +245,8 @@ class Ledger:
             owed: Earlier releases that were computed and are not charged yet.
 
         Raises:
-            UserError: If the step was released before, or the release would exceed the promised epsilon.
+            UserError: If the step was charged or computed before, or if the release would exceed the plan's target epsilon. A
+                plan without a target has no limit.
         """
         if step in self._by_step or any(step == release.step for release in owed):
             where = "is charged in the ledger" if step in self._by_step else "was computed already and awaits its charge"
@@ -264,7 +272,7 @@ class Ledger:
         self._by_step |= {release.step: release for release in releases}
 
     def note_replay(self, release: Release) -> None:
-        """Records that a charged release was computed again, bit for bit; this costs no privacy."""
+        """Records that a charged release was repeated, bit for bit; this costs no privacy."""
         self._note_resumed()
         self._append({**dataclasses.asdict(release), "charged": False, "total": self.charged})
         self.replays += 1
@@ -279,7 +287,7 @@ class Ledger:
     def note_resumed(self, step: int) -> None:
         """Records that the run resumes after an interruption.
 
-        The line is written together with the next release, so an attempt that is refused leaves no line.
+        The line is written just before the next line of a release or replay, so an attempt that is refused leaves no line.
 
         Args:
             step: First step that the run takes or repeats. If no step is left, the line is written at once.
@@ -370,4 +378,6 @@ def has_begun(ledger: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise UserError(f"cannot read {ledger}: {error.strerror or error}. Restore it. [resume-ledger-unreadable]") from error
+        raise UserError(
+            f"cannot read {ledger}: {error.strerror or error}. Make it readable, or restore it. [resume-ledger-unreadable]"
+        ) from error

@@ -31,7 +31,7 @@ def fitting_interval(noise_multiplier: float, sampling_rate: float, steps: int, 
         points: Largest acceptable work. Its unit is the work for one grid point of the composed losses.
 
     Returns:
-        The interval; ``None`` if no interval up to `_COARSEST` times the wanted one is fast enough.
+        The interval; ``None`` if no interval up to 64 times the wanted one is fast enough.
     """
     interval = wanted
     while interval <= _COARSEST * wanted:

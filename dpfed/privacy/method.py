@@ -1,9 +1,10 @@
 """Defines how a bounding method is declared: by one object, in a file of its own, that states the method's sensitivity.
 
 ``bounding.method = NAME`` loads ``NAME.py`` of `dpfed.bounding.methods`, or of `dpfed.baselines.methods` if that package is
-installed, and uses the file's `METHOD`; the file's docstring proves the sensitivity. Plan, sampler, accounting, privacy card
-and the table of methods take everything about a method from that object. The functions of this object take
-`MechanismParameters`, not a plan. The engines that compute the sum are not part of it (`dpfed.bounding.engines.by_method`).
+installed, and uses the file's `METHOD`; the file's docstring proves the sensitivity. Other packages announce their methods by
+entry points (`dpfed.discovery`). Plan, sampler, accounting, privacy card and the table of methods take everything about a
+method from that object. The functions of this object take `MechanismParameters` or `MethodInputs`, not a plan. The engines that
+compute the sum are not part of it (`dpfed.bounding.engines.by_method`).
 """
 
 from __future__ import annotations
@@ -80,10 +81,11 @@ class Method:
         sensitivity: Largest L2 change of the sum when one record is added or removed.
         sound: Whether the claim holds. A method that is not sound is for comparison, and its runs get no privacy card.
         whole_batch: Whether all drawn records form one group; otherwise they are assigned to groups of about S records.
-        capped: Whether a whole batch has at most `max_batch` records, because the sensitivity, or memory, grows with it.
+        capped: Whether a whole batch has at most `max_batch` records, because the sensitivity, or memory, grows with the
+            batch.
         spread: Largest L2 norm of the sum, divided by the sensitivity. K / 2 by default, for K groups.
-        radius: Largest L2 norm R of a part of the sum, in steps of the sum's grid (`dpfed.privacy.sum_grid`). 2^24 by default,
-            so that the clipped gradients of a pass have a sum that fits into int32.
+        radius: Largest L2 norm R of one contribution to the sum, such as a clipped gradient, in steps of the sum's grid
+            (`dpfed.privacy.sum_grid`). 2^24 by default, so that the sum of up to 64 clipped gradients fits into int32.
         divisor: Public number by which a noisy sum is divided; the number of groups K by default.
         gradient_share: Fraction of a step's privacy, measured as 1 / sigma^2, that is spent on the sum; the rest is spent on
             statistics that the engine releases. The noise of these statistics has the multiplier ``sigma / sqrt(1 - share)``,
@@ -95,8 +97,8 @@ class Method:
         singleton_groups: Whether every drawn record (or unit) forms a group of its own.
         public_records: Whether public records, which the section ``[public]`` names, join each of these groups. The loss of a
             group then consists of the private records' own terms.
-        closed_form: Whether towers are frozen and every record takes part in each step. The step's noisy sum is then not a
-            gradient: it is written into the weights unchanged.
+        closed_form: Whether towers are frozen and every record takes part in each step. The step's noisy sum, divided by the
+            divisor, is then not a gradient: it is written into the weights unchanged.
         picks_engine: Whether ``bounding.engine`` selects one of the engines of `dpfed.bounding.engines`; otherwise the method
             has an engine of its own.
         units: Whether the sensitivity also holds for units of several records.
@@ -213,7 +215,7 @@ def engine_of(part: discovery.Announced) -> Callable[[Any], Any]:
     make = getattr(importlib.import_module(part.module), "make_engine", None)
     if not callable(make):
         raise UserError(
-            f"the method {part.said} has no engine: set picks_engine, or write make_engine(inputs) beside it, which returns an "
-            "Engine. [method-engine]"
+            f"the method {part.said} has no engine: set picks_engine = True in its Method, or add make_engine(inputs), which "
+            "returns an Engine, to the method's module. [method-engine]"
         )
     return make

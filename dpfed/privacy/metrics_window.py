@@ -47,7 +47,7 @@ class MetricsWindow:
         """
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(figures, dict) or figures.keys() != names:
-            raise ValueError(f"expected a window with {', '.join(sorted(names))}")
+            raise ValueError(f"expected an object with the keys {', '.join(sorted(names))}")
         whole = {"first", "last", "released"}
         for name, value in figures.items():
             kind: Any = int if name in whole else (int, float)

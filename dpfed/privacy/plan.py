@@ -50,8 +50,8 @@ class PrivacyPlan:
 
     If the promise is about units, such as people, all records of a unit are added or removed together. The numbers of records
     N, of the batch B and of a group S then count units, and a unit is drawn, and assigned to a group, as one. Methods other
-    than group clipping bound the sum's change in their own way (`dpfed.privacy.method`). In runs without privacy, the same
-    steps clip nothing and add no noise.
+    than group clipping bound the sum's change in their own way, and may define draws and neighbours differently
+    (`dpfed.privacy.method`). In runs without privacy, the same steps clip nothing and add no noise.
 
     Args:
         promise: Privacy unit, delta, accountant and target epsilon.
@@ -137,7 +137,7 @@ class PrivacyPlan:
 
     @classmethod
     def of(cls, *values: Any, **named: Any) -> PrivacyPlan:
-        """Makes a plan of its numbers, in the order in which ledgers and terms list them, or by the names that these give them.
+        """Makes a plan of its numbers, given in the order of `as_dict`, or by the names that `as_dict` uses.
 
         All numbers after delta have defaults.
 
@@ -329,7 +329,7 @@ class PrivacyPlan:
 
     @property
     def longest_part(self) -> float:
-        """Largest L2 norm of one group's contribution to the sum: C, or a little more with its statistics."""
+        """Largest L2 norm of a group's contribution to the sum: C, a little more with statistics; infinity without privacy."""
         return self.bounding.bound / self._gradient_part
 
     @property
@@ -372,7 +372,7 @@ class PrivacyPlan:
     def promised_noise_std(self) -> float:
         """Standard deviation of the noise that the promise needs on each number of the sum.
 
-        That of discrete noise is larger by a fraction of up to 5e-9.
+        The standard deviation of discrete noise is larger than that by a fraction of up to 5e-9.
         """
         return self.noise.multiplier * self.sensitivity / math.sqrt(self.gradient_share)
 

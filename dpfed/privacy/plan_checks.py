@@ -1,4 +1,4 @@
-"""Checks a plan's numbers against their allowed ranges, and raises errors for all others."""
+"""Checks a plan's numbers, and raises errors for those outside their allowed ranges."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def _beyond(value: float, limits: tuple[float, float], advice: str) -> str:
 def plain_number(name: str, kind: type, value: Any) -> Any:
     """Returns a number of the expected kind; a NumPy scalar becomes a Python number, which can be written to a file.
 
+    Args:
+        name: Name of the number in the message.
+        kind: Expected kind, `int` or `float`; where `float` is expected, an `int` is returned as it is.
+        value: Value to check.
+
     Raises:
         UserError: If the value is not a number of this kind.
     """
@@ -46,7 +51,11 @@ def plain_number(name: str, kind: type, value: Any) -> Any:
 
 
 def normalise_numbers(value: Any, prefix: str = "") -> None:
-    """Converts the int and float fields of a new dataclass to plain numbers; error messages put `prefix` before their names."""
+    """Converts the int and float fields of a new dataclass to plain numbers; error messages put `prefix` before their names.
+
+    Raises:
+        UserError: If a field holds no number of its kind.
+    """
     for field in dataclasses.fields(value):
         given, (kind, *rest) = getattr(value, field.name), str(field.type).split(" | ")
         if kind in ("int", "float") and not (rest and given is None):
@@ -60,7 +69,11 @@ def positive(value: float) -> bool:
 
 
 def require_epsilon(name: str, value: float) -> None:
-    """Refuses an epsilon that is not positive and finite, or so small that accounting cannot distinguish it from zero."""
+    """Refuses an epsilon that is not finite, or below `LEAST_EPSILON`, 0.001.
+
+    Raises:
+        UserError: If the epsilon is refused; the message calls it `name`.
+    """
     require(
         positive(value) and value >= LEAST_EPSILON,
         f"{name} must be finite, and at least {LEAST_EPSILON:g} (noise for less leaves nothing to learn), got {value}",
@@ -74,7 +87,11 @@ def require_batch(batch: int, records: int, group_size: int, least: int) -> None
         batch: Expected batch size, B.
         records: Number of training records, N, or `MOST_RECORDS` if that number is not known yet.
         group_size: Expected group size in the configuration, S.
-        least: Smallest number of records that can be contrasted.
+        least: Smallest batch that the message advises: the number of records that a contrast needs. Smaller batches are not
+            refused.
+
+    Raises:
+        UserError: If the batch is empty or larger than the number of training records.
     """
     if records == MOST_RECORDS:
         require(batch >= 1, f"batch must be at least {least}, and a tenth of the training records as a rule, got {batch}")
@@ -100,6 +117,9 @@ def require_within(
         which: Explanation, in the message, of what `most` is.
         command: Option of the command line to suggest, see `require`.
         shown: Smallest value that the message advises; default: `least`.
+
+    Raises:
+        UserError: If the number is too small or too large.
     """
     advised = least if shown is None else shown
     expected = f"be at least {advised}" if most is None else f"lie in {advised}..{most:,}{which}"

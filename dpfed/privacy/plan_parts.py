@@ -98,8 +98,9 @@ class Bounding:
             count.
         max_batch: Largest number of the drawn records that take part, if the method needs such a cap; otherwise ``None``.
         clipping: Rule of clipping. With ``fixed``, gradients longer than C are clipped to C. With ``automatic``, every gradient
-            is normalised to length C. With ``adaptive``, gradients are clipped to a threshold, which starts at C and follows a
-            quantile of their norms, and are then expressed in units of this threshold.
+            is divided by its norm plus `stability`, and multiplied by C. With ``adaptive``, gradients are clipped to a
+            threshold, which starts at C and follows a quantile of their norms, and are then expressed in units of this
+            threshold.
         stability: Constant that is added to the norm by which a gradient is divided; 0 unless clipping is ``automatic``.
     """
 
@@ -226,8 +227,9 @@ class NoiseScale:
         require(self.kind in ("gaussian", "discrete"), f"noise must be 'gaussian' or 'discrete', got {self.kind!r}")
         require(
             self.kind == "gaussian" or sigma <= _MOST_DISCRETE,
-            f"with noise = 'discrete' noise_multiplier must be at most {_MOST_DISCRETE:g} (the grid grows with it, and "
-            f"rounding would cost more than 3 %), got {sigma}",
+            f"with noise = 'discrete' noise_multiplier must be at most {_MOST_DISCRETE:g} (more noise makes the grid of "
+            "the sums coarser, and rounding could move a gradient of a billion numbers by more than 3 % of clip_norm), got "
+            f"{sigma}",
         )
 
 

@@ -1,9 +1,9 @@
 """Draws secret random numbers without state: every draw is a function of master key, purpose, step, rank and context.
 
 No state is carried from draw to draw, so a resumed run repeats an uninterrupted one bit for bit and a step can be replayed.
-Draws *per record* are a pseudo-random function of the record's own key. Whether a record is sampled, and which group it joins,
-therefore never depends on which other records exist. The guarantee relies on this independence (docs/guarantee.md):
-neighbouring data sets share all draws except those of the record in which they differ.
+Draws *per record* are a pseudo-random function of the record's own key. With Poisson sampling, whether a record is sampled, and
+which group it joins, therefore never depends on which other records exist. The guarantee relies on this independence
+(docs/guarantee.md): neighbouring data sets share all draws except those of the record in which they differ.
 
 AES-256 in counter mode is the generator: cryptographically secure, and fast on any processor with AES instructions.
 """

@@ -49,11 +49,11 @@ class RenyiFilter:
     def __post_init__(self) -> None:
         # Each condition is written so that NaN, which a damaged budget ledger may hold, fails it.
         if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
-            raise ValueError("epsilon is positive and finite, and delta lies between 0 and 1")
+            raise ValueError("epsilon must be positive and finite, and delta must lie between 0 and 1")
         if len(self.orders) != len(self.shares) or not all(1 < order < math.inf for order in self.orders):
-            raise ValueError("every order is above 1 and finite, and has a share of delta")
+            raise ValueError("every order must be above 1 and finite, and must have a share of delta")
         if not all(0 < share for share in self.shares) or not math.fsum(self.shares) <= 1 + 1e-12:
-            raise ValueError("the shares of delta are positive and add up to at most 1")
+            raise ValueError("the shares of delta must be positive and add up to at most 1")
 
     @classmethod
     def of(cls, epsilon: float, delta: float) -> RenyiFilter:
@@ -71,7 +71,11 @@ class RenyiFilter:
     def part(self, cost: RenyiCurve) -> float:
         """Returns the fraction of the budget that a cost takes; the fraction is above 1 if the cost does not fit.
 
-        Each order has its own fraction, of which the least counts.
+        The cost takes another fraction at each order. The smallest of these fractions is returned, because a cost has to fit at
+        one order only.
+
+        Args:
+            cost: Cost at each order.
         """
         known = (spent if spent >= 0 else math.inf for spent in cost)  # NaN never fits, and a negative cost returns no budget
         parts = (spent / most for spent, most in zip(known, self.limits, strict=True) if most > 0)
@@ -86,7 +90,7 @@ class RenyiFilter:
 
         Args:
             spent: Cost so far at each order.
-            once: Cost of one further release at each order.
+            once: Cost of one further release at each order, above 0.
         """
         most = 0
         for limit_, before, each in zip(self.limits, spent, once, strict=True):

@@ -97,5 +97,7 @@ def works_on(device: torch.device, row: int, prime: int) -> bool:
         reason = "it computes other residues than the host"
     except Exception as error:  # Triton may lack a compiler or support for the GPU
         reason = str(error).partition("\n")[0] or type(error).__name__
-    warnings.warn(f"torch computes digests: the kernel does not work on this GPU ({reason}).", Notice, stacklevel=2)
+    warnings.warn(
+        f"Triton's kernel for digests does not work on this GPU ({reason}): torch computes them.", Notice, stacklevel=2
+    )
     return False

@@ -62,7 +62,7 @@ class Sampler(ABC):
     """The way in which the records (or units) of a step are drawn. Samplers are immutable, hashable and without secrets.
 
     A subclass overrides `draw`, which draws each step separately, or `participants`. It states the cost of its draws by
-    `poisson_steps`, or by `event` where no number of Poisson samples costs as much.
+    `poisson_steps`, or by `event` if Poisson samples cannot bound that cost.
 
     Attributes:
         relation: Neighbouring relation for which the cost holds.
@@ -107,7 +107,8 @@ class Sampler(ABC):
         Args:
             randomness: Secret randomness of the workers.
             keys: Keys of the records (or units), ``(n,)`` uint64.
-            mask: Function that tells which records (or units) may take part in any step; ``None`` if all of them may.
+            mask: Function of two positions, `first` and `end`, that returns which of the keys from `first` to `end` (excluded)
+                may take part at all, ``(end - first,)`` bool; ``None`` if all of them may.
         """
         places = None if mask is None else np.flatnonzero(mask(0, len(keys)))
         keys = keys if places is None else keys[places]

@@ -116,7 +116,7 @@ def test_a_short_sum_is_one_block_with_the_coordinators_own_key(size):
     noisy, blocks = noise_on(clean, Blocks(size)), Blocks(size)
     before = KeyedNoise(GaussianNoise(2.0, UNIT), SECRET, "noise", CONTEXT).noisy(clean, 0)
     assert torch.equal(noisy, before) and blocks.digest(noisy) == digest_of(noisy)
-    with pytest.raises(ValueError, match="coordinator's alone"):
+    with pytest.raises(ValueError, match="coordinator's own key"):
         SumNoise(GaussianNoise(2.0), SECRET, blocks, CONTEXT).keys(0, 0, 1)
 
 
