@@ -87,7 +87,8 @@ def choose(request: Request, progress: Progress | None = None) -> Chosen:
         progress: Display of the stages; ``None``: no display.
 
     Raises:
-        UserError: If the data set cannot be read or is too small, the model is unknown, or the time is too short.
+        UserError: If the data set cannot be read or is too small, the model is unknown, the time is too short, or a setting of
+            the request is wrong or has no effect.
     """
     progress = progress or Silent()
     given = request.given()
@@ -239,8 +240,8 @@ def _within(
     if minutes is not None and each * batch * steps > 1.1 * allowed:
         raise UserError(
             f"{steps} steps of {batch:,} records take about {duration(each * batch * steps)} on this machine, and {asked} "
-            "allows less; with fewer, the model learns nothing. Allow more time, or give a smaller model, or smaller images "
-            "(--set data.size=32). [automatic-minutes]"
+            "allows less; with fewer steps or records, the model learns nothing. Allow more time, or give a smaller model, or "
+            "smaller images (--set data.size=32). [automatic-minutes]"
         )
     if (batch, steps) == (config.privacy.batch, config.privacy.steps):
         return choices, config, seconds

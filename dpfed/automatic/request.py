@@ -24,10 +24,11 @@ class Request:
         delta: Delta of the guarantee; ``None``: 1/(N ln N).
         model: Name of a model, see `dpfed.automatic.towers.given_towers`; ``None``: dpfed chooses.
         method: Name of the bounding method; ``None``: dpfed chooses.
-        minutes: Longest training time on this machine, minutes; ``None``: 20.
+        minutes: Longest training time on this machine, minutes; a plan that cannot be so short is refused. ``None``: the plan
+            is shortened to 20 minutes if it can be.
         batch: B, expected number of records in a step; ``None``: dpfed chooses.
         steps: T, number of steps; ``None``: dpfed chooses.
-        public: Path of a public record store, for public contrast; ``None``: there is none.
+        public: Path of a public record store, for public contrast; other methods do not use it. ``None``: there is none.
         assignments: Further settings, each ``section.key=value``.
     """
 
@@ -51,7 +52,7 @@ class Request:
         """Returns the values of the keys that the user set, by dotted key; a key whose value is ``None`` gets its default.
 
         Raises:
-            UserError: If a number is impossible, an assignment is malformed, or a key is set twice.
+            UserError: If a number is impossible, an assignment is malformed, or a key (or the data set) is set twice.
         """
         self._refuse_numbers()
         keys = leaves(assigned(self.assignments))

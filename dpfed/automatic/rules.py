@@ -102,7 +102,7 @@ class Situation:
 
 
 def before_import(situation: Situation) -> Iterator[Choice]:
-    """Yields the choices that an import needs: the size of images, and the number of held-out records."""
+    """Yields the choices that come before an import: data set, held-out records, privacy unit, and size of images."""
     survey = situation.survey
     yield Choice("data", f"{survey.source} at {survey.path}", "given by --data", _data_keys(survey))
     if survey.source != "store":

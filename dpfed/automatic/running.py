@@ -60,7 +60,9 @@ def pretrain(
 def settle(
     request: Request, folder: str | Path, resume: bool, progress: Progress, say: Callable[[Chosen], None]
 ) -> tuple[Config, Sequence[str]]:
-    """Returns the configuration of a request's run and the lines that explain it, and makes its procedural initialisation.
+    """Returns the configuration of a request's run and the lines that explain it.
+
+    If a new run starts from a procedural initialisation, the function also makes the initialisation.
 
     Args:
         request: Request of the user.

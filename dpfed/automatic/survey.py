@@ -69,7 +69,8 @@ def survey(given: str | Path) -> Survey:
         given: Path of a folder, a table, another file that an importer reads, or a record store.
 
     Raises:
-        UserError: If the path does not exist, no importer recognises the data set, or the data set has fewer than 100 records.
+        UserError: If the path does not exist, no importer recognises the data set, or the data set has fewer than 100 records
+            (of a store, only training records count).
     """
     path = existing(given)
     if is_store(path):
@@ -88,8 +89,8 @@ def survey(given: str | Path) -> Survey:
         facts = Survey(path, source, opened.kind, opened.total, opened.splits, opened.label_names, opened.unit_name, side)
     if facts.records is not None and facts.records < FEWEST:
         raise UserError(
-            f"{path} has {facts.records:,} records. With fewer than {FEWEST}, noise hides all that a model could learn: "
-            "give more records, or use a public model as it is. [automatic-few]"
+            f"{path} has {facts.records:,} records{' for training' * (facts.source == 'store')}. With fewer than {FEWEST}, "
+            "noise hides all that a model could learn: give more records, or use a public model as it is. [automatic-few]"
         )
     return facts
 

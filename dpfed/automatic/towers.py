@@ -66,7 +66,8 @@ def given_towers(name: str, reads_text: bool, given: dict[str, Any]) -> Towers:
         given: Values of the keys that ``--set`` sets, such as weights or a text tower.
 
     Raises:
-        UserError: If the name has an unknown form, or its library does not know it.
+        UserError: If the name has an unknown form, if its library does not know it or is not installed, or if the folder's
+            run is damaged.
     """
     kind = "image-text" if reads_text else "image"
     why = "given by --model"

@@ -170,7 +170,7 @@ def _show(audit: MembershipAudit) -> None:
     console.print(table)
     console.print(
         f"Attacked: {audit.members:,} members and {audit.non_members:,} non-members. [..]: 95% intervals over the draw of "
-        "records. Another attack may find more.",
+        'records. "before training": the first TPR, for the initial weights. Another attack may find more.',
         style="dim",
         markup=False,
         highlight=False,

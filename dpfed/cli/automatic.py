@@ -38,18 +38,26 @@ Model = Annotated[
     str | None,
     _option(
         "--model",
-        help="timm/NAME, torchvision/NAME, open_clip/NAME (weights are fetched once), a public run, or package:function.",
+        help="timm/NAME, torchvision/NAME, open_clip/NAME (weights are fetched once), the folder of a public run or of an "
+        "open_clip model, cnn, resnet18, or package.module:function.",
     ),
 ]
 MethodName = Annotated[str | None, _option("--method", help="Method of bounding: moments, group, public, ...")]
-Minutes = Annotated[float | None, _option("--minutes", help="Longest training time on this machine; default 20.", panel=_DATA)]
+Minutes = Annotated[
+    float | None,
+    _option(
+        "--minutes",
+        help="Longest training time on this machine, minutes. Default: the plan is shortened to 20 minutes, if it can be.",
+        panel=_DATA,
+    ),
+]
 Batch = Annotated[int | None, _option("--batch", help="B: expected number of records in a step.")]
 Steps = Annotated[int | None, _option("--steps", help="T: number of noisy steps.")]
 Public = Annotated[
     str | None,
     _option(
         "--public",
-        help="A record store imported with --public: private records are compared with its records.",
+        help="A record store imported with --public, for public contrast; other methods do not use it.",
         metavar="STORE",
     ),
 ]
@@ -98,7 +106,9 @@ def requested(config: Path | None, data: str | None, assignments: list[str] | No
 
         return chosen_config(config, assignments)
     if config is not None:
-        raise UserError(f"with --data dpfed chooses what the configuration {config} sets: give one of them. [pretrain-both]")
+        raise UserError(
+            f"with --data dpfed makes the choices itself: give either --data or the configuration {config}. [pretrain-both]"
+        )
     if options["epsilon"] is None:
         raise UserError("--data needs --epsilon, too: --epsilon 8 is usual, --epsilon 1 is strong. [pretrain-epsilon]")
     from dpfed.automatic.request import Request
@@ -183,8 +193,8 @@ def settled(
         stopping: Values of ``--dry-run``, ``--save-config`` and ``--json``.
 
     Raises:
-        UserError: If dpfed cannot choose, see `dpfed.automatic.choosing.choose`; if the launcher is torchrun; if the file of
-            ``--save-config`` exists or cannot be written.
+        UserError: If dpfed cannot choose, see `dpfed.automatic.choosing.choose`; if a request comes with torchrun as its
+            launcher; if `folder` is in use or holds another run; if the file of ``--save-config`` exists or cannot be written.
         typer.Exit: With ``--dry-run`` or ``--save-config``, after the choices are printed or written.
     """
     from dpfed.automatic.request import Request

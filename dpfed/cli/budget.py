@@ -35,7 +35,10 @@ def set_(
     delta: Annotated[float, typer.Option(help="Delta of all releases together, at most 1/N.", show_default=False)],
     unit: Annotated[
         Literal["record", "user"] | None,
-        typer.Option(help="What is protected: a record, or a user with all records; default: record.", show_default=False),
+        typer.Option(
+            help="What is protected: a record, or a user with all records. Default: the existing budget's unit, or record.",
+            show_default=False,
+        ),
     ] = None,
     distinct: Annotated[
         str | None,
@@ -166,7 +169,7 @@ def _print(store: RecordSet | None, budget: BudgetLedger) -> None:
     sides = "record" if budget.head.unit == "record" else f"{(store and store.unit_name) or 'user'} with all records"
     _line("budget", f"epsilon {facts['epsilon']!r}, delta {facts['delta']!r}, for each {sides}, over all runs")
     _line("ledger", f"{budget.head.id}, {places}; runs: {len(budget.accounts)}, entries: {len(budget.entries)}")
-    _line("taken", f"{percent(facts['taken'])}, by a privacy filter: a run may be chosen from the results of earlier runs")
+    _line("taken", f"{percent(facts['taken'])}, by a privacy filter: a run's plan may depend on the results of earlier runs")
     for name, what in (("spent", True), ("reserved", False)):
         accounts = [account for account in budget.accounts.values() if account.settled == what]
         steps = sum(account.steps for account in accounts)

@@ -69,7 +69,8 @@ def run_on_cluster(
         The finished run; ``None`` in torchrun's processes other than rank 0.
 
     Raises:
-        UserError: If an option does not go with the launcher, or ``workers`` is neither a number nor a range.
+        UserError: If an option does not go with the launcher, ``workers`` is neither a number nor a range, or the run fails
+            with a mistake that the user can fix.
     """
     from dpfed.cluster.work import Task
     from dpfed.runs.records import with_absolute_paths
@@ -115,11 +116,15 @@ def refuse_without(kind: str | None, **options: str | int | None) -> None:
     for name, value in options.items():
         if kind is None and value is not None:
             flag = {"gpus": "--gpus-per-worker", "cpus": "--cpus-per-worker"}.get(name, f"--{name}")
-            raise UserError(f"{flag} {value} is for --cluster ray. [option-ray-only]")
+            raise UserError(f"{flag} {value} works only with --cluster ray: give that, or leave {flag} out. [option-ray-only]")
 
 
 def least_of(kind: str | None, workers: str | None) -> int:
-    """Returns the least number of processes that share the groups, as far as the options and torchrun's environment tell."""
+    """Returns the least number of processes that will share the groups; 1 if neither option nor torchrun's environment tells.
+
+    Raises:
+        UserError: If `workers` is neither a number nor a range.
+    """
     if kind != "ray" or workers is None:
         return int(os.environ.get("WORLD_SIZE", "1")) if kind == "torchrun" else 1
     least, most = _range(workers)

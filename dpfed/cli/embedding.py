@@ -34,7 +34,8 @@ def embed(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Weights of that tower: a tag, whose weights the library fetches, or a local file; default: the library's.",
+            help="Weights of that image tower: a tag, whose weights the library fetches, or a local file. Default: the "
+            "library's.",
             show_default=False,
         ),
     ] = None,
@@ -80,7 +81,10 @@ def embed(
             advance = progress.stage("pictures", len(pictures))
             width = write_features(out, pictures, embedded(pictures, made, encoder.size, encoder.preprocessing, advance))
     console.print(f"{out}  {len(pictures):,} x {width} float32", highlight=False, soft_wrap=True)
-    console.print("[dim]Features are exact functions of the pictures: this file is as private as they are.[/]", soft_wrap=True)
+    console.print(
+        "[dim]Features are exact functions of their pictures or captions: this file is as private as they are.[/]",
+        soft_wrap=True,
+    )
 
 
 def _refuse_options(model: str | None, weights: str | None, captions: bool, contrast: bool, files: list[Path]) -> None:

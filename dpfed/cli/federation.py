@@ -23,7 +23,8 @@ app = typer.Typer(no_args_is_help=True)
 def provision_federation(
     project: Annotated[Path, typer.Argument(help="Project file, TOML (docs/a-site-in-15-minutes.md).", show_default=False)],
     folder: Annotated[
-        Path | None, typer.Option(help="Output folder; default: beside the project, with its name.", show_default=False)
+        Path | None,
+        typer.Option(help="Output folder; default: beside the project file, with the project's name.", show_default=False),
     ] = None,
 ) -> None:
     """Make a signed starter kit for each site, and the coordinator's folder. Repeat the command when the sites have replied."""

@@ -35,7 +35,9 @@ Public = Annotated[
 Records = Annotated[
     int | None,
     typer.Option(
-        min=2, help="N: number of training records (or protected units); default: the store's own.", show_default=False
+        min=2,
+        help="N: number of training records (or protected units); default: as in the configuration or its store.",
+        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
@@ -85,10 +87,11 @@ def rehearse(
     assignments: Assignments = None,
     as_json: Json = False,
 ) -> None:
-    """Train on public records with the private run's own q, sigma and steps, and write the best configuration.
+    """Try a private run's settings on public records, with the private run's noise, and write the best configuration.
 
-    The ratio of noise to signal is that of the private run. No private record is read, and no privacy is spent. An
-    interrupted rehearsal resumes.
+    Sampling rate and noise multiplier are those of the private run, and so is the ratio of noise to signal. Learning rates,
+    group sizes and numbers of steps are tried. No private record is read, and no privacy is spent. An interrupted rehearsal
+    resumes.
     """
     from dpfed.console.terminal import chosen_config, say, watching
 
@@ -185,7 +188,7 @@ def _verdict(prediction: Forecast) -> str:
     row, plan = prediction.configured, prediction.configured.plan
     what = f"Epsilon {round_up(prediction.epsilon)} {prediction.verdict} with {plan.sampling.records:,} records"
     if prediction.verdict == "can work":
-        return f"{what}: the run is worth {row.reach:,.0f} steps without noise; {ENOUGH:.0f} or more have been enough."
+        return f"{what}: the run is worth {row.reach:,.0f} steps without noise, and by a rule of thumb {ENOUGH:.0f} are enough."
     best = prediction.rows[-1]
     reached = f"T = {best.plan.steps:,} is worth {best.reach:,.0f}"
     ways = []
@@ -194,7 +197,10 @@ def _verdict(prediction: Forecast) -> str:
     if prediction.records_needed is not None:
         ways.append(f"about {_rounded(prediction.records_needed):,} records would be enough")
     otherwise = "; ".join(ways) or "no plan above is enough, so start from public weights, or raise epsilon or the steps"
-    return f"{what}: the run is worth {row.reach:,.1f} steps without noise, and {ENOUGH:.0f} have been enough; {otherwise}."
+    return (
+        f"{what}: the run is worth {row.reach:,.1f} steps without noise, and by a rule of thumb {ENOUGH:.0f} are enough; "
+        f"{otherwise}."
+    )
 
 
 def _show_rehearsal(rehearsal: Rehearsal) -> None:

@@ -44,7 +44,11 @@ def show_terms(terms: Terms, own: int | None = None, confirmed: Collection[str] 
 
 
 def show_findings(findings: list[Finding], as_json: bool) -> None:
-    """Prints a doctor's findings, each with advice. Ends the command with exit code 1 if a finding is bad."""
+    """Prints a doctor's findings, each with its advice if there is any.
+
+    Raises:
+        typer.Exit: With exit code 1, after the output, if a finding is bad.
+    """
     from dpfed.federation.provisioning.network import State
 
     if as_json:

@@ -94,7 +94,7 @@ def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_def
         _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
     _print(_interruptions(opened.resumed))
     _print(f"times that a charged release was computed again, bit for bit, at no further cost: {opened.replays:,}")
-    _print(f"data owners that saw sums without noise: at most {opened.world_size:,}")
+    _print(f"workers that saw sums without noise: at most {opened.world_size:,}")
     if not reserved:
         _print(f"lifetime budget of the records: {stated(folder)}")
     for id, known, entries in reserved:
@@ -128,12 +128,12 @@ def verify(
 
 
 def _interruptions(resumed: list[int]) -> str:
-    """Returns how often a run was interrupted, and after which steps it resumed, in words."""
+    """Returns how often a run was interrupted, and after how many steps it resumed, in words."""
     if not resumed:
         return "never interrupted"
     places = ", ".join(f"{step:,}" for step in resumed[-_SHOWN_LAST:])
     earlier = "... " if len(resumed) > _SHOWN_LAST else ""
-    return f"interrupted: {len(resumed):,}; resumed after step {earlier}{places}"
+    return f"interrupted: {len(resumed):,}; resumed after {earlier}{places} steps"
 
 
 def _print(line: str) -> None:

@@ -220,7 +220,9 @@ def _watch(
 def evaluate(
     run: RunFolder,
     split: Annotated[str | None, typer.Option(help="Split: validation or test; default: the run's own.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="Task: retrieval, zero_shot, knn or linear; may be repeated.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Task: retrieval, zero_shot, knn or linear; may be repeated. Default: the run's.")
+    ] = None,
     not_covered: Annotated[
         str | None,
         typer.Option(
@@ -231,7 +233,10 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run's model again, and also the model before training."""
+    """Evaluate a run's model again, and also the model before training.
+
+    The figures of a finished run are added to its results, card and report.
+    """
     from rich.markup import escape
 
     from dpfed.console.terminal import console, say, watching

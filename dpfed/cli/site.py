@@ -23,7 +23,7 @@ Delta = Annotated[
     float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
 ]
 Declared = Annotated[
-    int | None, typer.Option(help="Training records to declare, a public number. Default: the true number; it may be larger.")
+    int | None, typer.Option(help="Number of training records to declare publicly: the true number (default) or a larger one.")
 ]
 _SHOWN = 20  # about this many steps of a ledger are shown
 _BEFORE_JOINING = (
@@ -46,12 +46,18 @@ def set_up_site(
     declared: Declared = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of site.toml: device, or this site's copy of an agreed file."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A key of site.toml: device, engine, keep_features, or this site's copy of an agreed file, such as weights.",
+        ),
     ] = None,
-    into: Annotated[Path | None, typer.Option(help="Folder to make the site in; default: here.", show_default=False)] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="Folder to make the site in; default: the current folder.", show_default=False)
+    ] = None,
     proxy: Annotated[str | None, typer.Option(help="The network's HTTP proxy, http://HOST:PORT.", show_default=False)] = None,
 ) -> None:
-    """Make a site from the coordinator's kit: check it, make keys here, write the reply."""
+    """Make a site from the coordinator's kit: check the kit, make keys, write the reply."""
     say(f"checking {kit}", True)
     from dpfed.errors import UserError, nearest
     from dpfed.federation.provisioning.site_paths import SitePaths
@@ -122,7 +128,11 @@ def join(
     kit: Annotated[Path, typer.Argument(help="The coordinator's kit that holds the terms.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", help="Join without asking.")] = False,
     unconfirmed: Annotated[
-        bool, typer.Option("--unconfirmed", help="Join also if members without confirmed cards could exceed the budget.")
+        bool,
+        typer.Option(
+            "--unconfirmed",
+            help="Join even if a lying coordinator and sites with unconfirmed cards could together exceed the budget.",
+        ),
     ] = False,
     allow: Annotated[
         list[str] | None,
@@ -150,7 +160,9 @@ def join(
         try:
             return yes or typer.confirm("Join?")
         except typer.Abort:
-            raise UserError("nobody answered, so the site has not joined: --yes joins unasked. [option-yes-missing]") from None
+            raise UserError(
+                "nobody answered, so the site has not joined: --yes joins without asking. [option-yes-missing]"
+            ) from None
 
     if kit.resolve() != paths.path:
         paths.unpack(kit)
@@ -200,7 +212,7 @@ def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
     missed = sorted(set(range(opened.last_step + 1)) - set(opened.steps))
     if missed:
         line(
-            "not asked", f"in {len(missed):,} of the first {opened.last_step + 1:,} steps, the last of them step {missed[-1]:,}"
+            "not asked", f"in {len(missed):,} of the first {opened.last_step + 1:,} steps, most recently in step {missed[-1]:,}"
         )
     for row in spent:
         line(f"step {row['step']:,}", f"epsilon {round_up(row['epsilon'])} so far")

@@ -43,7 +43,7 @@ def start(
     given = escape(on_command_line(config, (("--set", assignment) for assignment in assignments or ())))
     for line in (
         f"{path}" + (" (it was there already)" if was_there else ""),
-        f"[dim]to begin there:[/] dpfed pretrain {given} --set model.start=procedural",
+        f"[dim]to start a run from these weights:[/] dpfed pretrain {given} --set model.start=procedural",
         f"[dim]on another machine, copy the folder:[/] dpfed pretrain {given} --set model.start={path.name}",
     ):
         console.print(line, highlight=False, soft_wrap=True)

@@ -24,7 +24,7 @@ def sweep(
 ) -> None:
     """Train every run of a sweep and compare them. Finished runs are kept, and interrupted runs resume.
 
-    All runs spend from one privacy budget. The joint guarantee, printed at the end, adds up the guarantees of the runs.
+    All runs read the same records, so their epsilons and deltas add up. The sum, the joint guarantee, is printed at the end.
     """
     from dpfed.console.terminal import chosen_config, say, say_if_shipped, watching
 

@@ -1,8 +1,8 @@
 """The configuration of a run as a value: `Config`, and `ResolvedConfig`, in which every automatic choice has been made.
 
-Every key has the usual name in the literature, a sensible default, and a line that explains it. A configuration cannot be made
-if it gives a key that has no effect. Sections declare the conditions between their own keys (`dpfed.schema.conditions`); the
-end of this file declares the conditions across sections.
+Every key has the usual name in the literature, a sensible default, and a line that explains it. The constructor of `Config`
+refuses a key that is given and has no effect. Sections declare the conditions between their own keys
+(`dpfed.schema.conditions`); the end of this file declares the conditions across sections.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Config(Section):
 
     @property
     def cached_views(self) -> int:
-        """V, the number of views of each image whose features are computed once; 0: no features are kept for all steps."""
+        """V, the number of views of each image whose features are computed once; 0: none, or the method is private moments."""
         return self.views.cached if self.images_are_frozen else 0
 
     @property
@@ -127,7 +127,10 @@ class Config(Section):
 
     @property
     def images_are_frozen(self) -> bool:
-        """Returns whether the image tower comes from another library (open_clip, timm or torchvision) and is not trained."""
+        """Returns whether the image tower comes from another library (open_clip, timm or torchvision) and is not trained.
+
+        For private moments, which train no tower, the answer is right once the configuration is resolved.
+        """
         return self.model.external and self._image_training == "frozen"
 
     @property
@@ -154,7 +157,10 @@ class Config(Section):
 
     @property
     def writes_store(self) -> bool:
-        """Returns whether the run writes a record store: of its own records, of public records, or for its starting weights."""
+        """Returns whether the run writes a record store.
+
+        The store may be for the run's own records, public records, starting weights, or the basis of private moments.
+        """
         if self.data.from_nothing or self.data.source == "scenes" or self.model.start == PROCEDURAL:
             return True
         if self.method.public_records and self.public.is_generated:
@@ -184,8 +190,9 @@ def _without_none(value: Any) -> Any:
 class ResolvedConfig(Config):
     """A configuration with which a run can start: every automatic choice has been made. `dpfed.runs.build.build` makes it.
 
-    Paths are absolute. These values are set: the size of the images and how they become square, the device, the engine, the
-    bias of a loss that has one, the digest of an open_clip or timm architecture, and how its image tower is trained.
+    Paths are absolute. These values are set: the size of the images and how they become square, the device, the engine (unless
+    the method has its own), and the bias of a loss that has one. If a tower comes from another library, `model.digest` is set;
+    if the image tower does, so is `adaptation.image`.
     """
 
     @model_validator(mode="after")
@@ -215,7 +222,7 @@ def refuse_unmeasured(config: Config, tasks: tuple[str, ...]) -> None:
 
     Args:
         config: Configuration of the run.
-        tasks: Tasks that the run's records allow.
+        tasks: Tasks that the run's records allow; empty: nothing is refused.
 
     Raises:
         UserError: If the configuration has such settings, see `Config.refuse_idle`.

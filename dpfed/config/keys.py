@@ -44,7 +44,7 @@ class Key:
         name: Dotted name, such as ``privacy.epsilon``.
         section: Section, such as ``privacy``; empty: the key belongs to no section and stands at the top of the file.
         allowed: Allowed values, in words.
-        choices: Allowed values, if they can be listed; if the value is a list, the allowed values of its members.
+        choices: Allowed values, or, if the value is a list, the allowed values of its members; empty: they cannot be listed.
         default: Value if the key is left out; ``None``: no value, or the value that the meaning states.
         meaning: Explanation of the key.
         depends_on: Keys that decide whether this key has an effect; giving it where it has none is an error.
@@ -120,7 +120,8 @@ def matching(words: Iterable[str]) -> list[Key]:
     matches = [key for key in keys if all(word in f"{key.name} {key.allowed} {key.meaning}".lower() for word in wanted)]
     if not matches:
         raise UserError(
-            f"no key has {' and '.join(map(repr, wanted))} in its name or meaning; {nearest(wanted[0], names)} [setting-none]"
+            f"no key has {' and '.join(map(repr, wanted))} in its name, allowed values or meaning; "
+            f"{nearest(wanted[0], names)} [setting-none]"
         )
     return matches
 

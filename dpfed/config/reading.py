@@ -29,10 +29,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             empty value removes the key, so that its default holds.
 
     Raises:
-        UserError: If the file is missing, its syntax is wrong, a key is unknown or has no effect, or a value is out of range.
+        UserError: If the file is missing, its syntax is wrong, an assignment is wrong (see `assigned`), a key is unknown or has
+            no effect, or a value is out of range.
     """
     if isinstance(overrides, str):
-        raise UserError(f"expected a list of assignments, such as [{overrides!r}]. [config-overrides-text]")
+        raise UserError(
+            f"the overrides are a text: expected a list of assignments, such as [{overrides!r}]. [config-overrides-text]"
+        )
     tree = read_toml(find_config(path_of(path, "the configuration")), "config")
     return parse_config(assigned(overrides, tree), str(path))
 
@@ -70,7 +73,7 @@ def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
 
     Raises:
         UserError: If a value is wrong; the message names the first wrong key, its value and what was expected. Also if keys
-            have no effect; the message then names them.
+            have no effect, or the warm-up is longer than the run, see `Config.refuse_idle`.
     """
     config = _checked(tree, origin)
     config.refuse_idle(origin)
@@ -79,6 +82,8 @@ def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
 
 def read_back(tree: dict[str, Any], origin: str) -> Config:
     """Makes a configuration from a file that dpfed wrote itself. Keys without an effect may be given: they get their defaults.
+
+    Options of private moments that an earlier version of dpfed did not write get the values that it used.
 
     Args:
         tree: Sections and keys.
@@ -133,5 +138,5 @@ def _known(key: str, tree: dict[str, Any]) -> bool:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Returns the first error, in a few words, of settings that do not belong to a run's configuration."""
+    """Returns the first error in a few words, for settings other than a run's configuration, such as those of a site."""
     return problem(error)

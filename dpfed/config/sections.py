@@ -96,7 +96,10 @@ class BoundingConfig(Section):
     )
     microbatch: int = Field(512, ge=1, description="number of records whose views are in memory at a time")
     pass_records: Annotated[int | None, _PICKS_ENGINE] = Field(
-        None, ge=8, le=65_536, description="layerwise: records per pass; default: by the GPU's memory, or 32"
+        None,
+        ge=8,
+        le=65_536,
+        description="layerwise: records in one forward and backward pass; default: by the GPU's memory, or 32",
     )
 
     @field_validator("method")

@@ -151,7 +151,7 @@ def _require_utf8(number: int, word: str) -> None:
 def _memory(detail: str) -> str:
     return (
         f"there is not enough memory{detail}: use a machine with more. A run needs less with a smaller model, data.size, "
-        "bounding.microbatch or (on a GPU) bounding.pass_records. Nothing that was spent is lost."
+        "bounding.microbatch or (on a GPU) bounding.pass_records. An interrupted run keeps its charged steps."
     )
 
 

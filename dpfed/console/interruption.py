@@ -62,7 +62,7 @@ _received = _Received()
 
 
 def exit_code() -> int | None:
-    """Returns the exit code for the signal that this command received; ``None`` if it received none."""
+    """Returns the exit code for the signal that this command received; ``None``: no signal, or `accept` has handled it."""
     return None if _received.number is None else CODES[_received.number]
 
 
@@ -84,7 +84,10 @@ def until_ctrl_c() -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_asked() -> Iterator[threading.Event]:
-    """Yields an event that SIGINT and SIGTERM set, so that the block can end in good order; the signals raise no exception."""
+    """Yields an event that SIGINT and SIGTERM set, so that the block can end in good order; the signals raise no exception.
+
+    This works in the main thread only; in another thread, no signal sets the event.
+    """
     asked, kept = threading.Event(), {}
     if threading.current_thread() is threading.main_thread():
         kept = {number: usual for number in CODES if (usual := signal.getsignal(number)) is not signal.SIG_IGN}
@@ -128,7 +131,10 @@ def interruptible() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """Makes Ctrl-C end this process at once from now on, like SIGTERM. No work is left then, and no traceback is shown."""
+    """Makes Ctrl-C end this process at once from now on, as SIGTERM does, without a traceback. Call it when no work is left.
+
+    Where other code has set a handler for SIGINT, and outside the main thread, nothing changes.
+    """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, OSError, ValueError):  # the stream is closed, or its reader has ended

@@ -29,7 +29,7 @@ def shown(progress: Progress | bool | None) -> Iterator[Progress]:
 
     Args:
         progress: A `Progress` to use; ``None``: bars in a terminal or notebook, nothing elsewhere; ``True``: bars in a terminal
-            or notebook, elsewhere a line now and then; ``False``: nothing.
+            or notebook, elsewhere a line now and then; ``False``: nothing. A notebook without ipywidgets gets lines, not bars.
 
     Raises:
         UserError: If the value is none of these.
@@ -75,32 +75,36 @@ def pretrain(
         run = dpfed.pretrain("quickstart", "runs/quickstart")
         run = dpfed.pretrain(data="my-images", epsilon=8, out="runs/mine")
 
-    The second form resumes an interrupted run, and returns a finished run.
+    The second form always resumes an interrupted run, and returns a finished run.
 
     Args:
         config: Configuration, its path, or the name of a configuration that dpfed ships (`load_config` reads path and name).
         folder: Folder of the run. It must not be in use, except by the same run with `resume`.
         progress: Display of the progress. ``None``: bars in terminals and notebooks, and nothing elsewhere; ``True``: elsewhere
             a line now and then; ``False``: nothing at all.
-        resume: Whether to continue a run that `folder` already holds.
+        resume: Whether to continue a run that `folder` already holds; with `data`, it has no effect.
         callbacks: Callbacks that see the steps and evaluations while the model trains.
         data: Folder of images, a table, another data set that dpfed reads, or a record store.
         epsilon: Epsilon of the guarantee; 8 is usual, 1 is strong.
         out: Another name for `folder`.
         delta: Delta of the guarantee; default: 1/(N ln N), with N training records.
-        model: Encoder: ``timm/NAME``, ``torchvision/NAME``, ``open_clip/NAME``, a public run, or ``package.module:function``.
+        model: Encoder: ``timm/NAME``, ``torchvision/NAME``, ``open_clip/NAME``, the folder of a public run or of an open_clip
+            model, ``cnn``, ``resnet18``, or ``package.module:function``; default: dpfed chooses it.
         method: Method of bounding; default: dpfed chooses it.
-        minutes: Longest training time on this machine; default 20.
+        minutes: Longest training time on this machine; a plan that cannot be so short is refused. ``None``: the plan is
+            shortened to 20 minutes if it can be.
         batch: B, the expected number of records in a step; default: dpfed chooses it.
         steps: T, the number of noisy steps; default: dpfed chooses it.
-        public: Path of a public record store, whose records the loss contrasts with the private records.
+        public: Path of a public record store. Public contrast contrasts its records with the private ones; other methods do
+            not use it.
         overrides: Further assignments ``section.key=value``, applied to the configuration or to the choices.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: If the arguments, the configuration or the records cannot be used; nothing is written in this case.
+        UserError: If the arguments, the configuration or the records cannot be used. Most mistakes are found before `folder` is
+            made; a run that stops later can be resumed.
     """
     folder = _one_of(folder, out)
     options: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "model": model, "method": method, "minutes": minutes}
@@ -113,14 +117,15 @@ def pretrain(
             )
         if wrong := [name for name, value in options.items() if value is not None]:
             raise UserError(
-                f"{wrong[0]}= needs data=...: with a configuration, set the key in overrides=[...]. [pretrain-belongs]"
+                f"{wrong[0]}= needs data=..., and a configuration was given: leave {wrong[0]}= out; overrides=[...] changes "
+                "keys of the configuration. [pretrain-belongs]"
             )
         if overrides:
             config = _overridden(config, overrides)
         with shown(progress) as seen:
             return pretraining.pretrain(config, folder, seen, resume, callbacks)
     if config is not None:
-        raise UserError("with data=... dpfed chooses what a configuration sets: give one of them. [pretrain-two]")
+        raise UserError("with data=... dpfed makes the choices itself: give either data or a configuration. [pretrain-two]")
     if epsilon is None:
         raise UserError("data=... needs an epsilon, too: epsilon=8 is usual, epsilon=1 is strong. [pretrain-promise]")
     from dpfed.automatic.running import pretrain as automatic
@@ -141,7 +146,8 @@ def _one_of(folder: str | Path | None, out: str | Path | None) -> str | Path:
 def _overridden(config: Config | str | Path, overrides: Sequence[str]) -> Config:
     if isinstance(config, Config):
         raise UserError(
-            "overrides= needs a configuration's path or name, and a Config was given: change its fields. [pretrain-overrides]"
+            "overrides= needs a configuration's path or name, and a Config was given: make that Config with the other values. "
+            "[pretrain-overrides]"
         )
     return load_config(config, overrides)
 

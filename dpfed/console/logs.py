@@ -40,7 +40,7 @@ def set_up(form: str | None = None) -> None:
     """
     form = form or os.environ.get(FORMAT) or "text"
     if form not in ("text", "json"):
-        raise UserError(f"the format of logs is {form!r}: expected 'text' or 'json'. [log-format-unknown]")
+        raise UserError(f"--log-format, or {FORMAT}, is {form!r}: expected 'text' or 'json'. [log-format-unknown]")
     end()
     if form == "text":
         return

@@ -44,7 +44,8 @@ def write_atomically(path: Path, content: Content | Callable[[Path], object], mo
         mode: Permissions, reduced by the umask. The file has them before it has any content.
 
     Raises:
-        OSError: If the file cannot be written; the old file is still there.
+        OSError: If the file cannot be written; the old file is still there, unless only the last step failed: to force the new
+            name to the disk.
     """
     draft = path.with_name(f".{path.name}{DRAFT}")
     _remove(draft)  # left behind by a process that was killed
@@ -96,6 +97,8 @@ def write_whole(file: RawIOBase, content: bytes | memoryview) -> None:
 
 def create_atomically(path: Path, content: Content, mode: int = 0o666) -> None:
     """Writes a file that must not exist yet, completely or not at all, and never replaces another process's file.
+
+    On a file system without hard links, a crash can leave a part of the file.
 
     Args:
         path: Path of the file.
@@ -163,7 +166,7 @@ def new_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
         mode: Permissions of the folder, reduced by the umask.
 
     Raises:
-        OSError: If the folder cannot be made.
+        OSError: If the folder cannot be made, or something other than an empty folder has its name at the end.
     """
     draft = draft_of(path)
     try:
@@ -298,6 +301,7 @@ def name_directory(partial: Path, path: Path) -> None:
 
     Raises:
         UserError: If something else took the name in the meantime.
+        OSError: If the disk reports an error.
     """
     refuse_existing(path)
     name_folder(partial, path)

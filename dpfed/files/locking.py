@@ -89,8 +89,8 @@ def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
         if error.filename is not None:
             raise
         raise UserError(
-            f"{path.parent} cannot be locked ({error.strerror}): put it on storage with file locks, or two processes might "
-            "write to it at once. [file-no-locks]"
+            f"{path.parent} cannot be locked ({error.strerror}): put it on storage with file locks. Without "
+            "locks, two processes might write to it at once. [file-no-locks]"
         ) from error
     try:
         yield

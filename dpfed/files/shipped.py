@@ -48,7 +48,7 @@ def find_config(given: str | Path) -> Path:
     An absolute path is returned even if no file is there.
 
     Raises:
-        UserError: If there is no such file, and dpfed ships no config of that name.
+        UserError: If there is no such file and dpfed ships no config of that name, or if the name is that of a sweep.
     """
     file = _own(given)
     if file is None and str(given).removesuffix(".toml") in sweep_names():

@@ -45,7 +45,7 @@ def find_source(module: str) -> Source | None:
         module: Full name of the module.
 
     Returns:
-        The source; ``None`` if there is no such module, or the module is compiled.
+        The source; ``None``: there is no such module, or it is compiled or only a folder without ``__init__.py``.
     """
     top, *rest = module.split(".")
     with current_folder_last():

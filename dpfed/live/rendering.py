@@ -89,7 +89,15 @@ class Pages:
         return Markup(self._render("run.html", seen=seen, run=run, **values))  # noqa: S704
 
     def search(self, name: str, query: str, answers: Sequence[str], trouble: str, searched: int) -> Markup:
-        """Renders the search by text: the form, and the pictures that were found, as ``data:`` addresses."""
+        """Renders the search by text: the form, and the pictures that were found.
+
+        Args:
+            name: Name of the run.
+            query: Text that was searched for; empty: nothing was searched yet.
+            answers: Pictures found, as ``data:`` addresses.
+            trouble: Reason why there are no pictures; empty: there is none.
+            searched: Number of pictures that were searched.
+        """
         made = self._render("search.html", name=name, query=escape(query), answers=answers, trouble=trouble, searched=searched)
         return Markup(made)  # noqa: S704
 

@@ -76,13 +76,14 @@ class SearchIndex:
 class Retrieval:
     """Search by text for the live page.
 
-    It loads a run's model and pictures at the first search, and keeps them until another run is searched.
+    It loads a run's model and pictures at the first search, and keeps them until another run is searched, or the run's results
+    change.
 
     Args:
         pictures: Record store that is marked public; ``None``: the run's own records, if they are public.
 
     Raises:
-        UserError: If the store is not public.
+        UserError: If the store cannot be opened or is not public.
     """
 
     def __init__(self, pictures: Path | None = None) -> None:
@@ -133,7 +134,7 @@ def public_store(path: Path) -> RecordStore:
     """Opens a record store whose pictures may be shown.
 
     Raises:
-        UserError: If the store is not marked public.
+        UserError: If the store cannot be opened or is not marked public.
     """
     from dpfed.data.store.records import RecordStore
 
@@ -141,7 +142,11 @@ def public_store(path: Path) -> RecordStore:
 
 
 def own_store(run: Path) -> RecordStore:
-    """Opens the record store of a run, if its pictures may be shown; see `public_store`."""
+    """Opens the record store of a run, if its pictures may be shown.
+
+    Raises:
+        UserError: If there is no run, or its store cannot be opened or is not marked public.
+    """
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.runs.records import records_of
 

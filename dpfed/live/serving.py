@@ -25,7 +25,8 @@ def listen(scan: Scan, access: Access, pictures: Path | None, ready: Callable[[s
         ready: Function that is called with the address, which includes the token, once the port is open.
 
     Raises:
-        UserError: If a package is missing, or the process cannot listen on the port.
+        UserError: If a package is missing, the store of `pictures` cannot be opened or is not public, or the process cannot
+            listen on the port.
     """
     try:
         import uvicorn

@@ -39,8 +39,9 @@ class RunState:
         title: Name of the run in its configuration; for a site, the site's name.
         kind: Kind of the run, in words, such as ``one worker``.
         finished: Whether the run is finished.
-        ledger: Ledger of the privacy spent; ``None``: nothing was spent yet.
-        budget: Largest epsilon that a site agreed to, or the epsilon of the records' lifetime budget; ``None``: not known.
+        ledger: Ledger of the privacy spent; ``None``: the run has no ledger yet.
+        budget: Largest epsilon that a site agreed to, or the smallest epsilon of the budgets in `lifetime`; ``None``: there is
+            none.
         lifetime: Lifetime budgets with a reservation of this run: each budget in words, and the fraction of the budget that all
             runs together take.
         metrics: Lines of metrics.jsonl.
@@ -91,13 +92,13 @@ class RunState:
 
     @property
     def epsilon(self) -> float | None:
-        """Epsilon spent so far; ``None``: nothing was spent yet, or no guarantee holds."""
+        """Epsilon spent so far; ``None``: there is no ledger yet, or no guarantee holds."""
         spent = self.ledger.epsilon if self.ledger and self.has_guarantee else math.inf
         return spent if math.isfinite(spent) else None
 
     @property
     def epsilon_planned(self) -> float | None:
-        """Epsilon of all planned steps; ``None``: nothing was spent yet, or no guarantee holds."""
+        """Epsilon of all planned steps; ``None``: there is no ledger yet, or no guarantee holds."""
         return self.ledger.plan.epsilon() if self.ledger and self.has_guarantee else None
 
     @property
@@ -136,7 +137,7 @@ class RunState:
 
     @property
     def awaited(self) -> tuple[int, Step] | None:
-        """The step that is open, or has too few answers yet, with the sites' answers so far; ``None``: no step is open."""
+        """The step that still waits for answers of sites, with the answers so far; ``None``: no step waits."""
         over = max((line["step"] for line in self.rounds if line["event"] != "opened"), default=-1)
         step = max(self.arrival_log, default=-1)
         return None if self.finished or step <= over or not self.arrival_log[step].awaited else (step, self.arrival_log[step])
@@ -187,6 +188,7 @@ def read(folder: Path, name: str, running: bool) -> RunState:
 
     Raises:
         UserError: If a file is damaged; the message names it.
+        OSError: If a file cannot be read, for example because it was deleted in the meantime.
     """
     return _site(folder, name) if is_site(folder) else _run(folder, name, running)
 

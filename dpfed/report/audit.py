@@ -42,7 +42,7 @@ def label(finding: dict[str, Any]) -> str:
 def on_card(audit: dict[str, Any]) -> str:
     """Returns the text for a card: the day, the attacked mechanism, the verdict, and the result of each attack."""
     each = "; ".join(f"{label(attack)}: {round_down(attack['epsilon'])}" for attack in audit["findings"])
-    return f"{audit['day']}, {attacked(audit)}: {verdict(audit)} At least, by attack: {each}"
+    return f"{audit['day']}, {attacked(audit)}: {verdict(audit)} Lower bounds on epsilon, by attack: {each}"
 
 
 def verdict(audit: dict[str, Any]) -> str:

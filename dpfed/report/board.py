@@ -53,7 +53,7 @@ def board_page(facts: CardFacts) -> str:
 
 
 def right_of_100(epsilon: float, delta: float) -> int:
-    """Returns how many of 100 guesses whether one record took part may be right at most, rounded up."""
+    """Returns the largest number of right answers, rounded up, among 100 guesses whether one record took part."""
     return math.ceil(float(guess(float(round_up(epsilon)), delta).removesuffix("%")))
 
 

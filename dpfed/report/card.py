@@ -131,7 +131,7 @@ def _numbers(facts: CardFacts) -> Iterator[str]:
     )
     yield (
         f"Delta {delta}: beyond that factor, the probability of a result may differ by {delta}. Delta should be far below "
-        f"1/N = 1/{records:,}; here it is {_part(facts.plan.promise.delta * records)} of that."
+        f"1/N = 1/{records:,}; it is {_part(facts.plan.promise.delta * records)}."
     )
     yield (
         f"Odds: somebody knows all other records, and gives even odds that one {one} was there. After seeing the results, this "
@@ -189,8 +189,8 @@ def questions(facts: CardFacts) -> Iterator[str]:
 
 def _part(share: float) -> str:
     if share >= 0.5:
-        return f"{round_up(share)} times"
-    return f"1/{math.floor(1 / share):,}" if share else "nothing"
+        return f"{round_up(share)} times that"
+    return f"1/{math.floor(1 / share):,} of that" if share else "0"
 
 
 def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
@@ -248,15 +248,15 @@ def _clipping(plan: PrivacyPlan) -> str:
     if plan.bounding.method.closed_form:
         parts = (f"{plan.sensitivity_of(step):.6g} in step {step}" for step in range(plan.steps))
         return (
-            f"features are brought to unit length, and a record's part of a sum is at most this long: {' and '.join(parts)}; "
-            "the noise is the same in both"
+            "features are scaled to length 1, and a record's contribution to a sum has an L2 norm of at most "
+            f"{' and '.join(parts)}; both sums get noise of the same standard deviation"
         )
     if plan.bounding.clipping == "automatic":
         return f"every gradient is normalised: divided by its norm + {plan.bounding.stability:g}, times C"
     if plan.bounding.clipping == "adaptive" and plan.progress is not None:
         return (
-            f"gradients are clipped to a norm that starts at C and follows the {plan.progress.quantile:g} quantile of all "
-            "norms, by noisy counts; sums are in units of it, so that a record moves them by as much as with C"
+            f"gradients are clipped to a norm that starts at C and follows, by noisy counts, the {plan.progress.quantile:g} "
+            "quantile of all norms; each sum is scaled by C over this norm, so that a record moves it by no more than with C"
         )
     return ""
 
@@ -266,14 +266,18 @@ def _released(plan: PrivacyPlan) -> str:
     if plan.progress is not None:
         share = plan.progress.share
         return (
-            "of every step the groups' mean loss and where their norms lie, in the same sum and noise: alone they would have "
-            f"noise multiplier {plan.noise.multiplier / math.sqrt(share):.6g}, and the gradients "
-            f"{plan.noise.multiplier / math.sqrt(1 - share):.6g}; together that of sigma on one sample"
+            "in every step, the groups' mean loss and the shares of their norms below thresholds, in the same noisy sum as the "
+            f"gradients. Alone, these figures would have noise multiplier {plan.noise.multiplier / math.sqrt(share):.6g}, "
+            f"and the gradients {plan.noise.multiplier / math.sqrt(1 - share):.6g}; "
+            "together they cost as much as one release with sigma"
         )
     rest = 1 - plan.gradient_share
     if not rest:
         return ""
-    return f"noise multiplier {plan.noise.multiplier / math.sqrt(rest):.6g}; with the sum's, that of sigma on one sample"
+    return (
+        f"noise multiplier {plan.noise.multiplier / math.sqrt(rest):.6g}; statistics and sum together cost as much as one "
+        "release with sigma"
+    )
 
 
 def _cell(text: str) -> str:

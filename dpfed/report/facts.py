@@ -18,8 +18,8 @@ AUDITS = (
     "cover them."
 )
 PUBLIC_RECORDS = (
-    "The public records that join every group: the model may remember them. That they were chosen without looking at the "
-    "training records is up to whoever chose them."
+    "The public records that join every group: the model may remember them. dpfed cannot check that they were chosen without "
+    "looking at the training records."
 )
 BASIS_RECORDS = (
     "The public records of the basis: the model holds the mean and main directions of their features. dpfed cannot check that "
@@ -37,8 +37,8 @@ ASSUMED_OF_BITS = (
     "distinguish the bits of AES-256 from uniform ones."
 )
 SHARED_PASSES = (
-    "A machine on which a group's gradient depends on the other groups of its pass (bounding.engine = 'layerwise'): the proof "
-    "assumes that there is none. Each machine was checked on noise before its first pass; this is not a proof. "
+    "A machine on which a group's gradient depends on the groups computed with it (bounding.engine = 'layerwise'): the proof "
+    "assumes that no machine computes so. Each machine was checked on noise before its first groups; this is not a proof. "
     "bounding.engine = 'loop' computes every group by itself."
 )
 OTHER_RUNS = (
@@ -52,7 +52,7 @@ NOT_PROTECTED = (
     "Anything, against somebody who has a copy of the run's secret key: they can compute the noise again and subtract it.",
     LAST_BITS,
     "Timing: how long a step takes can depend on its records. Somebody who watches the machine, or sees the times of the run's "
-    "files, may learn that.",
+    "files, may learn something about these records.",
     "Stops: a record that can no longer be read, or that makes a worker crash, stops the run in a step that needs it. The stop "
     "reveals that it was there.",
 )
@@ -86,7 +86,11 @@ UNSOUND = Mark(
 
 
 def foreign_method(said: str) -> Mark:
-    """Returns the mark for a bounding method from another package."""
+    """Returns the mark for a bounding method from another package.
+
+    Args:
+        said: Name, package, version and hash of the method.
+    """
     return Mark(
         f"The method {said} comes from another package, and dpfed has not checked its proof. So dpfed claims no guarantee.",
         voids=True,
@@ -103,12 +107,16 @@ def started_privately(run: str, data: str, epsilon: str, delta: str) -> Mark:
     """Returns the mark for a run that starts from the weights of another private run."""
     return Mark(
         f"The starting weights are those of the private run {run} on {data} (epsilon {epsilon}, delta {delta}). For a record "
-        "that was in both runs, the epsilons add up, and so do the deltas. This card states only its own."
+        "that was in both runs, the epsilons add up, and so do the deltas. This card states only those of this run."
     )
 
 
 def foreign_loss(said: str) -> str:
-    """Returns the statement about a loss from another package."""
+    """Returns the statement about a loss from another package.
+
+    Args:
+        said: Name, package, version and hash of the loss.
+    """
     return (
         f"What the loss {said} remembers. The guarantee assumes that it computes a group's loss from that group's embeddings "
         "alone. dpfed hands it nothing else, and cannot check that it keeps nothing from one group for the next."
@@ -118,19 +126,19 @@ def foreign_loss(said: str) -> str:
 _OWN_PARTS = {
     "data.source": (
         "That each item of the data set {said} is a function of its own record. Every item was read, some of them twice and "
-        "in another order, and came out alike. A data set that changes later, or rarely, would not be noticed."
+        "in another order, and these were equal. A data set that changes later, or rarely, would not be noticed."
     ),
     "views.transform": (
         "That a view by {said} is a function of its image and of the random numbers that the record draws. It was tried twice, "
         "in another order, alone and in another process, and gave the same bits. What it does rarely would not be noticed."
     ),
     "model.image": (
-        "That the model with {said} embeds each record by itself. It was tried on noise: none moved with another record. "
-        "What it does rarely, or with other inputs than noise, would not be noticed."
+        "That the model with {said} embeds each record by itself. It was tried on noise: no embedding changed when another "
+        "record changed. What it does rarely, or with other inputs than noise, would not be noticed."
     ),
     "objective.name": (
         "That the loss {said} keeps nothing from one group for the next. It sees one group at a time, and gave "
-        "the same value again after others."
+        "the same value again after other groups."
     ),
 }
 

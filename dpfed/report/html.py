@@ -49,8 +49,8 @@ CONFUSION_NOTE = (
 )
 ERROR_BARS = (
     "± is the 95% interval over the draw of held-out records. The difference compares both models on the same records, and its "
-    "± also covers what noise without any signal does to the figures. “Within error” means that a run that learns nothing may "
-    "give it. The ± does not say how much trained models differ from run to run."
+    "± also covers what noise without any signal does to the figures. “Within error” marks a difference that a run "
+    "which learns nothing may show, too. The ± does not say how much trained models differ from run to run."
 )
 
 

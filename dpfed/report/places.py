@@ -22,6 +22,8 @@ _PERPLEXITY = 20.0
 def embedding_maps(features: list[Tensor], store: RecordSet, indices: np.ndarray) -> tuple[EmbeddingMap, ...]:
     """Returns a map for each of the first labels. All maps have the same positions; each is coloured by its own label.
 
+    The result is empty if no record has a label, or there are fewer than 12 records.
+
     Args:
         features: Features of each model, ``(n, F)``, the trained model last.
         store: Records with their labels; the caller has checked that they are public.

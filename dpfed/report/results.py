@@ -65,7 +65,7 @@ class Result:
 
     @property
     def difference(self) -> str:
-        """The difference trained minus untrained in percentage points, with its sign and error."""
+        """The difference trained minus untrained in percentage points, with its sign and error; a dash without both values."""
         if self.untrained is None or self.trained is None:
             return "–"
         return difference(self.trained - self.untrained, self.change)
@@ -122,7 +122,7 @@ def label(name: str) -> str:
 
 
 def shown(value: float | None, interval: Interval | None = None) -> str:
-    """Returns a fraction in percent, with its error if the interval is known."""
+    """Returns a fraction in percent, with its error if the interval is known; a dash for ``None``."""
     if value is None:
         return "–"
     text = f"{100 * value:.1f} %"
@@ -144,7 +144,10 @@ def within(change: Interval) -> bool:
 
 
 def tied(first: Result, other: Result) -> bool:
-    """Returns whether the trained figures of two runs differ by no more than chance may cause."""
+    """Returns whether the trained figures of two runs differ by no more than chance may cause.
+
+    If an interval is not known, the figures must be equal.
+    """
     if first.trained is None or other.trained is None or first.trained_interval is None or other.trained_interval is None:
         return first.trained == other.trained
     # Outcomes for single queries of other runs are not known, so the two figures are treated as independent.

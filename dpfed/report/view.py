@@ -27,7 +27,8 @@ class RunView:
             [{"name", "value", "model", "split", "protocol", "step"}], "run": {"id", "ledger", ...}}``.
         metrics: Lines of metrics.jsonl, each with ``step``.
         card_markdown: Privacy card.
-        spent: Pairs of a step and the epsilon after it, from the ledger; empty: the ledger's file is missing.
+        spent: Pairs of a step and the epsilon after it, from the ledger; empty: the ledger's file is missing, no step was
+            charged, or an epsilon is not finite.
         gallery: Pictures; only for public or generated records.
         audit: Result of attacks on the claim; ``None``: there were none.
         steps_of_sites: Last line of a federation's journal about each step.
@@ -119,7 +120,10 @@ class RunView:
 
     @property
     def noise_norm(self) -> float | None:
-        """The approximate norm of a step's noise, std sqrt(P) / divisor, for P parameters; ``None`` if steps differ."""
+        """The approximate norm of a step's noise, std sqrt(P) / divisor, for P parameters.
+
+        ``None``: the norm differs between steps, or there is no noise, or a number is not known.
+        """
         privacy = self.results["privacy"]
         # Sites that share the noise may add more than the plan requires.
         carried = [line["noise_of_sites"] for line in self.steps_of_sites if line.get("noise_of_sites")]

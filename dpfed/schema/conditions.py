@@ -49,7 +49,7 @@ def only(key: str, *values: str, why: str = "") -> When:
     Args:
         key: Name of the other key, such as ``optimizer.name``.
         values: Values of that key under which the condition holds.
-        why: Reason, placed before the remedy in the error.
+        why: Reason with its punctuation, such as ``"the tower is frozen; "``, placed before the remedy in the error.
     """
     name = key.rpartition(".")[2]
     return When(key, lambda section: getattr(section, name) in values, f"{why}set {key} = {either(values)}")
@@ -85,6 +85,9 @@ class Conditions:
     Args:
         config: Class of the configuration. Its sections declare the conditions within a section.
         across: Conditions between sections. They are checked first.
+
+    Raises:
+        ValueError: If a condition names a key that the configuration does not have.
     """
 
     def __init__(self, config: type[Section], *across: Across) -> None:
@@ -137,7 +140,13 @@ class Conditions:
 
 
 def idle_error(origin: str, said: str, keys: list[str]) -> UserError:
-    """Returns the error for keys that are given and have no effect."""
+    """Returns the error for keys that are given and have no effect.
+
+    Args:
+        origin: Origin of the configuration, such as its file.
+        said: Names of the keys, reason and remedy, as a sentence without its full stop.
+        keys: Dotted names of the keys.
+    """
     options = " ".join(f"--set {key}=" for key in keys)
     return UserError(f"{origin}: {said}. [setting-idle]", command=f"On the command line, that is {options}")
 

@@ -12,7 +12,11 @@ _DIGITS = 10**20  # a seed may have 64 bits
 
 
 class Section(BaseModel):
-    """Base class of all sections. It is frozen, and rejects unknown keys, and values of a wrong type, such as true for 1."""
+    """Base class of all sections, which are frozen.
+
+    A section rejects unknown keys, values of a wrong type (such as true for 1), numbers that are not finite or are whole with
+    more than 20 digits, empty texts, and texts with control characters.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 

@@ -144,7 +144,7 @@ def test_too_little_time_is_refused_and_a_little_makes_the_run_shorter(photos, m
     [
         (["--epsilon", "8"], "expected a configuration"),
         (["--data", "photos"], "needs --epsilon, too: --epsilon 8"),
-        (["quickstart", "--data", "photos", "--epsilon", "8"], "give one of them"),
+        (["quickstart", "--data", "photos", "--epsilon", "8"], "give either --data or the configuration quickstart"),
         (["quickstart", "--steps", "8"], "write --set privacy.steps=8"),
         (["quickstart", "--dry-run"], "--dry-run is for --data"),
         (["--data", "photos", "--epsilon", "8", "--set", "privacy.epsilon=4"], "give one key two values"),
@@ -209,7 +209,7 @@ def test_few_records_are_refused_before_anything_is_imported(tmp_path, monkeypat
         ({"data": "photos", "epsilon": 8}, "the run's folder is missing"),
         ({"data": "photos", "epsilon": 8, "out": "a", "folder": "b"}, "give one of them"),
         ({"config": "quickstart", "out": "a", "epsilon": 8}, "epsilon= needs data"),
-        ({"config": "quickstart", "out": "a", "data": "photos", "epsilon": 8}, "give one of them"),
+        ({"config": "quickstart", "out": "a", "data": "photos", "epsilon": 8}, "give either data or a configuration"),
     ],
     ids=["nothing", "no epsilon", "no folder", "two folders", "epsilon of a configuration", "both"],
 )

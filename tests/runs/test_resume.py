@@ -279,7 +279,7 @@ def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, dpfe
     resume(folder)
     assert Ledger.open(folder / "ledger.jsonl").resumed == [3, 5]
     code, out, _ = dpfed("privacy", "ledger", folder)
-    assert code == 0 and "interrupted: 2; resumed after step 3, 5" in out
+    assert code == 0 and "interrupted: 2; resumed after 3, 5 steps" in out
     assert dpfed("privacy", "verify", folder / "privacy_card.md", folder)[0] == 0
 
 
