@@ -88,7 +88,7 @@ def test_own_views_of_a_record_store(tiny, tmp_path):
         ("views", {"transform": "tests.own_parts:SIDE"}, "expected something that can be called, got int"),
         ("views", {"transform": "tests.own_parts"}, "expected the name of an object"),
         ("views", {"transform": "tests.own_parts:augment"}, "got the image itself. If it is a function that makes .*views.opt"),
-        ("data", {"source": "tests.own_parts:Pictures", "options": {"count": 60}}, r"of a data set: Records\(validation=...\)"),
+        ("data", {"source": "tests.own_parts:Pictures", "options": {"count": 60}}, r"in Python: Records\(validation=...\)"),
         ("objective", {"name": "tests.own_parts:SIDE"}, "expected something that can be called, got int"),
         ("objective", {"name": "nce"}, "expected one of .*or a name such as"),
         ("optimizer", {"name": "torch.optim:Nothing"}, "the module torch.optim has no 'Nothing'"),

@@ -38,6 +38,7 @@ class Evaluator:
             step: Number of training steps that the model has seen.
 
         Raises:
-            UserError: If none of the chosen records has a caption or a label.
+            UserError: If no record has a caption or label that a task needs, or the model lacks a method that a task needs.
+            ValueError: If a task needs text, and the embedder has no tokenizer.
         """
         return evaluate(self.embedder(model), self.store, self.options, self.tasks, which, step)

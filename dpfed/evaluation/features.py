@@ -53,7 +53,7 @@ class Embedder:
     device: torch.device | str
 
     def features(self, indices: np.ndarray) -> Tensor:
-        """Returns the features of records: the backbone's output without the projection head, or the moment heads' output.
+        """Returns the features of records: the backbone's output without the projection head, or that of heads of moments.
 
         Args:
             indices: Indices of the records in the store, int64 ``(n,)``.
@@ -63,15 +63,26 @@ class Embedder:
 
         Raises:
             ValueError: If there are no indices.
+            UserError: If the model has no ``features``, or with heads of moments no ``embed_images``.
         """
         return self._of_images(indices, method_of(self.model, features_of(self.model)))
 
     def images(self, indices: np.ndarray) -> Tensor:
-        """Returns a two-tower model's image embeddings, in the space shared with text: float32 ``(n, D)`` on the CPU."""
+        """Returns a two-tower model's image embeddings, in the space shared with text: float32 ``(n, D)`` on the CPU.
+
+        Raises:
+            ValueError: If there are no indices.
+            UserError: If the model has no ``embed_images``.
+        """
         return self._of_images(indices, method_of(self.model, "embed_images"))
 
     def texts(self, captions: list[str]) -> Tensor:
-        """Returns a two-tower model's text embeddings: float32 ``(len(captions), D)`` on the CPU."""
+        """Returns a two-tower model's text embeddings: float32 ``(len(captions), D)`` on the CPU.
+
+        Raises:
+            ValueError: If there are no captions.
+            UserError: If the model has no ``embed_text``.
+        """
         assert self.tokenizer is not None
         embed, tokens = method_of(self.model, "embed_text"), self.tokenizer
         return _in_batches(captions, _TEXTS, self.model, lambda part: embed(tokens(part).to(self.device)))

@@ -60,10 +60,11 @@ class Outcomes:
 
         Args:
             before: Outcomes of the same queries with the other model.
-            noise: Fractions of right answers to these queries, of models that noise alone may have made; none, or at least two.
+            noise: Fractions of right answers to these queries, one for each model whose weights noise alone may have produced
+                (`dpfed.runs.noise_alone`); none, or at least two.
 
         Raises:
-            ValueError: If the queries are not the same.
+            ValueError: If the clusters of the queries differ.
         """
         if not np.array_equal(self.clusters, before.clusters):
             raise ValueError("a change needs two figures on the same queries")
@@ -93,7 +94,7 @@ def beyond_noise(change: Interval, figure: float, draws: Sequence[float]) -> Int
     Args:
         change: Interval of the change over the draw of held-out records.
         figure: The change itself.
-        draws: Figures of models that noise alone may have made, at least two.
+        draws: Figures of models whose weights noise alone may have produced, at least two.
     """
     count = len(draws)
     spread = float(np.std(draws, ddof=1)) * math.sqrt(1 + 1 / count)

@@ -39,7 +39,8 @@ def knn_correct(
         Whether each test record is right, bool ``(m,)`` on the CPU.
 
     Raises:
-        ValueError: If inputs are empty or mismatched, or a training label is negative.
+        ValueError: If there are no training or no test records, records and labels differ in number, or a training label is
+            negative.
     """
     _check(train_x, train_y, test_x, test_y)
     k = min(k, len(train_x))

@@ -24,8 +24,8 @@ def linear_probe_right(
     """Returns which test records a multinomial logistic regression on standardised frozen features classifies correctly.
 
     Args:
-        train_x: Features of labelled records, shape ``(n, F)``; training and test features are standardised by their mean and
-            standard deviation. Values that are not finite count as 0.
+        train_x: Features of labelled records, shape ``(n, F)``. Training and test features are standardised by the mean and
+            standard deviation of the training features. Values that are not finite count as 0.
         train_y: Labels of the training records, int64 ``(n,)``.
         test_x: Features of test records, shape ``(m, F)``, on the same device.
         test_y: Labels of the test records, int64 ``(m,)``; a record whose label no training record has counts as wrong.
@@ -36,7 +36,7 @@ def linear_probe_right(
         Whether each test record is right, bool ``(m,)`` on the CPU.
 
     Raises:
-        ValueError: If inputs are empty or mismatched.
+        ValueError: If there are no training or no test records, or records and labels differ in number.
     """
     if not len(train_x) or not len(test_x) or len(train_x) != len(train_y) or len(test_x) != len(test_y):
         raise ValueError(

@@ -23,7 +23,10 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
 
 
 def wrong_fact(facts: object) -> str | None:
-    """Returns the first key with which an object from JSON differs in form from `Evaluation.facts`; ``None``: no key."""
+    """Returns the first key whose value in a JSON object is missing or not as in `Evaluation.facts`; ``None``: no such key.
+
+    For a value that is no object, this is ``"name"``.
+    """
     if not isinstance(facts, dict):
         return "name"
     for key, kind in _FACTS.items():
@@ -81,7 +84,7 @@ class Evaluation:
 
         Args:
             before: Figures of the untrained model.
-            noise: Figures of models that noise alone may have made, one list for each model.
+            noise: Figures of models whose weights noise alone may have produced, one list for each model.
         """
         for other in filter(self._alike, before):
             if self.outcomes is not None and other.outcomes is not None:

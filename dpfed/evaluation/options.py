@@ -35,7 +35,7 @@ class EvaluationConfig(Section):
     )
     split: Literal["validation", "test", "none"] = Field("test", description="'none' trains without measuring")
     every: Annotated[int, _MEASURED] = Field(
-        0, ge=0, description="number of steps between evaluations during training; 0: at the end only"
+        0, ge=0, description="number of steps between evaluations during training; 0: only before and after it"
     )
     records: Annotated[int, _MEASURED] = Field(0, ge=0, description="number of held-out records used; 0: all")
     bank: Annotated[int, _MEASURED, _with("knn", "linear")] = Field(

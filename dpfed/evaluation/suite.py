@@ -42,8 +42,8 @@ def evaluate(
         step: Number of training steps that the model has seen.
 
     Raises:
-        UserError: If none of the chosen records has a caption or a label.
-        ValueError: If a task needs captions, and the embedder has no tokenizer.
+        UserError: If no record has a caption or label that a task needs, or the model lacks a method that a task needs.
+        ValueError: If a task needs text, and the embedder has no tokenizer.
     """
     if embedder.tokenizer is None and {"retrieval", "zero_shot"} & set(tasks):
         raise ValueError("retrieval and zero-shot need the tokenizer of the text tower")
@@ -94,7 +94,10 @@ def _retrieval(store: RecordSet, options: EvaluationConfig, images: EmbedRows, t
     captions = store.captions(indices)
     captioned = np.array([bool(of_record) for of_record in captions])
     if not captioned.any():
-        raise UserError(f"no record of the '{options.split}' split of {store.name} has a caption. [eval-no-caption]")
+        raise UserError(
+            f"no record of the '{options.split}' split of {store.name} has a caption: choose another evaluation.split, or "
+            "evaluation.tasks without retrieval. [eval-no-caption]"
+        )
     indices = subset(store, indices[captioned], options.records)
     units = store.units[indices] if options.match == "unit" and store.units is not None else None
     candidates, of_images, of_captions = right_pairs(store.captions(indices), units)

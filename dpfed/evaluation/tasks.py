@@ -71,7 +71,7 @@ def refuse_empty_split(counts: Mapping[str, int], name: str, options: Evaluation
         options: Options that name the split.
 
     Raises:
-        UserError: If the split is empty; the message names a split that has records.
+        UserError: If the split is empty; the message names a split that has records, if there is one.
     """
     split = options.split
     if split == "none" or counts[split]:
@@ -80,7 +80,7 @@ def refuse_empty_split(counts: Mapping[str, int], name: str, options: Evaluation
     advice = (
         f"set evaluation.split = '{other}', which has {counts[other]:,} records, or"
         if other
-        else f"hold records out at the import (--{split} 1000, or data.{split} = 1000; of a data set: Records({split}=...)), or"
+        else f"hold records out at the import (--{split} 1000, or data.{split} = 1000; in Python: Records({split}=...)), or"
     )
     without = " without evaluation.tasks" if options.tasks else ""
     raise UserError(
@@ -129,7 +129,10 @@ def label_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
 
 
 def class_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
-    """Returns the labels that zero-shot predicts; labels whose class names are numbers only if the options name this task."""
+    """Returns the labels that zero-shot predicts: those that held-out records have and whose class names contain letters.
+
+    If the options name this task, labels whose class names contain no letters are predicted, too.
+    """
     asked = "zero_shot" in options.tasks
     return [
         name

@@ -17,7 +17,7 @@ from dpfed.files.toml_file import read_toml
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of an experiment, which is run once for each epsilon.
+    """A variant of an experiment. It is run once for each epsilon, or only once if it has no privacy or sets epsilon itself.
 
     Attributes:
         label: Label of the run or of its curve: the method's name in the paper.
@@ -48,7 +48,7 @@ class Experiment:
         title: Title, for people.
         data: Names of the data sets of the experiment.
         variants: Variants that the experiment compares.
-        epsilons: Values of epsilon at which every variant is trained.
+        epsilons: Values of epsilon at which every variant with privacy is trained, unless it sets epsilon itself.
         table: Number of the table in the DP-GCL paper whose figures are compared with ours; ``None``: the paper prints no
             numbers, as for a figure.
         axis: Name of the quantity `Variant.x`; empty: the experiment has no axis.
@@ -155,7 +155,7 @@ class DataSet:
         metrics: Names of the metrics that are measured on the data set.
         cpu: Changes to the configuration at ``--scale cpu``, by key.
         generated: Whether dpfed generates the records: the data set then needs no path, and is public.
-        classes: Number of classes of the records' label; ``None``: the records have no label.
+        classes: Number of classes that a label of the records must have; ``None``: this is not checked.
     """
 
     name: str

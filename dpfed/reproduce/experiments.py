@@ -184,7 +184,7 @@ _EXPERIMENTS = (
 EXPERIMENTS = {experiment.name: experiment for experiment in _EXPERIMENTS}
 
 
-_PUBLISHED_ONLY = "has published figures only (benchmarks/published)"
+_PUBLISHED_ONLY = "is not reproduced; its published figures are in benchmarks/published"
 _ELSEWHERE = {
     **dict.fromkeys(("table2", "table9", "table11", "table14"), _PUBLISHED_ONLY),
     "table12": "is what `dpfed audit membership RUN` measures for a run of yours",

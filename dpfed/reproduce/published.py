@@ -57,7 +57,7 @@ def published(paper: str, table: str | None = None) -> tuple[Published, ...]:
 
 
 def beside(paper: str, table: str, **key: str | float) -> Published | None:
-    """Returns the figure of a table whose columns have the given values, if exactly one has.
+    """Returns the one figure of a table that has the given values in its columns.
 
     Args:
         paper: Name of the paper, one of `PAPERS`.

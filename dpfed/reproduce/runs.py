@@ -83,7 +83,8 @@ def plan_runs(request: Request) -> list[Planned]:
         request: Request of the user.
 
     Raises:
-        UserError: If the records do not exist, the request does not suit the experiment, or a configuration is refused.
+        UserError: If there are no records at the path or no importer recognises them, the request does not suit the experiment,
+            its folder for the results is a file, or a configuration is refused.
     """
     experiment = request.experiment
     if experiment.pretrained and request.scale == "cpu":
@@ -112,7 +113,8 @@ def train(planned: list[Planned], progress: Progress) -> None:
         progress: Display of the stages.
 
     Raises:
-        UserError: If `dpfed.runs.pretraining.pretrain` refuses a run; runs that finished earlier are kept.
+        UserError: If `Preflight.of` refuses a run that has not begun, before any run is trained; or if
+            `dpfed.runs.pretraining.pretrain` refuses a run. Runs that finished earlier are kept.
     """
     runs = {item.folder: item.config for item in planned}
     for folder, config in runs.items():

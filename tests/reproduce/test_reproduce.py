@@ -132,7 +132,7 @@ def test_the_list_names_every_experiment():
         ("table1", ("dpcl",), "experiment-method"),
         ("table12", None, r"audit membership.*\[experiment-elsewhere"),
         ("figure9", None, r"drawn once.*\[experiment-elsewhere"),
-        ("table14", None, r"published figures only.*\[experiment-elsewhere"),
+        ("table14", None, r"published figures are in.*\[experiment-elsewhere"),
     ],
 )
 def test_unknown_names_are_refused(name, methods, message, request_for):

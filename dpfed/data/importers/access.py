@@ -65,8 +65,8 @@ class Access:
         """Reads the bytes of an image file.
 
         Raises:
-            NotRead: If the file is missing, is not a regular file, is larger than 1 GiB, lies where nothing may be read, or
-                cannot be read.
+            NotRead: If the file is missing, is not a regular file, is larger than 1 GiB, lies outside of `root` although
+                `outside` is not set, or cannot be read.
         """
         try:
             status = path.stat()
@@ -88,12 +88,12 @@ class Access:
         A missing file passes: the code that opens it will raise the error.
 
         Raises:
-            UserError: If the path lies where nothing may be read, or is not a regular file.
+            UserError: If the path leads out of `root` although `outside` is not set, or is not a regular file.
         """
         if not self.permits(path):
             raise UserError(f"{path} leads out of {self.root}; `dpfed data import --allow-outside` reads it. [import-outside]")
         if path.exists() and not path.is_file():
-            raise UserError(f"{path} is not a regular file; copy what it gives into a file. [import-file-kind]")
+            raise UserError(f"{path} is not a regular file: copy its content into a regular file. [import-file-kind]")
         return path
 
 

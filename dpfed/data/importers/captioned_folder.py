@@ -54,7 +54,8 @@ class CaptionedFolderImporter(Importer):
         texts = _texts(listing, images)
         if not texts or _numbers_alone(texts.values(), access):
             raise UserError(
-                f"no image in {path} has a text of its name beside it: expected {self.layout}. [captioned-folder-none]"
+                f"no image in {path} has captions in a .txt of its name beside it: expected {self.layout}. "
+                "[captioned-folder-none]"
             )
         beside = _beside(listing, texts)
         listing.passed_over.update({f"*{suffix(file)} beside an image and its .txt": 1 for file in beside})

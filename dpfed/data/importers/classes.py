@@ -40,7 +40,7 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
 
     Returns:
         The number of each class, and the names of the classes in the order of the numbers. If all classes are integers from 0
-        to 9,999, each class keeps its number.
+        to 9,999, each class keeps its number, and the names include the smaller integers that no cell has.
 
     Raises:
         UserError: If two classes are the same number in two spellings; or if some classes are truth values, others are numbers,

@@ -89,7 +89,11 @@ def conversion(source: Path, access: Access) -> str:
         training = [file for file in records if "train" in file.name] or records
         made = f"mkdir {_quoted(target)} && {_python(_TFRECORDS)} "
         made += _quoted(target / "train.parquet", *training)
-        more = " Convert the files of other splits in the same way." if len(training) < len(records) else ""
+        more = (
+            " Convert the files of other splits in the same way before the import, each split to a file of its own."
+            if len(training) < len(records)
+            else ""
+        )
         return f"{records[0]} is a TFRecord file. With the package tfrecord (pip install tfrecord), {_then(made, target)}{more}"
     if not source.is_dir() and suffix(source) == ".json":
         return _of_json(source)

@@ -33,7 +33,7 @@ def importers() -> dict[str, Importer]:
         importer = part.load()
         if name in shipped or not (isinstance(importer, type) and issubclass(importer, Importer) and importer.name == name):
             expected = (
-                "a name that dpfed does not have" if name in shipped else f"a subclass of Importer whose name is '{name}'"
+                "a name that no importer of dpfed has" if name in shipped else f"a subclass of Importer whose name is '{name}'"
             )
             raise UserError(
                 f"the importer {part.said} cannot be used: expected {expected}. Correct the package, or uninstall it. "
@@ -79,11 +79,11 @@ def detect(source: str | Path, access: Access | None = None) -> str:
     if source.is_dir():
         refuse_outside(listing := list_files(source, access))
         if not listing.files and not listing.refused:
-            raise UserError(f"{source} is empty: give the folder that holds the records. [import-empty-folder]")
+            raise UserError(f"there are no records in {source}: give the folder that holds them. [import-empty-folder]")
         if tables := [file for file in listing.files if suffix(file) in TABLES]:
             raise UserError(
-                f"{source} holds tables and no images, and which tables are meant is not clear: name them after train, val and "
-                f"test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
+                f"{source} holds no images, and it is not clear which of its tables list the records: name these after train, "
+                f"val and test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
             )
         packed = next((file for file in listing.files if suffix(file) in _PACKED), source)
     else:
@@ -105,5 +105,5 @@ def existing(source: str | Path) -> Path:
     if not os.path.exists(path):
         raise UserError(f"there is nothing at {path}; give the path of a local file or folder. [import-nothing-there]")
     if not os.path.isdir(path) and not os.path.isfile(path):
-        raise UserError(f"{path} is not a regular file; copy what it gives into a file. [import-not-regular]")
+        raise UserError(f"{path} is not a regular file: copy its content into a regular file. [import-not-regular]")
     return path

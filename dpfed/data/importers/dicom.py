@@ -159,11 +159,13 @@ def picture(content: Any, window: tuple[float, float] | None = None) -> np.ndarr
 
     Args:
         content: Bytes of the file.
-        window: Centre and width of the window, in the modality's units; ``None``: the window of the file.
+        window: Centre and width of the window, in the modality's units; ``None``: the window of the file or, if the file has
+            none, the whole range of its values.
 
     Raises:
-        NotRead: If the bytes are not a DICOM file of one frame, in grey or in colours of eight bits, or this machine cannot
-            decode its pixels.
+        NotRead: If the bytes are not a DICOM file of one frame, in grey or in colours of eight bits; the file has too many
+            pixels, is an enhanced file, has a lookup table (VOI LUT) in place of a window, or has values that are not finite;
+            or this machine cannot decode its pixels.
     """
     from pydicom import dcmread
 
@@ -183,7 +185,7 @@ def _picture(data: Any, window: tuple[float, float] | None) -> np.ndarray:
     from pydicom.pixels import apply_modality_lut, apply_windowing, get_decoder
 
     if int(data.get("NumberOfFrames") or 1) != 1:
-        raise NotRead(f"{data.NumberOfFrames} frames in the file, expected a single frame: split the file, or choose a frame")
+        raise NotRead(f"{data.NumberOfFrames} frames in the file, expected a single frame: split the file into single frames")
     if not data.get("PixelData"):
         raise NotRead("no pixels, or floating-point pixels")
     if not 0 < (pixels := (data.get("Rows") or 0) * (data.get("Columns") or 0)) <= MOST_PIXELS:

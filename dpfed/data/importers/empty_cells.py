@@ -72,6 +72,7 @@ class EmptyCells:
             said.append(f"captions: {counted(self._captions)} count as empty; if such a word is a real caption, reword it.")
         if self._units:
             said.append(
-                f"{unit_name}: {counted(self._units)} count as one {unit_name} each; leave these cells empty if they name none."
+                f"{unit_name}: each of the words {counted(self._units)} counts as the name of one {unit_name}; leave these "
+                "cells empty if they name none."
             )
         return said

@@ -42,9 +42,10 @@ class Placed:
 def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level: int | None = None) -> list[Placed]:
     """Finds the split and the class of each image from the folders above it.
 
-    A folder that lies above all images is neither a split nor a class. If the name of each folder of the next level contains a
-    split, these folders are splits, and the folders below them are classes. The class may also lie above the split, as in
-    ``cats/train/x.jpg``. If no folder's name contains a split, all images are for training.
+    A folder that lies above all images does not count, unless its name contains a split, or it holds images itself and is not
+    called ``images`` or the like. If the name of each folder of the next level contains a split, these folders are splits, and
+    the folders below them are classes. The class may also lie above the split, as in ``cats/train/x.jpg``. If no folder's name
+    contains a split, the folders of the next level are classes, and all images are for training.
 
     Args:
         root: Folder that is imported.
@@ -57,7 +58,7 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
 
     Raises:
         UserError: If it is not clear whether folders are splits or classes, an image lies beside the splits, no split is for
-            training, or the folders of `level` are not splits.
+            training, only the names of the images contain splits, or the folders of `level` are not splits.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
     if level is not None and whole_number(level, "--splits", 0, _DEEPEST):
@@ -79,8 +80,8 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
             alone = shlex.quote(str(root.joinpath(*files[0].relative_to(root).parts[:outer], named[0])))
             either = "" if any(len(parts) > 1 for parts in inner) else f" {_commands(root, 0)}"
             raise UserError(
-                f"{root} holds images in {', '.join(named)} and none for training; add train/, or import one of these folders "
-                f"itself: `dpfed data import {alone} DEST`.{either} [folder-no-training]"
+                f"{root} has no images for training, only images in {', '.join(named)}: add train/, or import one of these "
+                f"folders alone: `dpfed data import {alone} DEST`.{either} [folder-no-training]"
             )
         return _below_splits(files, inner, first)
     if all(len(splits) == 2 and splits[1] and not splits[0] for splits in spoken):
@@ -90,7 +91,7 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
     depth = next(at for splits in spoken for at, split in enumerate(splits) if split and at)
     unclear = next(file for file, splits in zip(files, spoken, strict=True) if not splits[0])
     raise UserError(
-        f"{unclear.relative_to(root).parent} may be a split, and which folder above it or below it is the class is not clear. "
+        f"in {unclear.relative_to(root).parent}, it is not clear which folder is the split and which is the class. "
         f"{_commands(root, 0, outer + depth + 1)} Or import one folder alone. [folder-split-unclear]"
     )
 
@@ -149,7 +150,7 @@ def without_persons(placed: Sequence[Placed]) -> list[Placed]:
 
 
 def merged_splits(placed: Sequence[Placed]) -> str:
-    """Returns a sentence about folders that count as one split although they may be several splits; see `splits.merged`."""
+    """Returns a sentence about folders of which it is doubtful whether they are splits; see `splits.merged`."""
     return merged({(image.split, image.said) for image in placed if image.said is not None}, "folders")
 
 
@@ -307,10 +308,10 @@ def _beside(root: Path, file: Path, classes_below: bool) -> UserError:
             says how to import them as classes.
     """
     top = root / file.relative_to(root).parts[0]
-    what, use = ("lies", "move it into a folder") if top == file else ("holds images but is not a split", "name it")
+    what, use = ("lies", "move it into a folder") if top == file else ("holds images and lies", "call it")
     either = "" if classes_below else f" {_commands(root, 0)}"
     return UserError(
-        f"{top} {what} beside the splits: to leave it out, move it out of {root}; to use it, {use} train, val or test."
+        f"{top} {what} beside the split folders: to leave it out, move it out of {root}; to use it, {use} train, val or test."
         f"{either} [folder-beside]"
     )
 
@@ -320,7 +321,7 @@ def _commands(root: Path, *levels: int) -> str:
     told = {0: "takes every folder for a class, and all images for training"}
     each = (
         f"`dpfed data import {shlex.quote(str(root))} DEST --splits {level}` "
-        + told.get(level, f"reads the split from folder {level} below it, and the class from the next one")
+        + told.get(level, f"reads the split from folder {level} below it, and the class from another folder")
         for level in levels
     )
     return "; ".join(each) + "."

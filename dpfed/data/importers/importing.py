@@ -46,17 +46,19 @@ class ImportReport:
         format: Name of the importer that was used.
         kind: ``"image"`` or ``"image-text"``.
         counts: Number of records of each split.
-        skipped: (id, reason) of the unreadable records, and of the files, that were left out.
+        skipped: (id, reason) of the unreadable records, and of the files and columns, that were left out.
         seconds: Duration of the import.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the source names no units.
         unused: Columns of the source, or kinds of files of its samples, that were not used.
-        passed_over: Names of files and folders below the source that hold no records, with their counts.
-        empty_classes: For each label name, its classes that no record has.
+        passed_over: Files and folders below the source that hold no records: their names, or kinds such as ``"hidden files and
+            folders"``, with their counts.
+        empty_classes: For each label name that has such classes, its classes that no record has.
         converted: Number of images that were converted because stock open_clip would destroy them, for each conversion.
         several: Number of files with several pictures, of which the first was stored.
-        repeated: Number of training records that show the picture of another training record.
+        repeated: Number of training records that show the picture of an earlier training record.
         shared: Number of held-out records that show the picture of a training record.
-        alike: For each label name, its classes whose names differ only in capitals, spaces or the Unicode form of a letter.
+        alike: For each label name that has such classes, its classes whose names differ from another name only in capitals,
+            spaces or the Unicode form of a letter.
     """
 
     path: Path
@@ -107,10 +109,12 @@ def import_records(
         dest: Path of the store to create; nothing may exist at this path.
         format: Name of an importer; ``None``: the first importer that recognises the source.
         size: Side of the raw square images to store, pixels; ``None``: the original files are stored.
-        validation: Number of training records that become the validation split: whole units at a time, chosen by a hash of
-            their names. The import chooses them, before any private mechanism runs (see `StoreWriter.hold_out`).
+        validation: Number of training records that become the validation split. If the source names units, whole units are
+            moved, so it may be a few records more. A hash of the names chooses them at the import, before any private
+            mechanism runs (see `StoreWriter.hold_out`).
         test: Number of training records that become the test split, chosen in the same way.
-        skip_broken: Whether unreadable records, and files that no importer knows, are left out. Otherwise they are refused.
+        skip_broken: Whether unreadable records, and files that the importer does not read, are left out. Otherwise the import
+            is refused. If such files make a detected format doubtful, the import is refused unless `format` is given, too.
         public: Whether anyone may see the records.
         progress: Function that is called now and then with (records so far, number of all records or ``None``).
         id: Source of the records' names: a column of Parquet files, or ``"content"`` for a hash of each record. ``None``: the
@@ -124,15 +128,16 @@ def import_records(
             ``None``: each file's own window.
         splits: Level below the source whose folders are splits, from 1; 0: no folder is a split, so a class may be called
             train; ``None``: the folders' names decide.
-        wait: Seconds to wait for another import to `dest`; infinity: for as long as it takes. Afterwards, this import is
-            refused.
+        wait: Seconds to wait while another process writes to `dest`; infinity: for as long as it takes. If the other process
+            still writes then, or has completed a store at `dest`, this import is refused.
 
     Returns:
         The report of the import.
 
     Raises:
-        UserError: If the source cannot be read, holds unreadable records or files that are not to be left out, or already has a
-            split that is asked for; or if something is at `dest`, or another import to `dest` is under way.
+        UserError: If the source cannot be read, holds unreadable records or files that are not to be left out, already has a
+            split that is asked for, or has too few records to hold out; if the format is unknown or does not take an argument;
+            if something is at `dest`, or another process writes there; or if an argument has a wrong value.
     """
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
@@ -191,7 +196,7 @@ def _open(
     if len(paths) > 1 and not all(path.is_file() and suffix(path) in TABLES for path in paths):
         raise UserError(
             f"several sources must be .csv, .tsv or .jsonl tables of one data set; {', '.join(map(str, paths))} were "
-            "given; import others one by one, or give the folder that holds them. [import-several-sources]"
+            "given: import them one by one, or import the folder that holds them. [import-several-sources]"
         )
     format = TableImporter.name if len(paths) > 1 else format or detect(paths[0], access)
     given = {name: value for name, value in options.items() if value is not None}
@@ -281,10 +286,10 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
     if format != FolderImporter.name and any(_is_image(path / entry.id) for entry in opened.unread):
         command = f"dpfed data import {shlex.quote(str(path))} DEST --format {FolderImporter.name} --skip-broken"
         advice = f" `{command}` imports the images instead."
-    number = "1 file or folder" if len(lost) == 1 else f"{len(lost):,} files or folders"
+    number = "1 file, folder or column" if len(lost) == 1 else f"{len(lost):,} files, folders or columns"
     mend = "" if skip_broken else f"; {mending(lost, 'remove them')}"
     if opened.doubtful and not format_given:  # --skip-broken alone would be refused
-        mend = "; remove them, or say what is meant"
+        mend = "; remove them, or choose how to import them"
     raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{advice} [import-lost-files]")
 
 

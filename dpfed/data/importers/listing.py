@@ -25,7 +25,8 @@ class Listing:
     Attributes:
         root: Path of the folder.
         files: All files except those that are passed over or refused, folder by folder, in the order of their names.
-        passed_over: Names of files and folders that hold no records, with their counts.
+        passed_over: Files and folders that hold no records: their names, or kinds such as ``"hidden files and folders"``, with
+            their counts.
         refused: Folders that cannot be read or were read already, and links that are not followed, with the reasons.
     """
 
@@ -52,7 +53,7 @@ class Listing:
         kind = suffix(file)
         reason = f"{kind} files are not read" if kind else "files without a suffix are not read"
         if kind in EXTENSIONS:
-            reason = f"{kind} images lie where they are not read"
+            reason = f"{kind} images are not read by this importer"
         return Unreadable(file.relative_to(self.root).as_posix(), reason)
 
 

@@ -35,16 +35,17 @@ _ROWS_AT_ONCE = 256
 
 
 class ParquetImporter(Importer):
-    """Imports a Parquet file of training records, or a folder of Parquet files whose names, or folders' names, contain splits.
+    """Imports a Parquet file, or a folder of Parquet files whose names, or folders' names, may contain splits.
 
-    These columns are read:
+    If no name contains a split, all records are for training. These columns are read:
 
     * ``image`` or the like: a ``struct<bytes, path>`` or binary.
-    * ``text``, ``caption``, ``sentences``, ``alt_text`` and the like, also with a number behind: texts, structs with a text in
-      ``raw``, ``text`` or ``caption``, or lists of these. All texts of a row are captions of one record.
+    * ``text``, ``caption``, ``sentences``, ``alt_text`` and the like, also with a number at the end: texts, structs with a text
+      in ``raw``, ``text`` or ``caption``, or lists of these. All texts of a row are captions of one record.
     * ``label`` and the like: a text, or a number, whose meaning the file's ClassLabel metadata may say.
     * ``unit``, ``person_id``, ``patient_id`` or ``pid``: the unit.
     * ``id``, ``file_name`` and the like: the name of the record.
+    * ``split``: the split, if the names of the files and folders give all files the same split.
 
     The id of a record consists of its split and its name. Without a column of names, it consists of the split, the image's
     ``path`` if there is one, and a hash of what the record holds. A folder such as ``label=cat``, as Spark and Hive write it,
@@ -76,7 +77,8 @@ class ParquetImporter(Importer):
                 names, if there is one.
 
         Raises:
-            UserError: If the files cannot be read, hold no images, or disagree about their columns.
+            UserError: If the files cannot be read, hold no images or unknown splits, or disagree about their columns; or if the
+                column `id` cannot name the records.
         """
         dataset = split_files(path, ".parquet", self.layout, access or Access.to(path))
         try:
@@ -182,8 +184,8 @@ def _record(place: str, row: dict[str, Any], columns: Columns, split: str, folde
     for name, classes in columns.labels.items():
         if (number := classes.number(row[name])) is None:
             raise UserError(
-                f"record {place!r} has {name} = {row[name]}, and its file names only {len(classes.names or ()):,} classes; "
-                "correct it. [parquet-class-number]"
+                f"record {place!r} has {name} = {row[name]}, but the metadata of its file give names to only "
+                f"{len(classes.names or ()):,} classes; correct one of them. [parquet-class-number]"
             )
         labels[name] = number
     image, path = row[columns.image], ""

@@ -31,7 +31,8 @@ class Classes:
     """The classes of a label, as one file writes them.
 
     Attributes:
-        names: Names of the file's class numbers, as its metadata give them; ``None``: the cells themselves are the classes.
+        names: Names of the file's class numbers, as its metadata, or else those of the other files, give them; ``None``: the
+            cells themselves are the classes.
         numeric: Whether the cells are numbers.
         numbers: Number of each class in the store, the same for all files.
     """
@@ -330,8 +331,8 @@ def _classes_of(
         class_names, numeric = metadata[file.path].get(name, agreed), not _is_text(type)
         if len(lists) > 1 and numeric and class_names is None and not pa.types.is_null(type):
             raise UserError(
-                f"the numbers in {name!r} mean other classes from file to file, and {file.path} does not say what they mean: "
-                "write the names of the classes instead. [parquet-class-meaning]"
+                f"the numbers in {name!r} mean different classes in different files, and {file.path} does not say what they "
+                "mean: write the names of the classes instead. [parquet-class-meaning]"
             )
         written[file.path] = class_names, numeric
         if class_names is None or not numeric:

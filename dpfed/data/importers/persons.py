@@ -25,8 +25,8 @@ class Persons:
     Attributes:
         units: Person of each image, in the order of the paths; ``None``: the image belongs to no person.
         unit_name: ``"patient"`` or ``"person"``; ``None``: the data set has no persons.
-        notice: Sentence for the user who imports; empty if no path names a person. It holds no path, because a path may tell
-            who a person is.
+        notice: Sentence for the user who imports; empty if the paths name fewer than two persons, or no person with several
+            images. It holds no path, because a path may tell who a person is.
     """
 
     units: Sequence[str | None]
@@ -38,7 +38,7 @@ def persons_of(paths: Sequence[PurePath]) -> Persons:
     """Finds the persons to whom images belong.
 
     ``patient_1`` and ``Patient 01`` are one person, wherever the folders lie: one person must not become two units. If fewer
-    than half of the paths name a person, or no person has several images, there are no units.
+    than half of the paths name a person, there are fewer than two persons, or no person has several images, there are no units.
 
     Args:
         paths: Paths of the images, relative to the folder that is imported.
@@ -63,7 +63,7 @@ def persons_of(paths: Sequence[PurePath]) -> Persons:
         named,
         name,
         f"dpfed found {found}{rest}: the images of one {name} are one unit, and a {name} is not a class. If these are not "
-        f"{name}s, rename the folders.",
+        f"{name}s, rename the folders or files.",
     )
 
 

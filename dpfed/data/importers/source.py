@@ -3,8 +3,8 @@
 This module also gives names to the records that have no names at their source. Such a name is a hash of what the record holds,
 and of nothing else.
 
-A record's key, its worker, its site and whether it is held out follow from its name. Row numbers cannot be names: with one row
-less, all later records would have other names, and therefore other workers.
+A record's key, its worker, its site and whether it is held out follow from its name, or from the name of its unit. Row numbers
+cannot be names: with one row less, all later records would have other names, and therefore other workers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Unreadable:
     """A record, a file or a column that cannot be read at the source.
 
     Attributes:
-        id: Name of the record, or path of the file.
+        id: Name of the record, path of the file, or file and name of the column.
         reason: Reason, in a few words.
     """
 
@@ -108,7 +108,8 @@ class Source:
             hash of what the record holds (`content_hash`).
         unread: Files, folders and columns that would be lost. The import is refused, unless the user allows to leave out what
             cannot be read.
-        passed_over: Names of files and folders below the source that hold no records, with their counts.
+        passed_over: Files and folders below the source that hold no records: their names, or kinds such as ``"hidden files and
+            folders"``, with their counts.
         advice: Advice for the user if files were not read; empty: there is none.
         doubtful: Whether files beside the records make the detected format doubtful. The import then leaves files out only if
             the user also names the format.
@@ -154,7 +155,7 @@ class Importer(ABC):
 
     @abstractmethod
     def open(self, path: Path, access: Access | None = None) -> Source:
-        """Opens a source. Images are read later, when the records are stored.
+        """Opens a source. If possible, images are read later, when the records are stored.
 
         Args:
             path: File or folder.
@@ -171,7 +172,7 @@ def spaced(*sentences: str) -> str:
 
 
 def captions_in(text: str) -> list[str]:
-    """Returns the captions in a text: its members if it is a list that pandas or JSON wrote, otherwise the text itself."""
+    """Returns the captions in a text: its members if it is a list of texts from pandas or JSON, otherwise the text itself."""
     if text.startswith("[") and text.endswith("]") and len(text) < _LONGEST_LIST:
         for read in (json.loads, ast.literal_eval):
             with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
@@ -183,8 +184,8 @@ def captions_in(text: str) -> list[str]:
 def not_utf8(path: Path) -> UserError:
     """Returns the error for a text file that is not UTF-8, with the command that converts it.
 
-    A byte order mark tells UTF-16, which Excel calls Unicode text. Nothing tells other encodings from each other; Excel writes
-    Windows-1252 in Western Europe and America.
+    A byte order mark shows UTF-16, which Excel calls Unicode text. Other encodings cannot be distinguished from each other; for
+    them, the command converts from Windows-1252, which Excel writes in Western Europe and America.
     """
     utf16 = False
     with contextlib.suppress(OSError), path.open("rb") as file:

@@ -55,7 +55,7 @@ class SplitFiles:
 
     @property
     def passed_over(self) -> dict[str, int]:
-        """The names of files and folders that hold no records, with their counts."""
+        """The names, or kinds, of files and folders that hold no records, with their counts."""
         return dict(self.listing.passed_over) if self.listing else {}
 
 
@@ -94,11 +94,17 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
     named: list[tuple[str, Path]] = []
     for file, split in splits.items():
         if split is None:
-            raise UserError(f"{file} has no split; start its name with train, validation or test, or move it. [split-unnamed]")
+            raise UserError(
+                f"{file} has no split, but other files have one: start its name with train, validation or test, or move it out "
+                "of the folder that is imported. [split-unnamed]"
+            )
         named.append((split, file))
     configurations = {_configuration(file.relative_to(path)) for file in files}
     if len(configurations) > 1:
-        raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); give one folder. [import-sets]")
+        raise UserError(
+            f"{path} holds several data sets ({', '.join(sorted(configurations))}): import the folder of one of them. "
+            "[import-sets]"
+        )
     ordered = sorted(named, key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
     spoken = filter(None, (spoken_part(file.relative_to(path)) for _, file in ordered))
     return SplitFiles(ordered, listing, merged(spoken, "files"))
@@ -114,7 +120,7 @@ def refuse_outside(listing: Listing) -> None:
     if outside:
         raise UserError(
             f"links lead out of {listing.root} ({len(outside):,}): {listing.root / outside[0]}{', ...' * (len(outside) > 1)}; "
-            "only `dpfed data import --allow-outside` reads there. [import-all-outside]"
+            "`dpfed data import --allow-outside` follows them. [import-all-outside]"
         )
 
 

@@ -125,12 +125,13 @@ class TableImporter(Importer):
             access: Paths that the import may read.
 
         Raises:
-            UserError: If there are no tables, it is not clear which tables are meant, or `open_tables` refuses them.
+            UserError: If there are no tables, it is not clear which tables are meant, a table lies in COCO's folder
+                ``annotations``, or `open_tables` refuses the tables.
         """
         access = access or Access.to(path)
         if not path.is_dir():
             if path.parent.name == "annotations" and is_captions(path):
-                raise UserError(f"images of {path} lie beside its folder: import {path.parent.parent}. [table-in-annotations]")
+                raise UserError(f"images of {path} lie outside its folder: import {path.parent.parent}. [table-in-annotations]")
             return self.open_tables([path], access)
         tables, known = tables_of(path, access)
         if not tables:
@@ -149,7 +150,8 @@ class TableImporter(Importer):
         """Reads the tables of one data set. Images are read later, when the records are stored.
 
         The split of a row is the split in the name or folder of its table, if there are several tables or a folder is imported.
-        Otherwise it is the split in its column ``split``, otherwise the split in the folders of the image's path.
+        Otherwise it is the split in its column ``split``. A row with neither has the split in the folders of its image's path,
+        if these folders name different splits; if they do not, it is for training.
 
         Args:
             paths: Paths of the tables.
@@ -157,8 +159,8 @@ class TableImporter(Importer):
             listing: Contents of the folder, if a folder is imported.
 
         Raises:
-            UserError: If a table cannot be read, tables or rows disagree, or a folder holds images and its tables name none of
-                them.
+            UserError: If a table cannot be read, tables or rows disagree, it is not clear which columns or images are meant, or
+                a folder holds images and its tables name none of them.
         """
         root = listing.root if listing else common_folder(paths)
         tables = _Tables()
@@ -241,8 +243,8 @@ def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[l
     images = set(listing.images())
     if images and not any(file in images or file.exists() for file in named):
         raise UserError(
-            f"{root} holds images, and {', '.join(path.name for path in paths)} names none of them: paths are relative to the "
-            f"table, as in {next(iter(tables.rows), 'images/1.jpg')!r}. Correct them, or say what you mean: "
+            f"{root} holds images, and {', '.join(path.name for path in paths)} names none of them: a path such as "
+            f"{next(iter(tables.rows), 'images/1.jpg')!r} is relative to the table. Correct the paths, or say what you mean: "
             f"{captions_advice(listing)} [table-names-no-image]"
         )
     kin = {path.parent: suffix(path) for path in paths if is_captions(path)}
@@ -337,7 +339,9 @@ def _add(
     written = _cell(cells, columns.label)
     tables.classes[written] += 1
     if isinstance(cells.get(columns.label or ""), list):
-        raise UserError(f"{where}: {columns.label} is a list, not one number or text; rename it to leave it out. [table-label]")
+        raise UserError(
+            f"{where}: {columns.label} is a list, not one number or text; to leave the column out, rename it. [table-label]"
+        )
     label, unit = class_of(written), unit_of(_cell(cells, columns.unit))
     row = tables.rows.setdefault(id, _Row(table, line, root / id, split, label, unit))
     if (row.split, row.label, row.unit) != (split, label, unit):
@@ -417,7 +421,7 @@ def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:
         scope = root if is_captions(row.table) else row.table.parent
         matches = [file for file in by_name.get(row.file.name, []) if file.is_relative_to(scope)]
         if len(matches) > 1:
-            shown = " and ".join(file.relative_to(root).as_posix() for file in matches[:2])
+            shown = " or ".join(file.relative_to(root).as_posix() for file in matches[:2])
             raise UserError(f"{row.table}:{row.line}: {row.file.name} may be {shown}; write one of these. [table-file-unclear]")
         if matches:
             row.file = matches[0]

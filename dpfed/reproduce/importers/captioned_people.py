@@ -157,7 +157,11 @@ class DeepFashionImporter(Importer):
             return _ITEM.search(file.read(_PEEK).decode(errors="replace")) is not None
 
     def open(self, path: Path, access: Access | None = None) -> Source:
-        """Reads the captions (not the images) and streams the records."""
+        """Reads the captions (not the images) and streams the records.
+
+        Raises:
+            UserError: If `path` is not laid out as expected, or cannot be read.
+        """
         file = path / "captions.json" if path.is_dir() else path
         images = file.parent / "images"
         captions = read_json(file, self.layout, access or Access.to(path))

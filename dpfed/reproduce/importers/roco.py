@@ -42,7 +42,11 @@ class RocoImporter(Importer):
         return path.is_dir() and bool(_first_version(path) or (path / "train_captions.csv").is_file())
 
     def open(self, path: Path, access: Access | None = None) -> Source:
-        """Reads the captions (not the images) and streams the records."""
+        """Reads the captions (not the images) and streams the records.
+
+        Raises:
+            UserError: If `path` is not laid out as expected, or cannot be read.
+        """
         access = access or Access.to(path)
         figures: list[_Figure | Unreadable] = []
         first = _first_version(path)

@@ -31,7 +31,11 @@ class WildsImporter(Importer):
         return (path / "metadata.csv").is_file() and (path / "patches").is_dir()
 
     def open(self, path: Path, access: Access | None = None) -> Source:
-        """Reads the table and streams the patches."""
+        """Reads the table and streams the patches.
+
+        Raises:
+            UserError: If `path` is not laid out as expected, or cannot be read.
+        """
         if not self.recognises(path):
             raise UserError(f"{path} is not Camelyon17: expected {self.layout}. [paper-not-camelyon]")
         try:
@@ -40,7 +44,9 @@ class WildsImporter(Importer):
             raise not_utf8(path / "metadata.csv") from error
         except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
             expected = ", ".join(_COLUMNS)
-            raise UserError(f"cannot read {path / 'metadata.csv'} ({error}); expected {expected}. [paper-camelyon]") from error
+            raise UserError(
+                f"cannot read {path / 'metadata.csv'} ({error}); expected the columns {expected}. [paper-camelyon]"
+            ) from error
 
         def records() -> Iterator[Item]:
             for id, split, labels in rows:

@@ -98,7 +98,9 @@ def test_a_unit_of_such_a_name_stays_one_unit_and_is_named(tmp_path: Path, pictu
     (tmp_path / "t.csv").write_text("\n".join(["filepath,person_id", *rows]))
     said: list[str] = []
     report = import_records(tmp_path / "t.csv", tmp_path / "s", say=said.append)
-    assert said == ["person: 'nan' (3) count as one person each; leave these cells empty if they name none."]
+    assert said == [
+        "person: each of the words 'nan' (3) counts as the name of one person; leave these cells empty if they name none."
+    ]
     assert RecordStore.open(report.path).training_units == 3
 
 

@@ -34,7 +34,7 @@ def test_unknown_formats_and_missing_sources_are_refused(tmp_path: Path) -> None
         import_records(tmp_path, tmp_path / "s", format="parqet")
     with pytest.raises(UserError, match="nowhere.*import-nothing-there"):
         import_records(tmp_path / "nowhere", tmp_path / "s")
-    with pytest.raises(UserError, match="is empty.*import-empty-folder"):
+    with pytest.raises(UserError, match="there are no records in .*import-empty-folder"):
         detect(tmp_path)
     (tmp_path / "x.bin").write_bytes(b"?")
     with pytest.raises(UserError, match="cifar10.*import-unknown-data"):

@@ -58,7 +58,7 @@ def write(path: Path, content: bytes = b"x") -> None:
 def test_an_unknown_file_is_counted_by_its_suffix_and_refused(tmp_path: Path, pictures, name: str) -> None:
     source = folder(tmp_path / "in", pictures, "a/0.png", "a/1.png", f"b/{name}", f"b/deep/{name}", "c/0.png")
     kind = f"{Path(name).suffix.lower()} files" if "." in name else "files without a suffix"
-    assert f"2 files or folders would be lost: {kind} are not read (2): b/{name}, b/deep/{name}" in refusal(source)
+    assert f"2 files, folders or columns would be lost: {kind} are not read (2): b/{name}, b/deep/{name}" in refusal(source)
     report = import_records(source, tmp_path / "s", format="folder", skip_broken=True)
     assert report.counts["train"] == 3 and sorted(id for id, _ in report.skipped) == sorted([f"b/{name}", f"b/deep/{name}"])
     assert report.passed_over == {"folder b without an image": 1}
@@ -83,7 +83,7 @@ def test_other_files_beside_parquet_are_refused(tmp_path: Path, pictures, other:
     source = folder(tmp_path / "in", pictures, other, "README.md", "dataset_infos.json")
     pq.write_table(pa.table({"image": [pictures.png()]}), source / "train.parquet")
     said = refusal(source, format="parquet")
-    assert "1 file or folder" in said and other in said and "[import-lost-files]" in said
+    assert "1 file, folder or column" in said and other in said and "[import-lost-files]" in said
     if other.endswith(".png"):
         assert len(run(commands(said)[-1], tmp_path / "s")) == 1
     assert import_records(source, tmp_path / "t", format="parquet", skip_broken=True).passed_over == {
@@ -135,7 +135,7 @@ def test_members_that_no_sample_explains_are_refused(tmp_path: Path, pictures) -
     ]
     said = refusal(archive(tmp_path / "x.tar", members))
     for part in (
-        "5 files or folders",
+        "5 files, folders or columns",
         "[import-lost-files]",
         "a link in an archive is not followed (2): train/x/2.png, train/x/3.png",
         "a device or pipe in an archive is not read (2): train/x/4.png, train/x/5.png",
