@@ -133,10 +133,15 @@ class RunDirectory:
 
     @classmethod
     def refuse_if_in_use(cls, path: str | Path) -> None:
-        """Raises a `UserError` if the directory is not empty."""
+        """Rejects a path at which there is anything but an empty directory.
+
+        Raises:
+            UserError: If there is a file or a directory with entries at the path, or the path cannot be checked.
+        """
         if not cls.unused(path):
             raise UserError(
-                f"{path} is in use: `dpfed resume {path}` resumes that run; another run needs its own folder. [run-in-use]",
+                f"{path} is in use: if it holds a run, `dpfed resume {path}` resumes that run; a new run needs its own folder. "
+                "[run-in-use]",
                 command="On the command line: --resume or --run DIR",
             )
 
@@ -186,7 +191,7 @@ class RunDirectory:
 
     @property
     def epsilon(self) -> float | None:
-        """Epsilon spent so far; ``None``: nothing was spent yet, or no finite epsilon holds. The card states the guarantee.
+        """Epsilon spent so far; ``None``: the run has no ledger yet, or no finite epsilon holds. The card states the guarantee.
 
         Raises:
             UserError: If a file is damaged.
@@ -230,7 +235,7 @@ class RunDirectory:
 
     @property
     def identity(self) -> str:
-        """Unique identity of the run, which differs even from runs at the same path on other machines; "": there is no run."""
+        """Random id of the run, drawn when its folder was made; a copy of the folder has the same id. "": there is no run."""
         return self._lock.read_text(encoding="utf-8") if self._lock.is_file() else ""
 
     def refuse_odd_entries(self) -> None:
@@ -250,7 +255,7 @@ class RunDirectory:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Contents of ``provenance.json``: identity and origin of the run, see `dpfed.artifacts.provenance`.
+        """Contents of ``provenance.json``: first day, records, code and hardware of the run, see `dpfed.artifacts.provenance`.
 
         Raises:
             UserError: If the file is missing or damaged.
@@ -263,7 +268,7 @@ class RunDirectory:
         return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:
-        """Adds the environment in which the run continues, if it differs from the last environment."""
+        """Adds the environment in which the run continues to ``provenance.json``, if it differs from the last one in there."""
         facts = self.provenance
         if facts["environments"][-1] != environment:
             facts["environments"].append(environment)
@@ -296,6 +301,9 @@ class RunDirectory:
     def disclose(self, what: str) -> None:
         """Records a disclosure of the private records that epsilon does not cover, before anything is shown.
 
+        Args:
+            what: Name of the disclosure, such as `dpfed.artifacts.provenance.AUDITED`.
+
         Raises:
             UserError: If the disclosure cannot be recorded; then nothing may be shown.
         """
@@ -306,8 +314,8 @@ class RunDirectory:
             self.write(self._disclosures, json.dumps(sorted({*known, what})) + "\n")
         except OSError as error:
             raise UserError(
-                f"{self.path} cannot be written ({error.strerror or error}), and its card must list every evaluation of its "
-                "records: evaluate a copy of the run that is writable. [run-evaluation-unlisted]"
+                f"{self.path} cannot be written ({error.strerror or error}), but the run's card must list every evaluation and "
+                "audit that uses its private records: evaluate or audit a writable copy of the run. [run-evaluation-unlisted]"
             ) from error
 
     def config(self) -> Config:
@@ -322,7 +330,7 @@ class RunDirectory:
                 that no longer exist, does not count as different.
 
         Raises:
-            UserError: If a key differs; the message names the first.
+            UserError: If a key differs that has an effect in either configuration; the message names the first.
         """
         present = self.config()
         given, there = leaves(config.model_dump()), leaves(present.model_dump())

@@ -40,8 +40,9 @@ def export_model(
         Paths of the files and folders that were written directly in `dest`, sorted.
 
     Raises:
-        UserError: If the run is not finished, `dest` exists or cannot be written, the options do not fit together, the format
-            is unknown or cannot hold the model, or a package that `hub` or `format` needs is missing.
+        UserError: If the run is not finished, `dest` exists or cannot be written, the options do not fit together, the license
+            is not a valid name, the format is unknown or cannot hold the model, or a package that `hub` or `format` needs is
+            missing.
     """
     run, dest = RunDirectory.open(folder), path_of(dest, "the destination")
     if not run.finished:

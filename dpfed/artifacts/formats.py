@@ -47,7 +47,7 @@ def formats_of(model: ModelConfig) -> list[str]:
 
 
 def write_format(name: str, source: Path, dest: Path) -> None:
-    """Writes a model in one format.
+    """Writes a model in one format, and ``HOW_TO_LOAD.md``, which shows how to load it.
 
     Args:
         name: Name of the format: ``"timm"``, ``"open_clip"``, ``"transformers"``, ``"onnx"`` or ``"state-dict"``.
@@ -56,6 +56,7 @@ def write_format(name: str, source: Path, dest: Path) -> None:
 
     Raises:
         UserError: If the name is unknown, or the format cannot hold this model; the message names formats that can hold it.
+            For ``"onnx"`` also if a package is missing, or PyTorch cannot export the model.
     """
     description = describe(source)
     model = ModelConfig.model_validate(description["model"])

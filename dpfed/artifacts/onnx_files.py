@@ -42,7 +42,7 @@ def write_onnx(source: Path, dest: Path, description: dict[str, Any]) -> str:
 
     ``image.onnx`` maps ``pixels`` ``(n, C, H, W)`` float32, normalised as in training, to ``image_features`` ``(n, F)`` and
     ``image_embeddings`` ``(n, D)`` of unit length. ``text.onnx`` maps ``tokens`` ``(n, L)`` int64 to ``text_embeddings``
-    ``(n, D)``. The batch size n may be any number.
+    ``(n, D)`` of unit length. The batch size n may be any number. Files that the text tower's tokenizer needs are copied, too.
 
     Args:
         source: Folder of a model.
@@ -93,7 +93,7 @@ def _export(tower: _Tower, example: Tensor, file: Path, given: str, made: list[s
             program.save(file, external_data=weights > _LARGEST)
     except Exception as error:  # a user's own model can cause any error in PyTorch's exporter
         raise UserError(
-            f"PyTorch cannot export this model to ONNX ({words(error)}). Take --format state-dict. [export-onnx-model]"
+            f"PyTorch cannot export this model to ONNX ({words(error)}). Choose another --format. [export-onnx-model]"
         ) from error
 
 

@@ -89,7 +89,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Returns the git commit of the dpfed that runs, with ``-dirty`` if its code was changed; ``None``: it is no checkout."""
+    """Returns the git commit of the running dpfed, with ``-dirty`` if its code was changed; ``None``: git names no commit."""
     root = Path(__file__).resolve().parents[2]
     # An installed package may be inside another repository, whose commit would not identify dpfed's code.
     if not (root / ".git").exists() or not (root / "pyproject.toml").is_file() or shutil.which("git") is None:

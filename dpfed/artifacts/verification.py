@@ -32,8 +32,8 @@ def ledger_of(run: RunDirectory) -> Ledger:
     """Reads the ledger of a run, and checks against the run's other files that no line is missing.
 
     Raises:
-        UserError: If the ledger is missing or damaged, or has fewer steps than another file of the run shows; also if
-            results.json has no valid number of charged steps.
+        UserError: If the ledger is missing or damaged, has fewer steps than another file of the run shows, or has lost its
+            line about the card; also if results.json has no valid number of charged steps.
     """
     ledger = Ledger.open(run.ledger)
     results = _readable_results(run)
@@ -126,7 +126,7 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
 
 
 def _same(what: str, verb: str, stated: str | None, wanted: str) -> Check:
-    return Check(what, "" if stated == wanted else f"{verb} {stated}, and the ledger {wanted}")
+    return Check(what, "" if stated == wanted else f"{verb} {stated}, but the ledger has {wanted}")
 
 
 def _results(run: RunDirectory, ledger: Ledger) -> Check:
@@ -137,7 +137,7 @@ def _results(run: RunDirectory, ledger: Ledger) -> Check:
         "epsilon": ledger.epsilon if ledger.plan.has_guarantee else None,
         "ledger": ledger.head,
     }
-    wrong = [f"{key} {said.get(key)}, and the ledger {value}" for key, value in right.items() if said.get(key) != value]
+    wrong = [f"{key} {said.get(key)}, but the ledger has {value}" for key, value in right.items() if said.get(key) != value]
     return Check("results.json says what was spent", wrong and f"results.json says {wrong[0]}" or "")
 
 
@@ -149,4 +149,4 @@ def _model(run: RunDirectory, stated: str | None, artifacts: Artifacts) -> Check
         return Check(what, str(error))
     if digest != artifacts.model:
         return Check(what, f"the weights have the hash {digest}, and the ledger names {artifacts.model}")
-    return Check(what, "" if stated == artifacts.model else f"the card says {stated}, and the ledger {artifacts.model}")
+    return Check(what, "" if stated == artifacts.model else f"the card says {stated}, but the ledger has {artifacts.model}")

@@ -50,7 +50,7 @@ def decode(image: ImageInput) -> Image.Image:
         (`dpfed.data.modes`). `dpfed.data.resizing.square` accepts the image.
 
     Raises:
-        BrokenImage: If the image is empty, truncated, too large, or not an image at all.
+        BrokenImage: If the image is empty, truncated, too large, a JPEG file of more than 50 scans, or not an image at all.
     """
     return _loaded(_opened(image))[0]
 
@@ -63,7 +63,8 @@ def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
         image: Encoded file, PIL image or array, see `decode`.
 
     Yields:
-        The image, and its conversion in a few words if open_clip would destroy the unconverted image; ``None``: there was none.
+        The image, and a few words about its conversion, which is made if open_clip would destroy the image otherwise; ``None``
+        in place of the words: the image was not converted.
 
     Raises:
         BrokenImage: If `decode` raises one.
@@ -146,7 +147,7 @@ def memory(image: ImageInput) -> int:
 
 
 def decoders() -> ThreadPoolExecutor:
-    """Returns this process's pool of threads that decode images, if other processes do not (`dpfed.data.store.pictures`)."""
+    """Returns this process's pool of threads for decoding images. (`dpfed.data.store.pictures` may use processes instead.)"""
     return _pool(os.getpid())
 
 

@@ -1,4 +1,4 @@
-"""Finds out how much memory this process can have, and how many records a pass without gradients may hold."""
+"""Finds out how much memory this process can have, and how many records a forward pass without gradients may hold."""
 
 from __future__ import annotations
 
@@ -60,11 +60,13 @@ def _limits() -> Iterator[Path]:
 
 
 def records_without_gradients(shape: Sequence[int], device: torch.device | str) -> int:
-    """Returns the number of records that a pass without gradients may hold: at most 512, and fewer if they are large.
+    """Returns how many records a forward pass without gradients may hold: at most 512, fewer if they are large.
+
+    The estimated activations of the pass must fit into 1/8 of the device's memory.
 
     Args:
         shape: Shape of one record, such as (C, H, W).
-        device: Device of the pass.
+        device: Device of the forward pass.
     """
     each = _FLOAT * math.prod(shape) * _BESIDE
     return max(1, min(_MOST, memory_of(torch.device(device)) // _PART // max(1, each)))

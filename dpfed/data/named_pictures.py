@@ -99,7 +99,9 @@ class PictureFiles:
             try:
                 return square(decode(Access.to(file, outside=True).read(file)), size, how.resize, how.interpolation)
             except (NotRead, BrokenImage) as error:
-                raise UserError(f"{file} is not an image ({error}): repair or remove it. [image-unreadable]") from error
+                raise UserError(
+                    f"{file} cannot be read as an image ({error}): repair or remove it. [image-unreadable]"
+                ) from error
 
         return torch.from_numpy(np.stack(list(decoders().map(read, numbers.tolist()))))
 

@@ -33,7 +33,8 @@ _LABELLED = When(
 _NO_STORE = When(
     "data.path",
     lambda data: not data.finds_store,
-    "data.path is a record store, whose splits are fixed; give what it was imported from",
+    "data.path is a record store, which has its own splits and says itself whether it is public; give what it was imported "
+    "from",
 )
 
 
@@ -117,7 +118,7 @@ class ViewsConfig(Section):
     """Options of the random views of an image. For every record and view, separate parameters are drawn."""
 
     transform: str | None = Field(
-        None, description="'package.module:object': makes a view of an image, in place of all options that follow"
+        None, description="'package.module:object': makes a view of an image, in place of crop_scale and all options after it"
     )
     options: Annotated[Arguments, _TRANSFORM] = Field({}, description="arguments, if the object is a class or a factory")
     count: Annotated[int | None, _TRANSFORM] = Field(

@@ -48,8 +48,8 @@ def loader_processes(workers: int, work: object) -> int:
     except Exception as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         warnings.warn(
-            f"records are read and views made in this process, which is slower: the work cannot be sent to others ({said}). "
-            "Define functions at the top of a module, not as a lambda.",
+            "records are read and views made in this process, which is slower: the work cannot be sent to other processes "
+            f"({said}). Define functions at the top of a module, not as a lambda.",
             Notice,
             stacklevel=3,
         )

@@ -126,8 +126,8 @@ def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> N
         )
     if store.count("train") < config.records:
         raise UserError(
-            f"public.records = {config.records:,} public records join every group, and {store.path} has "
-            f"{store.count('train'):,} training records: lower it, or give another store. [public-few-records]"
+            f"public.records = {config.records:,} is the number of public records in every group, but {store.path} has "
+            f"{store.count('train'):,} training records. Lower public.records, or give another store. [public-few-records]"
         )
 
 

@@ -13,10 +13,11 @@ _KERNELS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BI
 
 
 def square(image: Image.Image, size: int, resize: str = "crop", interpolation: str = "bicubic") -> np.ndarray:
-    """Makes an image square and RGB, with exactly the pixels of stock open_clip's transform for evaluation.
+    """Makes an image square and RGB, with the pixels of stock open_clip's transform for evaluation.
 
     The image is scaled in its own mode and converted to RGB afterwards, as in open_clip: transparent pixels then do not bleed
-    into their neighbours, and images of 1 bit or with a palette are not smoothed.
+    into their neighbours, and images of 1 bit or with a palette are not smoothed. Only the crop of a very long image, which
+    would have more than 2^25 pixels after scaling, may differ from open_clip's in a few values.
 
     Args:
         image: Image from `dpfed.data.decoding.decode`.

@@ -38,7 +38,7 @@ class Rejected(Exception):
 
 
 class Answer(BaseModel):
-    """Base class of all answers. Its fields are those of the message's header, without kind, terms and digest."""
+    """Base class of all answers. The fields are read from the message's header; `site` is the number of the answering site."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     site: StrictInt
@@ -73,22 +73,38 @@ class Offer(BaseModel):
 
 
 class Hello(Answer):
-    """A site's reply to the coordinator's greeting."""
+    """A site's reply to the coordinator's greeting.
+
+    Attributes:
+        nonce: Random text of the greeting, repeated.
+        frozen: Digest of the site's weights that are not trained.
+        last: Latest step that the site took part in; -1: none.
+        session: Random id of the site's worker; a new one at each start.
+        release: The site's release of dpfed.
+        offer: Keys for masking the step that the greeting names; ``None``: no sum of that step is masked.
+    """
 
     nonce: str
     frozen: str
-    last: StrictInt  # latest step that the site took part in; -1: none
-    session: Annotated[str, Field(max_length=64)]  # random id of the site's worker; a new one at each start
+    last: StrictInt
+    session: Annotated[str, Field(max_length=64)]
     release: _Release
     offer: Offer | None = None
 
 
 class Sum(Answer):
-    """A site's answer to a step. The packet's vector is the sum."""
+    """A site's answer to a step. The packet's vector is the sum.
+
+    Attributes:
+        step: Training step.
+        release: The site's release of dpfed.
+        roster: Signature of the roster for which the sum was masked; ``None``: the sum is not masked, or no site may drop out.
+        offer: Keys for masking the next step; ``None``: no sum of that step is masked.
+    """
 
     step: StrictInt
     release: _Release
-    roster: _Signature | None = None  # signature of the roster that the sum was masked for, where sites may drop out
+    roster: _Signature | None = None
     offer: Offer | None = None
 
 

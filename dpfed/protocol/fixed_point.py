@@ -1,9 +1,9 @@
 """Fixed-point encoding of real vectors in the ring of integers modulo 2^32, in which masks are added and sums wrap.
 
 A site rounds its clipped sum *after* it has added its own part of the noise. The privacy cost of the rounding is negligible.
-In units of the spacing, let site i hold u_i + G_i = k_i + r_i with u_i its clipped sum, G_i ~ N(0, m^2), k_i the nearest
-integer and r_i the rounding error. By Poisson summation over the ways in which a integers add up to z, the sum Z of the k_i and
-all the rounding errors together have the density
+Let a be the number of sites whose sums are added. In units of the spacing, let site i hold u_i + G_i = k_i + r_i with u_i its
+clipped sum, G_i ~ N(0, m^2), k_i the nearest integer and r_i the rounding error. By Poisson summation over all integer vectors
+(k_1, .., k_a) with sum z, the sum Z of the k_i and all the rounding errors together have the density
 
     p(z, r_1 .. r_a) = phi(z + sum r_i - sum u_i) (1 + theta),   |theta| <= 3 a exp(-pi^2 m^2),
 
@@ -104,8 +104,9 @@ class Grid:
         grid = cls(2.0**digits) if unit is None else cls(2.0 ** max(digits, 0) * unit, max(digits, 0))
         if (steps := share_std / grid.spacing) < LEAST_STEPS:
             raise UserError(
-                f"a site's share of the noise, {share_std:g}, is {steps:.3g} steps of the grid on which sums up to {reach:g} "
-                f"fit into 32 bits; at least {LEAST_STEPS} are needed: use fewer groups, or more noise. [share-noise]"
+                f"one site's noise has a standard deviation of {share_std:g}, which is {steps:.3g} grid steps, because numbers "
+                f"up to {reach:g} must fit into 32 bits. At least {LEAST_STEPS} grid steps are needed: use fewer groups, or "
+                "more noise. [share-noise]"
             )
         return grid
 
@@ -133,7 +134,7 @@ class Grid:
         """Rounds integers in steps of the finer grid to the nearest multiple of 2^digits, exactly (ties up), modulo 2^32.
 
         Args:
-            steps: Integers with the noise already added, shape ``(n,)``, int64; none exceeds 2^62 by more than the noise.
+            steps: Integers with the noise already added, shape ``(n,)``, int64; of absolute value up to about 2^62.
 
         Returns:
             The ring elements, shape ``(n,)``, uint32.

@@ -88,8 +88,8 @@ class Journal:
 
     def _damaged(self, number: int) -> UserError:
         return UserError(
-            f"the journal {self._path} is damaged at line {number}: which steps the sites were asked for is no longer certain. "
-            "Restore the file from a backup. [journal-damaged]"
+            f"the journal {self._path} is damaged at line {number}: it is no longer certain for which steps the sites were "
+            "asked. Restore the file from a backup. [journal-damaged]"
         )
 
     def rounds_of(self, site: str) -> int:

@@ -82,7 +82,7 @@ class OtherVersion(Untrusted):
     """
 
     def __init__(self, speaks: int) -> None:
-        super().__init__(f"protocol {speaks}, and this is {PROTOCOL}")
+        super().__init__(f"protocol {speaks}, and this dpfed speaks protocol {PROTOCOL}")
 
 
 def digest_of(vector: Content) -> str:
@@ -148,7 +148,7 @@ def verify(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
 
 
 def alleged(packet: Packet) -> dict[str, Any]:
-    """Parses a header without verifying the signature; returns an empty dict if the header is not a JSON object."""
+    """Parses a header without verifying the signature; returns {} if the header is over 1 MiB long, or not a JSON object."""
     try:
         header = json.loads(packet.header) if len(packet.header) <= LONGEST_HEADER else None
     except (ValueError, RecursionError):  # text that is not JSON, or nested too deeply

@@ -132,8 +132,8 @@ def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
         if here.digest != agreed.digest:
             raise UserError(
                 f"{agreed.key} = {agreed.name!r}: the terms name {agreed.package or 'a package'} with SHA-256 {agreed.digest}, "
-                f"and {file_of(agreed.name)} here is of {here.package or 'a package'} with SHA-256 {here.digest}. Install the "
-                "coordinator's version. [code-other]"
+                f"but {file_of(agreed.name)} on this machine belongs to {here.package or 'a package'} with SHA-256 "
+                f"{here.digest}. Install the coordinator's version. [code-other]"
             )
 
 
@@ -153,8 +153,8 @@ def _installed(key: Key, name: str) -> NamedCode:
     source = find_source(module)
     if source is None:
         raise UserError(
-            f"{key} = {name!r} of the federation's terms: there is no Python source of {module} here. Install its package "
-            f"({_top(name)}), or start in the folder where it is. [code-missing]"
+            f"{key} = {name!r} of the federation's terms: there is no Python source of {module} on this machine. Install its "
+            f"package ({_top(name)}), or start dpfed in the folder that holds it. [code-missing]"
         )
     try:
         digest = source.digest()

@@ -60,8 +60,8 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
     if plan.bounding.method.public_records:
         public = terms.run_config().public
         kind = "procedural images" if public.source == "procedural" else public.source
-        made = f"fingerprint {public.digest}" if public.digest else f"{public.generated:,} generated {kind}"
-        yield "public records", f"{public.records} join every group, of {made}"
+        made = f"the set with fingerprint {public.digest}" if public.digest else f"{public.generated:,} generated {kind}"
+        yield "public records", f"{public.records} of {made} join every group"
     model = terms.run_config().model
     if model.start:
         yield "starting weights", f"{model.start}, SHA-256 {model.start_digest}"
@@ -125,9 +125,9 @@ def confirmation(terms: Terms, own: int, confirmed: Collection[str], brief: bool
         words = meaning(left, plan.promise.delta, f"{plan.promise.protected} of this site", "what the federation releases")
         words = words.split(". ")[0].rstrip(".")
     return (
-        f"{said}. If only these are honest, and the coordinator lies together with the others, then not epsilon "
-        f"{round_up(plan.epsilon())} holds but {round_up(left)}, at the same delta: {words[0].lower()}{words[1:]}. Confirm the "
-        "others' cards (`dpfed site confirm`)"
+        f"{said}. If only these are honest, and the coordinator lies together with the others, then epsilon {round_up(left)} "
+        f"holds instead of {round_up(plan.epsilon())}, at the same delta: {words[0].lower()}{words[1:]}. Confirm the others' "
+        "cards (`dpfed site confirm`)"
     )
 
 

@@ -1,8 +1,8 @@
 """The terms of a federation: everything that its sites agree to. Every message names the hash of the terms.
 
 The terms hold the configuration, the privacy plan, the trust mode, and the sites with their public keys and numbers of records.
-They hold no data, no path and no code; of code that they name, they hold a hash. A site that has joined a federation answers
-only requests that name these terms.
+They hold no private record and no code. Of code that they name, they hold a hash; of an absolute path in ``[model]`` or
+``[public]``, the last part. A site that has joined a federation answers only requests that name these terms.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Terms(Section):
             if isinstance(name, str) and name in FOREIGN_METHODS:
                 raise UserError(
                     f"bounding.method = {name!r}: the terms of a federation cannot name the method "
-                    f"{FOREIGN_METHODS[name].said}, whose proof nobody here has read. Set one of dpfed's own. "
+                    f"{FOREIGN_METHODS[name].said}, whose proof dpfed has not reviewed. Set one of dpfed's own methods. "
                     "[terms-foreign-method]"
                 )
         return self
@@ -85,15 +85,19 @@ class Terms(Section):
             options: Further fields: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``, ``basis``.
 
         Raises:
-            UserError: If the plan is impossible, or the sites cannot work together.
-            ValueError: If the configuration has no size of the images, so that its defaults are not resolved.
+            UserError: If the plan is impossible, the sites cannot work together, or the configuration names records or code
+                that terms cannot name.
+            ValueError: If ``data.size`` is not set, because the configuration's defaults are not resolved.
         """
         if config.data.size is None:
             raise ValueError("the configuration has no data.size: call dpfed.runs.resolution.resolve_defaults first")
         by_unit = config.privacy.unit == "user"
         for card in cards:
             if by_unit and card.units is None:
-                raise UserError(f"privacy.unit = 'user', and the records of {card.name} name no units. [terms-no-units]")
+                raise UserError(
+                    f"privacy.unit = 'user', and the records of {card.name} name no units. Set privacy.unit = 'record', or ask "
+                    "that site for records that name units. [terms-no-units]"
+                )
         counts = [(card.units or 0) if by_unit else card.records for card in cards]
         plan = plan_of(sum(counts), config)
         sites = [
@@ -162,7 +166,7 @@ class Terms(Section):
         refuse_own_records(config)
         refuse_parts_of_python(config)
         counts = [(site.units or 0) if plan.promise.unit == "user" else site.records for site in sites]
-        _check(names_of(config) == {part.key: part.name for part in terms.code}, "the hashes are those of other code")
+        _check(names_of(config) == {part.key: part.name for part in terms.code}, "the named code is not the configuration's")
         _check(describes(config, plan), "the plan is not the configuration's")
         unnamed = plan.bounding.method.public_records and config.public.source == "store" and config.public.digest is None
         _check(not unnamed, "the public records have no fingerprint")
@@ -206,11 +210,11 @@ class Terms(Section):
 
     @property
     def unit_name(self) -> str | None:
-        """Name of a privacy unit at the sites, such as 'patient'; ``None``: their records name no units."""
+        """Name of a privacy unit, such as 'patient', from the first card that has such a name; ``None``: no card has one."""
         return next((site.unit_name for site in self.sites if site.unit_name), None)
 
     def run_config(self) -> Config:
-        """Returns the agreed configuration without records and evaluation, which each party fills in for itself."""
+        """Returns the agreed configuration. It does not say where private records are; each party sets that for itself."""
         return read_back(self.config, "the terms' config")
 
     def number_of(self, signing_key: str) -> int:
@@ -248,8 +252,8 @@ def _refuse_foreign_loss(config: Config) -> None:
         return
     loss, known = FOREIGN[config.objective.name].said, ", ".join(map(repr, sorted(OBJECTIVES.keys() - FOREIGN.keys())))
     raise UserError(
-        f"objective.name = {loss}: the terms of a federation cannot hold another package's code. Set one of {known}. "
-        "[terms-foreign-loss]"
+        f"objective.name = {loss}: the terms of a federation can name another package's loss only as 'package.module:Loss'. "
+        f"Give such a name, or set one of {known}. [terms-foreign-loss]"
     )
 
 

@@ -79,7 +79,8 @@ class Trust:
         if self.mode == "secure" and 2 * d + c >= n and self.honest > 1:
             raise UserError(
                 f"secure sums of {n} sites, of which {c} may collude, can do without {max(0, n - c - 1) // 2} of them in a "
-                f"step, not without {d}: a lying server could show them different lists of who is there. [trust-server-lies]"
+                f"step, not without {d}: a lying server could show them different lists of the sites that answer. "
+                "[trust-server-lies]"
             )
 
     @property
@@ -127,7 +128,7 @@ class Trust:
         return noise.std if noise else 0.0
 
     def carried_std(self, plan: PrivacyPlan, arrived: int) -> float:
-        """Returns the standard deviation of the noise in the sum over `arrived` sites."""
+        """Returns the standard deviation of the noise that sites added to the sum over `arrived` sites; 0 if they add none."""
         return self.share_std(plan) * math.sqrt(arrived)
 
     def noise_if_honest(self, confirmed: int) -> float:
@@ -139,7 +140,8 @@ class Trust:
             confirmed: Number of honest sites, including the site for which the question is asked.
 
         Returns:
-            The fraction of the variance. If it is 1 or more, the plan's promise holds.
+            The fraction of the variance; if it is 1 or more, the plan's promise holds. In the modes ``central``, in which the
+            sites trust the server, and ``local``, it is always 1.
         """
         others = self.sites - confirmed
         if not self.shared or others <= self.colluders:

@@ -63,6 +63,9 @@ def grid_of(terms: Terms) -> Grid | None:
 
     Secure sums travel on a grid. So do sums to which sites add discrete noise: only the exact sum of the sites' noise
     is proven to be discrete noise again.
+
+    Raises:
+        UserError: If one site's noise is too small for the grid, see `Grid.for_sums`.
     """
     plan, trust = terms.privacy_plan, terms.trust_model
     noise = trust.noise_of_site(plan)

@@ -215,7 +215,7 @@ def test_a_dead_driver_is_submitted_again_only_with_resume(head, settings, folde
         job.stop()
     refused = head.submit(*arguments).wait()
     assert refused.code == 1 and "exit code 2" in refused.output and "Traceback" not in refused.output
-    assert f"error: {folder} is in use: `dpfed resume {folder}`" in refused.output
+    assert f"error: {folder} is in use: if it holds a run, `dpfed resume {folder}`" in refused.output
     again = head.submit(*arguments, "--resume").wait()
     assert again.code == 0, again.output
     run = RunDirectory.open(folder)

@@ -26,7 +26,8 @@ def test_the_sites_clean_sums_add_up_to_one_owners(lab):
 
 
 def test_the_terms_say_which_public_records_are_agreed_on(lab, public_store):
-    assert dict(statement(lab.terms))["public records"] == f"3 join every group, of fingerprint {public_store.contents}"
+    said = f"3 of the set with fingerprint {public_store.contents} join every group"
+    assert dict(statement(lab.terms))["public records"] == said
 
 
 def test_terms_without_the_public_records_digest_are_refused(tiny_public, tmp_path):

@@ -62,7 +62,7 @@ def test_a_site_refuses_terms_whose_loss_is_another_packages(terms, tmp_path, mo
     terms.save(tmp_path / "terms.json")
     foreign = Announced("infonce", "mine", "1.2", "dpfed.objectives.infonce", "OBJECTIVE")
     monkeypatch.setitem(terms_room.FOREIGN, "infonce", foreign)
-    with pytest.raises(UserError, match=r"'infonce' of mine 1\.2 .*Set one of .*'siglip'.*terms-foreign-loss"):
+    with pytest.raises(UserError, match=r"'infonce' of mine 1\.2 .*set one of .*'siglip'.*terms-foreign-loss"):
         Terms.load(tmp_path / "terms.json")
 
 

@@ -163,7 +163,7 @@ class ItemLoader:
     Args:
         recipe: Steps that turn an item into input of the model.
         workers: Number of processes; 0: this process does everything; ``None``: one for each core.
-        chunk: Number of records that are sent together from one process to another.
+        chunk: Largest number of records that are sent together from one process to another.
     """
 
     def __init__(self, recipe: Recipe, workers: int | None = None, chunk: int = _CHUNK) -> None:

@@ -14,7 +14,7 @@ _NEAR = 0.2  # tolerance in levels of 255; half precision is off by 0.06
 
 
 def picture_of(image: Image.Image | Tensor) -> bytes:
-    """Returns a picture as bytes. They are the same for a PIL image, a uint8 tensor and a float tensor, divided by 255.
+    """Returns a picture as bytes, which are the same for a PIL image, a uint8 tensor and a float tensor in [0, 1].
 
     A grey picture gives the same bytes with one channel and with three. Scaling or cropping a picture, or encoding it again
     with losses, changes the bytes.

@@ -53,8 +53,8 @@ class Records(RecordSet):
     """Records of a data set with ``len()`` and ``[]``. All items are read when the records are first used.
 
     An item is an image, a tuple that begins with an image, or a mapping. Images are PIL images, arrays ``(H, W)``,
-    ``(H, W, 3)`` or ``(C, H, W)``, or tensors ``(C, H, W)`` of uint8, uint16 or floats with any number of channels. Random
-    transforms do not belong in the data set: give them to `Views`.
+    ``(H, W, 3)`` of uint8 or ``(C, H, W)``, or tensors ``(C, H, W)`` of uint8, uint16 or floats with any number of channels.
+    Random transforms do not belong in the data set: give them to `Views`.
 
     Args:
         data: Data set of the training records, or a record store, which has all splits.
@@ -71,8 +71,8 @@ class Records(RecordSet):
             unit together.
         validation: Data set of held-out records, on which the model is measured.
         test: Data set of further held-out records.
-        name: Name of the data set, also on the card. Default: the name of its class.
-        public: Whether anyone may see the records.
+        name: Name of the data set, also on the card. Default: the name of its class, or of the record store.
+        public: Whether anyone may see the records. Not used for a record store, whose header says this.
         workers: Number of processes that read items and make views; 0: this process does it. Default: one for each core.
 
     Attributes:
@@ -128,7 +128,10 @@ class Records(RecordSet):
         return f"Records({self.name!r}, {len(self):,} records)"
 
     def __reduce__(self) -> Any:
-        raise TypeError("Records are not sent to other processes: give a configuration a function that makes them")
+        raise TypeError(
+            "Records cannot be sent to other processes: write a function that returns them, and name it in the configuration "
+            "(data.source = 'package.module:function')"
+        )
 
     @property
     def keys(self) -> np.ndarray:  # type: ignore[override]
@@ -260,7 +263,10 @@ class Records(RecordSet):
         captions = [record.captions for record in scanned]
         if any(captions) and not all(captions):
             missing = sum(not texts for texts in captions)
-            raise UserError(f"{missing:,} of {len(captions):,} records of {self.name} have no caption. [records-uncaptioned]")
+            raise UserError(
+                f"{missing:,} of {len(captions):,} records of {self.name} have no caption, and the others have: give captions "
+                "to all records, or to none. [records-uncaptioned]"
+            )
         pictures = [record.picture.hex() for record in scanned]
         return _Index(keys, labelled, pictures, units, labels, names, captions, equal)
 

@@ -160,8 +160,8 @@ class ItemViews(RecordViews):
             tokenizer: Tokenizer of models that read text; ``None`` for image models.
 
         Raises:
-            UserError: If a transform fails, returns something other than views, or returns other views for the same seeds, or
-                if plain images have another shape than views.
+            UserError: If a transform fails, or returns something other than views, another number of views than `views.count`,
+                or other views for the same seeds; or if plain images are random, or have another shape than views.
         """
         count = views.count or count
         trial = Recipe(records.items, records.parts, views.transform, _unchanged)
@@ -231,7 +231,7 @@ class ItemMaker(ViewMaker):
         if made.shape[1:] != (self._items.count, *self._items.shape):
             raise UserError(
                 f"the views of some records are {tuple(made.shape[1:])} (V, C, H, W), and those of the first were "
-                f"{(self._items.count, *self._items.shape)}: make them all one size. [views-sizes]"
+                f"{(self._items.count, *self._items.shape)}: make equally many of every record, of one shape. [views-sizes]"
             )
         return to_device(made, device)
 

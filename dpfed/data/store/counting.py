@@ -22,7 +22,8 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
         unit: Privacy unit.
 
     Returns:
-        N, which counts units if `unit` is ``"user"``, otherwise records; ``None`` if only an import can tell.
+        N, which counts units if `unit` is ``"user"``, otherwise records; ``None`` if the records must first be made or
+        imported.
 
     Raises:
         UserError: If the records are missing, the store is damaged, or `unit` is ``"user"`` and the records name no units.

@@ -144,8 +144,8 @@ def read_layout(path: Path) -> Layout:
         raise damaged(path, f"{HEADER} cannot be read") from error
     if type(version) is int and version != FORMAT_VERSION:
         raise UserError(
-            f"{path} has store format {version}, and this dpfed reads format {FORMAT_VERSION}: delete it and import the "
-            "records again; a run makes its own stores anew. [store-format]"
+            f"{path} has store format {version}, and this dpfed reads format {FORMAT_VERSION}: delete the store and import the "
+            "records again. (If a run made the store, the next run makes it again.) [store-format]"
         )
     try:
         _Header.model_validate(header)

@@ -78,7 +78,8 @@ class StoreWriter:
     Raises:
         UserError: If `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
             unreadable and `skip_broken` is not set.
-        ValueError: If a label, kind, split or unit is unknown to the store.
+        ValueError: If a kind, split or label is unknown, a record has captions in a store of kind ``"image"``, or a record has
+            a unit in a store without `unit_name`.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class StoreWriter:
         Raises:
             UserError: If a field has a wrong type, the id was added before, a class number is out of range, or the unit's name
                 is not valid text.
-            ValueError: If a label, split or unit is unknown to the store.
+            ValueError: If a split or label is unknown, or the record has captions or a unit that the store cannot hold.
         """
         check_types(record)
         if not is_text(record.id):

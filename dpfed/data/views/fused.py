@@ -106,16 +106,16 @@ def views_of(
 
     Args:
         images: Images, ``(n, 3, H, W)`` uint8.
-        parameters: Parameters of each view, ``(n views, 16)`` float32: left, top, width and height of the crop's box, as
+        parameters: Parameters of each view, ``(n * views, 16)`` float32: left, top, width and height of the crop's box, as
             fractions of the image; 1 if the view is flipped, otherwise 0; factors of brightness and contrast; the 3x3 matrix by
             which its colours are multiplied.
         scales: Mean of each channel, then standard deviation of each channel, ``(6,)`` float32.
         views: Number of views of each image.
-        sigmas: Standard deviation of each view's blur, ``(n views,)`` float32, pixels; ``None``: there is no blur.
+        sigmas: Standard deviation of each view's blur, ``(n * views,)`` float32, pixels; ``None``: there is no blur.
         radius: Radius of the blur's kernel, pixels.
 
     Returns:
-        The views, ``(n views, 3, H, W)`` float32, normalised.
+        The views, ``(n * views, 3, H, W)`` float32, normalised.
     """
     height, width = images.shape[2:]
     out = torch.empty(len(parameters), 3, height, width, device=images.device)

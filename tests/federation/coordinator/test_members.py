@@ -216,7 +216,7 @@ def test_a_site_of_another_protocol_is_left_out_and_named_once(lab, protocol):
     assert one.events()[-1]["arrived"] == ["site-1", "site-2"]
     told = [note for note in one.notes if "is rejected" in note]
     assert len(told) == 1 and "same release on both" in told[0]
-    assert told[0].startswith(f"site-0 is rejected: it speaks protocol {protocol}, and this is {PROTOCOL}")
+    assert told[0].startswith(f"site-0 is rejected: it speaks protocol {protocol}, and this dpfed speaks protocol {PROTOCOL}")
 
 
 def test_a_coordinator_of_another_protocol_is_refused_unpaid(lab, monkeypatch):
@@ -226,7 +226,7 @@ def test_a_coordinator_of_another_protocol_is_refused_unpaid(lab, monkeypatch):
     monkeypatch.undo()
     reply = json.loads(one.wire.workers["node0"].answer(packet).header)
     assert (reply["kind"], reply["reason"]) == ("refusal", "the site's dpfed speaks another version of the protocol")
-    versions = f"protocol {PROTOCOL + 1}, and this is {PROTOCOL}"
+    versions = f"protocol {PROTOCOL + 1}, and this dpfed speaks protocol {PROTOCOL}"
     assert one.logs[0] == f"the coordinator's dpfed speaks {versions}: install the same release on both sides"
 
 
