@@ -159,7 +159,8 @@ def named(name: str, key: str) -> Any:
         key: Configuration key that holds the name, for messages.
 
     Raises:
-        UserError: If the object does not exist, cannot be imported, or was passed in Python.
+        UserError: If the object does not exist, cannot be imported, or was passed in Python, or if the name leads through one
+            module to another.
     """
     module, _, attribute = name.partition(":")
     if in_python(name):
@@ -172,9 +173,10 @@ def named(name: str, key: str) -> Any:
             value = importlib.import_module(module)
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
-        why = "there is no such module here" if missing else f"{type(error).__name__}: {error}"
+        why = "no such module is installed or in the current folder" if missing else f"{type(error).__name__}: {error}"
         raise UserError(
-            f"{key} = {name!r} cannot be imported ({why}): install its package, or run the command in its folder. [part-import]"
+            f"{key} = {name!r} cannot be imported ({why}): install its package, or run the command in the module's folder. "
+            "[part-import]"
         ) from error
     for part in attribute.split("."):
         if not hasattr(value, part):

@@ -48,7 +48,8 @@ class Encoder:
     def features(self, images: Pictures) -> Tensor:
         """Computes features for k-NN, probes and other models.
 
-        The features come from the frozen backbone. In a model of private moments, the released heads then transform them.
+        The features are outputs of the image encoder, before its projection head. A model of private moments gives its
+        embeddings instead (`embed_images`).
 
         Args:
             images: A PIL image of any size and mode, a uint8 array ``(H, W, 3)`` or, grey, ``(H, W)``, or a uint8 tensor
@@ -59,7 +60,7 @@ class Encoder:
             The features, ``(n, F)`` float32; n is 1 for one image.
 
         Raises:
-            UserError: If `images` has another form, such as floats, or contains no image.
+            UserError: If `images` has another form, such as floats, contains no image, or has an image that cannot be decoded.
         """
         return self._run(features_of(self.model), images)
 
@@ -75,7 +76,7 @@ class Encoder:
             captions: One caption, or several.
 
         Raises:
-            UserError: If the model has no text tower, or a caption is not text.
+            UserError: If the model has no text tower, there is no caption, or a caption is not text.
         """
         if self._tokenizer is None:
             raise UserError("this encoder has no text tower: it was trained with model.kind = 'image'. [model-folder-no-text]")
@@ -129,7 +130,8 @@ def load(folder: str | Path) -> Encoder:
         folder: Run directory, or its ``model/`` folder.
 
     Raises:
-        UserError: If the folder contains no model, or the model is damaged.
+        UserError: If the folder contains no model, as that of an unfinished run; if the model is damaged; or if a part of it
+            was passed to a `dpfed.Trainer` in Python (`Run.encoder` returns such a model).
     """
     folder = path_of(folder, "the folder of a run or of its model")
     if (folder / "config.toml").is_file():

@@ -96,7 +96,7 @@ def short_traceback(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Notice(UserWarning):
-    """A warning about something that dpfed did without being asked. The command line prints it as a note."""
+    """A warning by dpfed, such as about a slower way of computing. The command line prints it as a note."""
 
 
 def _shortened(message: str) -> str:

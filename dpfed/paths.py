@@ -41,10 +41,11 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
         what: Description of the path, such as ``"the folder of a run"``, for messages.
 
     Raises:
-        UserError: If the path is empty, which would silently mean the current folder, is an address, or cannot name a file.
+        UserError: If `given` is no path, is empty (which would silently mean the current folder), is an address, or cannot name
+            a file; also if a relative path is given and the current folder was deleted.
     """
     if not isinstance(given, str | os.PathLike):
-        raise UserError(f"{what} must be a path, a text or a pathlib.Path, got {given!r}. [path-type]")
+        raise UserError(f"{what} must be a path (a text or a pathlib.Path), got {given!r}. [path-type]")
     text = os.fsdecode(given)
     if not text.strip():
         raise UserError(f"the path given for {what} is empty: write '.' for the current folder. [path-empty]")

@@ -50,8 +50,9 @@ class Privacy:
         batch: B, expected number of records (or units) in a step; each is sampled with probability q = B/N.
         steps: T, number of steps.
         group_size: S, expected number of records in a group; the loss contrasts the records of a group with each other.
-        clip_norm: C, largest L2 norm of a group's gradient.
-        clipping: Kind of clipping: ``"fixed"`` to `clip_norm`, ``"automatic"`` (normalised) or ``"adaptive"``.
+        clip_norm: C, largest L2 norm of a group's gradient; not with ``clipping="automatic"``.
+        clipping: Kind of clipping: ``"fixed"`` to `clip_norm`, ``"automatic"`` (normalised, to a norm of nearly 1), or
+            ``"adaptive"`` (only with the key ``diagnostics = "private"``, which no argument of `Trainer` sets).
         delta: Delta of the guarantee; default: 1/(N ln N).
         unit: Unit that the guarantee protects: ``"record"``, or ``"user"``: all records that share a unit
             (`Records(unit=...)`).
@@ -132,7 +133,8 @@ class Trainer:
         size: Side of the images of the default views, pixels.
         device: Device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
         precision: Precision of the forward pass: ``"fp32"`` or ``"bf16"``.
-        progress: Display of the stages; ``None``: progress bars in terminals and notebooks; ``False``: no display.
+        progress: Display of the stages. ``None``: progress bars in terminals and notebooks, and nothing elsewhere; ``True``:
+            elsewhere a line now and then; ``False``: nothing.
         name: Name of the run on its card.
         settings: Further keys of the configuration, by section, such as ``{"training": {"checkpoint_every": 10}}``.
         budget: Lifetime budget of the records for all runs together, epsilon or (epsilon, delta) (docs/budget.md).
@@ -227,7 +229,8 @@ class Trainer:
             The finished run.
 
         Raises:
-            UserError: If a setting is wrong; every error that can be found in advance is raised before any epsilon is spent.
+            UserError: If the settings, the records, the model or the folder cannot be used, or a lifetime budget has no room
+                for the run. Every error that can be found in advance is raised before any epsilon is spent.
         """
         run = RunDirectory(folder)
         if not RunDirectory.unused(folder) and RunDirectory.open(folder).finished:
@@ -260,7 +263,8 @@ class Trainer:
         rates = self.config.optimizer
         if manual and (rates.ema or rates.warmup or rates.schedule != "constant" or self._schedules):
             raise UserError(
-                "manual=True leaves schedules and averages of weights to the loop: leave them out here. [own-manual]"
+                "manual=True: the loop's body steps the optimizer, so dpfed applies no warm-up, schedule or average of the "
+                "weights. Remove them from the Trainer (schedule=, and optimizer.warmup, .schedule and .ema). [own-manual]"
             )
         if not RunDirectory.unused(folder) and RunDirectory.open(folder).finished:
             self._found(RunDirectory.open(folder))
@@ -326,8 +330,8 @@ def _refuse_trained(model: nn.Module, public: bool) -> None:
     folder = next((at for module in model.modules() if (at := getattr(module, _TRAINED_IN, None))), None)
     if folder is not None and not public:
         raise UserError(
-            f"the model was trained on private records in {folder}: another run would start from weights whose epsilon its "
-            "card does not count. Make the model anew for each run. [own-trained]"
+            f"the run {folder} trained this model on private records, and the card of another run would not count that "
+            "epsilon. Make the model anew for each run. [own-trained]"
         )
 
 

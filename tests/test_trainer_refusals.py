@@ -111,7 +111,7 @@ OTHER = nn.Linear(2, 2)
         ({"optimizer": lambda parameters: torch.optim.LBFGS(parameters)}, "needs a closure"),
         ({"optimizer": lambda parameters: 3}, "expected a torch.optim.Optimizer"),
         ({"optimizer": torch.optim.SGD(OTHER.parameters(), 0.1)}, "expected a function that makes an optimizer"),
-        ({"optimizer": lambda parameters: torch.optim.SGD(parameters, 1e30)}, "lower it"),
+        ({"optimizer": lambda parameters: torch.optim.SGD(parameters, 1e30)}, "lower the learning rate"),
         ({"optimizer": {"name": "adamm"}}, "expected one of sgd, adam"),
         ({"schedule": lambda optimizer: None}, "needs an optimizer of your own"),
         (

@@ -45,14 +45,14 @@ def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int
         given: Basis as the user gave it: ``None``, ``"random"``, or a pair of matrices of public rows, for X and for Y.
         x: Private rows of X.
         y: Private rows of Y; ``None``: the fit has no Y.
-        aligned: Whether the features of a record are similar already; they are then not projected.
+        aligned: Whether the features of a record are similar already; they then take no public basis.
         dimensions: Number of dimensions, k; ``None``: the user did not set it.
 
     Returns:
         The basis; ``None`` for a random basis.
 
     Raises:
-        ArrayError: If the public rows cannot give a basis.
+        ArrayError: If public rows are given and cannot make a basis, or the fit has no Y or aligned features.
     """
     if given is None or (isinstance(given, str) and given == RANDOM):
         return None
@@ -64,7 +64,7 @@ def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int
     if y is None or aligned:
         what = "the views of an image" if y is None else "aligned features"
         raise ArrayError(
-            f"basis= is for two matrices that are not aligned: {what} are not projected. Leave basis out. "
+            f"basis= is only for an X and a Y that are not aligned: {what} take no public basis. Leave basis out. "
             "[arrays-basis-aligned]"
         )
     rows = (_public(given[0], "basis[0]", x), _public(given[1], "basis[1]", y))

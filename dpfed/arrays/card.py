@@ -14,8 +14,8 @@ from dpfed.report.card import privacy_card
 from dpfed.report.facts import ASSUMED_OF_BITS, BASIS_RECORDS, FIXED_SEED, LAST_BITS, NOT_PROTECTED, OTHER_RUNS, CardFacts
 
 _OUTPUTS = (
-    "Covered by the guarantee: the heads (`heads_`, `heads.safetensors`), which follow from two noisy sums, this card and the "
-    "ledger.",
+    "Covered by the guarantee: this card, the ledger, two noisy sums (`released_`, `released.safetensors`), and the heads "
+    "(`heads_`, `heads.safetensors`), which follow from these sums.",
     "Not covered: the results of `transform` and `score`. Both are exact functions of the rows that they get.",
 )
 _EACH = (

@@ -43,9 +43,11 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         n_components: Number of most correlated directions to keep, as in ``CCA``; useful if X and Y share few directions.
             ``None``: heads of k columns, as in a run; k is `dimensions`. `with_components` changes the number at no privacy
             cost.
-        dimensions: Number of dimensions after a public projection of the features, k; ``None``: chosen from N and the noise.
+        dimensions: Number of dimensions after a public projection of the features, k. ``None``: chosen from N and the noise;
+            for X alone and for aligned matrices the number of columns, at most N.
         basis: Public rows from which the projection is computed, ``(public_X, public_Y)``: they have the columns of X and Y,
-            and need not belong together; ``None`` or ``"random"``: a projection of random numbers.
+            and need not belong together. ``None`` or ``"random"``: a projection of random numbers. X alone and aligned matrices
+            take no public rows.
         aligned: Whether matching rows of X and Y are similar already, as with both towers of a CLIP model.
         noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof also covers the rounding of numbers.
         device: Device that computes the sums: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
@@ -105,7 +107,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def fit(self, X: Any, Y: Any = None, groups: Any = None) -> PrivateCCA:
         """Computes the heads from X and Y, and spends epsilon.
 
-        A row that is all zeros, or has a number that is not finite, adds nothing to the sums.
+        A row, or one view of a row, that is all zeros or has a number that is not finite adds nothing to the sums.
 
         Args:
             X: Features, ``(N, F)``: array, tensor, data frame, sparse matrix, or path of a file that `dpfed embed` wrote;
@@ -115,7 +117,9 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 row with None or NaN is a group by itself.
 
         Raises:
-            UserError: If the rows or parameters cannot be used; no epsilon has been spent then.
+            UserError: If the rows, the parameters or `folder` cannot be used, or a lifetime budget has no room for the fit; no
+                epsilon has been spent then. Also if the results cannot be written, or the budget cannot be settled; epsilon has
+                been spent then.
         """
         wanted, randomness = wanted_of(self.get_params(deep=False)), randomness_of(self.random_state)
         x, y = rows_of(X, "X"), None if Y is None else rows_of(Y, "Y")
@@ -176,8 +180,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def transform(self, X: Any, Y: Any = None) -> Any:
         """Maps rows to embeddings of unit length. The inner product of an X embedding and a Y embedding is the pair's score.
 
-        Embeddings are exact functions of the rows, so epsilon does not cover them. A row that is all zeros, or has a number
-        that is not finite, has the embedding 0.
+        Embeddings are exact functions of the rows, so epsilon does not cover them. A row, or one view of a row, that is all
+        zeros or has a number that is not finite has the embedding 0.
 
         Args:
             X: Features, ``(n, F)``, see `fit`, or ``(n, V, F)``; ``None``: only Y is embedded.
@@ -229,6 +233,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     @classmethod
     def load(cls, folder: str | Path) -> PrivateCCA:
         """Loads a fit that `save` or the parameter `folder` wrote; if the folder has several fits, it loads the last.
+
+        The parameters `basis`, `folder`, `budget` and `random_state` are not saved: they get their defaults.
 
         Raises:
             UserError: If the folder has no fit, or the fit is damaged.
@@ -282,7 +288,10 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             )
         known = getattr(self, "feature_names_in_", None)
         if name == "X" and known is not None and rows.columns is not None and rows.columns != tuple(known):
-            raise ArrayError("the columns of X have other names, or another order, than when it was fitted. [arrays-columns]")
+            raise ArrayError(
+                "the columns of X have other names, or another order, than in the fit: give the same columns in the same "
+                "order. [arrays-columns]"
+            )
         return rows
 
     def _saved(self) -> folders.Saved:

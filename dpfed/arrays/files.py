@@ -19,7 +19,7 @@ class Opened:
     """The content of a file of features.
 
     Attributes:
-        features: Features, ``(N, F)``.
+        features: Features: ``(N, F)`` of a Parquet file, an array of any shape of a .npy file.
         names: Names of the rows, a pyarrow array; ``None``: the file has none.
     """
 
@@ -32,7 +32,7 @@ def opened(given: str | os.PathLike[str], name: str) -> Opened:
 
     Args:
         given: Path of the file.
-        name: Name of the matrix in messages, ``X`` or ``Y``.
+        name: Name of the matrix in messages, such as ``X``.
 
     Raises:
         ArrayError: If the file cannot be read, or holds no features.

@@ -53,7 +53,7 @@ class Wanted:
     Attributes:
         epsilon: Epsilon of the fit's guarantee.
         delta: Delta of the guarantee; ``None``: 1/(N ln N).
-        dimensions: Number of dimensions, k; ``None``: chosen from N and sigma.
+        dimensions: Number of dimensions, k; ``None``: chosen from N and sigma, or for similar features from their widths.
         aligned: Whether the two features of a record are similar already, as those of a CLIP model are.
         noise: Kind of the noise, ``gaussian`` or ``discrete``.
         device: Device that computes the sums, ``auto``, ``cpu``, ``cuda`` or ``mps``.
@@ -127,7 +127,7 @@ class Shape:
         if self.aligned and len(set(self.widths)) > 1:
             columns = " and ".join(f"{width:,}" for width in self.widths)
             raise ArrayError(
-                f"aligned=True needs X and Y with equal columns, and they have {columns}: leave aligned out. [arrays-aligned]"
+                f"aligned=True needs as many columns in X as in Y, and they have {columns}: leave aligned out. [arrays-aligned]"
             )
         if wanted > min(widest, n):
             raise ArrayError(

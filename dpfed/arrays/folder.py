@@ -77,7 +77,7 @@ class Saved:
 
 @contextlib.contextmanager
 def opened(folder: str | Path | None) -> Iterator[tuple[Path, bool]]:
-    """Yields the folder for a fit's ledger, and whether it is kept; a temporary folder is deleted with the ``with`` block.
+    """Yields a folder of fits, and whether the folder is kept; a temporary folder is deleted at the end of the ``with`` block.
 
     Args:
         folder: Folder of fits; ``None``: a temporary folder.

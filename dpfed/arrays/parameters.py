@@ -17,13 +17,13 @@ _DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def wanted_of(parameters: Mapping[str, Any]) -> Wanted:
-    """Returns the parameters of a fit, checked, from the parameters of an estimator.
+    """Makes the parameters of a fit from the parameters of an estimator; the plan later checks epsilon, delta and noise.
 
     Args:
         parameters: Parameters of the estimator, from ``get_params``.
 
     Raises:
-        ArrayError: If a parameter is missing or has an impossible value.
+        ArrayError: If `epsilon` is missing, `dimensions` or `device` is impossible, or `budget` is given without `folder`.
     """
     given, k, device = parameters["epsilon"], parameters["dimensions"], parameters["device"]
     if given is None:

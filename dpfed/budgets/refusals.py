@@ -25,7 +25,8 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
     """Refuses a plan whose cost does not bound the privacy loss of what the budget protects: one record, or one user.
 
     Raises:
-        UserError: If the plan protects another unit or uses another neighbouring relation; the message suggests a change.
+        UserError: If the plan protects another unit or uses another neighbouring relation, or a budget for users was found by
+            record names only; the message suggests a change.
     """
     if plan.mechanism.sampler.relation != ADD_OR_REMOVE:
         raise UserError(
@@ -46,9 +47,9 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
             f"{store.unit_name or 'user'} may have several: set privacy.unit = 'user'. [budget-for-users]"
         )
     raise UserError(
-        f"the budget of {store.path} is for single records, and this run draws and clips whole units, whose cost for one "
-        "record among others of its unit is not proven to be less: set privacy.unit = 'record' (`dpfed budget set --unit user` "
-        "sets a budget for users). [budget-for-records]"
+        f"the budget of {store.path} is for single records, and this run protects whole units: nobody has proven what it costs "
+        "a single record of a unit. Set privacy.unit = 'record' (`dpfed budget set --unit user` sets a budget for users). "
+        "[budget-for-records]"
     )
 
 

@@ -55,7 +55,7 @@ def write_missing(path: Path, budget: BudgetLedger) -> None:
             end = append_line(path, line, end)
     except OSError as error:
         raise UserError(
-            f"the budget's ledger {path} cannot be written ({error.strerror or error}), so this command ends here. No run "
+            f"the budget's ledger {path} cannot be written ({error.strerror or error}), so this command stops. No run "
             "begins before its plan is reserved there, on disk. Free space or make the file writable, and repeat the command; "
             "entries that other copies of the ledger hold already stay there. [replica-not-writable]"
         ) from error

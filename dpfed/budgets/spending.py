@@ -52,8 +52,8 @@ def set_budget(
         others = {match.budget.head.id: match for match in matches if match.by_name is not None}
         if distinct is not None and (same := next((match for match in others.values() if not match.asks), None)):
             raise UserError(
-                f"--distinct: these are the records of {same.budget.head.store}: {related(same, store)}. Their budget holds "
-                "here as well, so runs are charged to it: leave --distinct out. [budget-same-records]"
+                f"--distinct: these are the records of {same.budget.head.store}: {related(same, store)}. Runs on them are "
+                "charged to their budget: leave --distinct out. [budget-same-records]"
             )
         if distinct is not None and (ledger is not None or not others):
             had = f"{store.path} has its own budget already" if ledger else "no other budget has records with the same names"
@@ -205,6 +205,6 @@ def _same_names(store: RecordSet, others: list[Found]) -> UserError:
     told = "; ".join(f"{other.budget.head.store}, {shown(other.budget)}: {related(other, store)}" for other in others)
     asked = question(others[0], store) if all(other.asks for other in others) else ""
     return UserError(
-        f"records of {store.path} have a budget already ({told}). It also holds here: runs are charged to it, and no other is "
+        f"records of {store.path} have a budget already ({told}). Runs on these records are charged to it, and no other is "
         f"needed.{asked} [budget-names]"
     )

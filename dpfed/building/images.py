@@ -1,4 +1,4 @@
-"""Tells the size and shape of a configuration's images. It imports torch for a timm model only."""
+"""Reads the size and shape of the images from a configuration, without importing torch."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ def own_parts(config: Config, given: OwnParts | None = None) -> OwnParts:
         given: Parts that were passed in Python; they take precedence over the configuration's.
 
     Raises:
-        UserError: If a name in the configuration leads to nothing, or to an object of another kind.
+        UserError: If a name in the configuration leads to nothing, or to an object of another kind, or a call of the named
+            object fails.
     """
     given = given or OwnParts()
     records, views, loss = given.records, given.views, given.loss
@@ -65,7 +66,7 @@ def own_records(config: Config) -> Records:
         config: Configuration whose ``data.source`` is ``package.module:function``.
 
     Raises:
-        UserError: If the name leads to nothing, or to an object of another kind.
+        UserError: If the name leads to nothing, the function fails, or it returns no records.
     """
     records = discovery.call_named(config.data.source, "data.source", config.data.options)
     if not isinstance(records, Records | nn.Module) and hasattr(records, "__getitem__") and hasattr(records, "__len__"):

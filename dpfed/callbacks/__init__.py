@@ -25,7 +25,7 @@ def trackers(names: str) -> list[Callback]:
         names: One or more names, separated by commas, such as ``tensorboard,wandb``.
 
     Raises:
-        UserError: If a name is unknown, a package is missing, or a tracker needs a login.
+        UserError: If a name is unknown, a package is missing, or a tracker needs a login or cannot reach its server.
     """
     given = dict.fromkeys(name.strip() for name in names.split(","))
     for name in given:

@@ -46,12 +46,18 @@ class StepSummary:
 
     @functools.cached_property
     def epsilon(self) -> float | None:
-        """Epsilon of all steps so far together; ``None`` if no guarantee holds. It is computed on first access."""
+        """Epsilon of all steps so far together; ``None`` without noise, or if the method's claim does not hold.
+
+        It is computed on first access. With a fixed seed it is a number, too, although no guarantee holds.
+        """
         return self.spent(self.done)
 
     @property
     def is_reported(self) -> bool:
-        """Returns whether metrics.jsonl gets a line for this step: for about 50 steps, the last step, and each window's end."""
+        """Whether metrics.jsonl gets a line for this step.
+
+        It gets a line every max(1, T // 50) steps, after the last step, and at the end of each window.
+        """
         often = self.done % max(1, self.steps // _REPORTS) == 0
         return often or self.done == self.steps or self.window is not None
 
@@ -85,7 +91,9 @@ def _given(epsilon: float | None, done: int) -> float | None:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The run that a callback observes. dpfed itself never sends this information to another machine.
+    """The run that a callback observes.
+
+    dpfed's trackers send the name, the identity, and the configuration without paths, seed and reasons to their server.
 
     Attributes:
         name: Name of the run.
@@ -140,7 +148,7 @@ class Callback:
         """Called after a step was released and charged, and the model was updated."""
 
     def on_evaluation(self, figures: list[Evaluation]) -> None:
-        """Called after the model was measured. The figures are exact: no epsilon covers them."""
+        """Called after the model was measured (without tasks, with an empty list). No epsilon covers the exact figures."""
 
     def on_end(self) -> None:
         """Called when a run is over and all its files are written. `Steps` without a run does not call it."""

@@ -94,14 +94,14 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
     _write(run.budget, store, budgets)
     for match in budgets_of(store):
         if asked := question(match, store):
-            progress.note(f"the budget of {match.budget.head.store} holds here: {related(match, store)}.{asked}")
+            progress.note(f"the budget of {match.budget.head.store} holds for these records: {related(match, store)}.{asked}")
     for budget in reserve(store, [reservation]):
         taken = f"{percent(budget.filter.part(budget.spent))} of it is taken"
         progress.note(f"reserved with the lifetime budget of {budget.head.store}, {shown(budget)}: {taken}")
 
 
 def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
-    """Sets the budget of a finished run's records, and charges the run to it; if both was done before, changes nothing.
+    """Sets the budget of a finished run's records, and charges the run to it; changes nothing if both were done before.
 
     Args:
         run: Directory of the finished run.

@@ -345,7 +345,10 @@ def record_store(records: RecordSet) -> RecordStore:
     """
     store = records.store if isinstance(records, Records) else records
     if not isinstance(store, RecordStore):
-        raise UserError(f"{records.name} is a data set, and a record store is needed here: import it. [records-no-store]")
+        raise UserError(
+            f"{records.name} is a data set of your own, but simulated sites, and the methods 'moments' and 'public', need a "
+            "record store: import the records with `dpfed data import`, and name the store in data.path. [records-no-store]"
+        )
     return store
 
 

@@ -1,4 +1,4 @@
-"""Makes the heads of a run in closed form (`Method.closed_form`): it computes them from noisy moments, and trains no tower."""
+"""Makes the heads of a run of private moments (`Method.closed_form`), in closed form from noisy moments; trains no tower."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_moment_heads(
         basis: Basis of each tower, made of public features; ``None``: random bases.
 
     Raises:
-        UserError: If the records are fewer, or the towers narrower, than the dimensions, or the basis is for other towers.
+        UserError: If the basis is for other towers; also see `moment_heads`.
     """
     aligned = config.is_aligned
     keep_towers(model, aligned, options_of(config).layers == "several")
@@ -71,7 +71,8 @@ def moment_heads(
     """Makes heads that are computed from noisy moments, for features of any origin.
 
     Args:
-        plan: Plan of the run; it gives the number of dimensions, or leaves it to be chosen from N and sigma.
+        plan: Plan of the run. It may give the number of dimensions; otherwise N and sigma decide the number, for aligned
+            features the widths (and N).
         widths: Widths of the features, image first.
         aligned: Whether the towers were aligned before the run, so that the features of a pair are alike.
         noise_std: Standard deviation of the noise on each number of the noisy sums.
@@ -80,7 +81,8 @@ def moment_heads(
         fewest: Smallest number of records with which heads of images only are learnt; see `MomentNoise`.
 
     Raises:
-        UserError: If the records are fewer, or the features narrower, than the dimensions.
+        UserError: If the number of dimensions that the plan gives exceeds the number of records, a width of the features, or
+            the number of rows of a basis.
     """
     given = plan.bounding.options["dimensions"]
     widths = widths if basis is None else tuple(len(tower_basis.rows) for tower_basis in basis.values())

@@ -21,7 +21,9 @@ _RECORDS = 32  # records of the timed pass, if the configuration does not set bo
 
 
 def steps_between_commits(parts: Parts) -> int:
-    """Returns the largest number of steps charged in one write: ``training.commit_every`` or, without it, an estimate.
+    """Returns the largest number of steps charged in one write: ``training.commit_every``, or else an estimate.
+
+    The number is never larger than the number of steps between two checkpoints.
 
     Args:
         parts: Parts of the run; this function does not change the model.

@@ -63,7 +63,15 @@ def dummy_batch(
 
 
 def largest_pass(config: Config, plan: PrivacyPlan) -> int:
-    """Returns approximately the number of records in the largest pass of the training, limited so that a trial is cheap."""
+    """Estimates the number of records in the largest group (whole batch: in its largest microbatch), limited to 64.
+
+    `dpfed.models.validation.check_independence` tries the model on as many records of noise. Images of more than 64 x 64
+    pixels lower the limit, to 2 records at least.
+
+    Args:
+        config: Configuration with its defaults resolved.
+        plan: Plan of the run, or a sketch of it.
+    """
     expected = contrasted(config)
     records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.bounding.cap or plan.sampling.records)
     if plan.bounding.method.whole_batch:

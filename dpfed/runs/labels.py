@@ -31,7 +31,10 @@ def label_of(config: Config, loss: GroupLoss, records: RecordSet) -> str | None:
     if not reads:
         return None
     if not isinstance(loss, OwnLoss) and config.objective.loss.images_only and config.model.reads_text:
-        raise UserError(f"the loss {name} compares images, and this model reads text, too: give one tower. [loss-labels-text]")
+        raise UserError(
+            f"the loss {name} compares only images, and this model reads text, too: take a model of images alone (model.kind = "
+            "'image'), or another loss. [loss-labels-text]"
+        )
     method = method_named(config.bounding.method)
     if not method.picks_engine or method.public_records:
         raise UserError(

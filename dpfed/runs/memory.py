@@ -104,11 +104,11 @@ def require_memory(config: Config, device: torch.device) -> None:
 
 
 def records_of_a_pass(config: Config, device: torch.device) -> int | None:
-    """Chooses the number of records in a pass over several groups on a GPU, a public number.
+    """Chooses how many records of several groups the layerwise engine passes through the model at once, a public number.
 
-    The result is ``None`` on other devices, and for models whose needs are not known (a user's own among them). The number is
-    the largest of `_PASSES` (or the smallest, if none fits) with which a third of the memory can hold the gradients of the
-    groups in a pass, and twice the lower bound on what the layers keep.
+    The result is one of 512, 384, 256, 192, 128, 96, 64 and 32: the largest with which a third of the GPU's memory can hold
+    the gradients of the groups in a pass, and twice the lower bound on what the layers keep; 32 if none fits. The result is
+    ``None`` if the device is not ``cuda``, and for models whose needs are not known, a user's own among them.
 
     Args:
         config: Configuration with its defaults resolved.

@@ -4,8 +4,8 @@ Noise moves the weights, and so the figures, whether or not there is anything to
 weights differ from the untrained weights by as much as the trained weights do in each coordinate, but with random signs.
 **Why.** Without any signal the coordinates of the noisy gradient are independent Gaussian noise, as likely as their negatives.
 SGD, Adam and AdamW treat each coordinate separately. So the trained weights have the same distribution as the weights with
-random signs. (With weight decay or LARS this holds only approximately.) A run in closed form uses the released numbers as its
-weights; for such a run, fresh noise of the same standard deviation takes the place of the weights.
+random signs. (With weight decay or LARS this holds only approximately.) A run of private moments uses the released numbers as
+its weights; for such a run, fresh noise of the same standard deviation takes the place of the weights.
 
 These models follow from the released weights, so they cost no privacy beyond that of the figures themselves.
 """

@@ -48,8 +48,8 @@ def open_own(config: Config, parts: OwnParts, progress: Progress) -> tuple[ItemV
 
     Raises:
         UserError: If a record that is read twice, or a view that is made twice, differs; if the method makes its own views; if
-            images have other channels than the default views take; if there are fewer than two views of an image without
-            captions.
+            images have other channels than the default views take; if the model reads no text and there are fewer than two
+            views of an image.
     """
     if parts.records is None and parts.views is None:
         return None, config
@@ -68,7 +68,7 @@ def open_own(config: Config, parts: OwnParts, progress: Progress) -> tuple[ItemV
     progress.note(f"opening the records: {records.name}, {len(records.keys):,} records")
     assert parts.views is not None
     default = 1 if config.model.reads_text else 2
-    progress.note("trying the transform: does a view depend only on its image and its draws?")
+    progress.note("trying the transform: does a view depend only on its image and its seed?")
     views = _tried(config, records, parts.views, default)
     shape = views.shape
     if not config.model.reads_text and views.count < 2:
@@ -176,6 +176,7 @@ def refuse_methods(config: Config) -> None:
     method = method_named(config.bounding.method)
     if method.public_records or method.closed_form:
         raise UserError(
-            f"bounding.method = '{method.name}' makes its own views of a record store: import the records, "
-            "and leave the transform out. [views-method]"
+            f"bounding.method = '{method.name}' makes its own views of a record store, and takes no records or transform of "
+            "your own: import the records with `dpfed data import`, and train with `dpfed pretrain`, without views.transform. "
+            "[views-method]"
         )

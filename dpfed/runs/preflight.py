@@ -75,8 +75,8 @@ class Preflight:
             comments: Lines that explain the configuration.
 
         Raises:
-            UserError: For keys without effect, a folder where no run can be made, missing starting weights, or an impossible
-                plan.
+            UserError: For keys without effect, a folder where no run can be made, starting weights or records that are missing
+                or unfit, or an impossible plan.
         """
         if resume and not RunDirectory.unused(folder):
             return cls(config, Path(folder), world_size, there=True)
@@ -99,7 +99,7 @@ def known_plan(config: Config, progress: Progress | None = None, world_size: int
         The plan, or ``None`` if the number of records is unknown before an import.
 
     Raises:
-        UserError: For an impossible plan.
+        UserError: For an impossible plan, or records that are missing or unfit.
     """
     try:
         records = known_count(config.data, config.privacy.unit)

@@ -34,7 +34,8 @@ def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iter
         The finished run.
 
     Raises:
-        UserError: If the run, its ledger or its checkpoint is damaged, another process holds it, or it simulates a federation.
+        UserError: If the run, its ledger or its checkpoint is damaged, its records have changed, another process holds it, or
+            it is the run of a federation, simulated or not.
     """
     progress = progress or Silent()
     run = RunDirectory.open(folder)

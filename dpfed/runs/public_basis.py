@@ -89,21 +89,21 @@ def kind_of(config: Config) -> Kind:
     """Returns the kind of basis that a run of private moments uses.
 
     Raises:
-        UserError: If the towers are aligned already, and the configuration asks for a public basis or for several layers of a
-            tower.
+        UserError: If the towers are aligned already, or there is only an image tower, and the configuration asks for a public
+            basis or for several layers of a tower.
     """
     given: Kind | None = options_of(config).basis
     if not config.is_aligned:
         return given or "generated"
     if given not in (None, "random"):
         raise UserError(
-            f"bounding.options.basis = '{given}' is for towers that were never aligned; the features of these towers are not "
-            "projected. Leave the option out. [basis-aligned]"
+            f"bounding.options.basis = '{given}' is only for an image tower and a text tower that were never aligned (kind = "
+            "'image-text' without model.start). Leave the option out. [basis-aligned]"
         )
     if options_of(config).layers == "several":
         raise UserError(
-            "bounding.options.layers = 'several' is for towers that were never aligned; the last layers of these towers "
-            "are aligned. Leave the option out. [layers-aligned]"
+            "bounding.options.layers = 'several' is only for an image tower and a text tower that were never aligned (kind = "
+            "'image-text' without model.start). Leave the option out. [layers-aligned]"
         )
     return "random"
 
@@ -114,7 +114,7 @@ def basis_in(terms: Terms) -> PublicBasis | None:
 
 
 def with_basis(config: Config, basis: PublicBasis | None) -> Config:
-    """Writes the fingerprint of the basis into the configuration."""
+    """Returns the configuration with the fingerprint of the basis; without a basis, the configuration as it is."""
     if basis is None:
         return config
     return changed(config, bounding={"options": dict(config.bounding.options) | {"basis_digest": basis.fingerprint}})

@@ -52,7 +52,7 @@ def public_records_of(config: Config, private: RecordStore, progress: ImportProg
 
 
 def public_digest(config: Config) -> str | None:
-    """Returns the fingerprint of a configuration's public records, if they are in a store.
+    """Returns the fingerprint of a configuration's public records if they are in a store, or else its ``public.digest``.
 
     Args:
         config: Configuration with absolute paths.

@@ -67,7 +67,7 @@ def evaluate_run(
         parts = build(read_back(tree, "evaluation"), progress=progress, terms=terms_at(run.terms))
     except UserError as error:
         if error.code.startswith("eval-"):  # the run's configuration cannot change, but this command can choose split and tasks
-            error.command = f"Here, `dpfed evaluate {folder} --split SPLIT --task TASK` chooses them."
+            error.command = f"`dpfed evaluate {folder} --split SPLIT --task TASK` chooses split and task."
         raise
     if not parts.store.public and uses_labelled_bank(parts.evaluator.tasks):
         why = not_covered or parts.config.privacy.not_covered

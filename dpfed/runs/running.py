@@ -100,13 +100,13 @@ class Session:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The run's optimizer; it exists only within the loop over the session's steps.
+        """The run's optimizer; it exists from the first step of the loop over the session's steps.
 
         Raises:
             ValueError: Before the loop has begun.
         """
         if self._steps is None:
-            raise ValueError("the optimizer exists only within the loop over the steps")
+            raise ValueError("the optimizer exists only from the first step on: read it within the loop over the steps")
         return self._steps.coordinator.optimizer
 
     def __iter__(self) -> Iterator[StepSummary]:

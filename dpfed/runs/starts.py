@@ -34,8 +34,9 @@ def starting_weights(config: Config) -> StartingWeights | None:
             (`dpfed.runs.resolution.resolve_model_defaults`).
 
     Raises:
-        MissingStart: If the configuration names weights that do not exist.
-        UserError: If the weights belong to another model, or have changed since the run began.
+        MissingStart: If the configuration names weights that do not exist, or a procedural initialisation that is unfinished.
+        UserError: If the path holds no usable weights, or the weights belong to another model or have changed since the run
+            began.
     """
     if config.model.start is None:
         return None
@@ -57,8 +58,9 @@ def procedural_start(path: Path) -> StartingWeights:
         path: Folder of the initialisation (`procedural_path`).
 
     Raises:
-        MissingStart: If there is no such initialisation, or its training was interrupted.
-        UserError: If the initialisation is damaged; once it is deleted, `dpfed start` makes the same initialisation again.
+        MissingStart: If there is no such initialisation, or its training was interrupted and can be resumed.
+        UserError: If the initialisation is damaged, or its training was interrupted and its key is gone; once it is deleted,
+            `dpfed start` makes the same initialisation again.
     """
     if not path.exists():
         raise MissingStart(
@@ -67,19 +69,17 @@ def procedural_start(path: Path) -> StartingWeights:
         )
     try:
         run = RunDirectory.open(path)
-        if not run.finished:
-            if not run.has_key:
-                raise UserError(f"{path} is unfinished, and cannot be resumed. [start-stuck]")
-            raise MissingStart(f"model.start = 'procedural': {path} is unfinished: `dpfed start` finishes it. [start-unready]")
-        start = find_start(path)
-        start.refuse_damage()
-    except MissingStart:
-        raise
+        if run.finished:
+            start = find_start(path)
+            start.refuse_damage()
+            return start
     except UserError as error:
         raise UserError(
             f"model.start = 'procedural': {path} is damaged: delete it; `dpfed start` makes it again. [start-damaged]"
         ) from error
-    return start
+    if not run.has_key:
+        raise UserError(f"{path} is unfinished, and its key is gone: delete it; `dpfed start` makes it again. [start-stuck]")
+    raise MissingStart(f"model.start = 'procedural': {path} is unfinished: `dpfed start` finishes it. [start-unready]")
 
 
 def start_is_there(config: Config) -> bool:
@@ -89,7 +89,7 @@ def start_is_there(config: Config) -> bool:
         config: Configuration of the initialised model, with the model's defaults resolved.
 
     Raises:
-        UserError: If the initialisation is damaged.
+        UserError: If the initialisation is damaged, or is unfinished and its key is gone.
     """
     try:
         procedural_start(procedural_path(config))
@@ -165,14 +165,15 @@ def procedural_path(config: Config) -> Path:
 
 
 def origin_of(config: Config, start: StartingWeights | None) -> dict[str, Any] | None:
-    """Returns the record of its starting weights that a run writes when it begins; ``None``: ``model.start`` names no weights.
+    """Describes a run's starting weights for its ``provenance.json``; ``None``: ``model.start`` names no weights.
 
     Args:
         config: Configuration with its defaults resolved.
-        start: Starting weights that the configuration names.
+        start: Starting weights that the configuration names; ``None``: it names none.
 
     Returns:
-        The keys ``weights`` (in words), ``sha256``, and ``trained`` (the runs that made the weights; ``None``: unknown).
+        The keys ``weights`` (in words), ``sha256`` (hexadecimal) and ``trained`` (the runs that made the weights; ``None``:
+        unknown).
     """
     from dpfed.models.summary import start_of  # needs torch
 

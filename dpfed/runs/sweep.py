@@ -89,8 +89,8 @@ def sweep(base: Config, file: str | Path, folder: str | Path, progress: Progress
         progress: Progress, which shows the stages.
 
     Raises:
-        UserError: Before anything is trained, for a bad entry or a folder that holds another run; later, for a run that
-            `pretrain` or `resume` refuses. The runs that are finished by then stay.
+        UserError: Before anything is trained, for a bad entry, a folder that holds another run, or a lifetime budget without
+            room; later, for a run that `pretrain` or `resume` refuses. The runs that are finished by then stay.
     """
     progress = progress or Silent()
     asked = read_sweep(file, base)
@@ -160,8 +160,8 @@ def joint_promise(runs: list[RunView]) -> str:
     warning = large_delta(delta, min(counts), unit) if counts else ""
     return (
         f"{warning} Joint promise: together these {len(runs)} runs are ({round_up(epsilon)}, {round_up(delta)})-differentially "
-        "private, because epsilons and deltas add up on the same records. Whoever sees several models is covered by that, "
-        f"and not by one run's own epsilon. {meaning(epsilon, delta, unit, 'what they released together')} "
+        "private, because epsilons and deltas add up on the same records. Towards somebody who sees several of the models, "
+        f"this promise holds, and not one run's own epsilon. {meaning(epsilon, delta, unit, 'what they released together')} "
         "Evaluation figures are exact, and no epsilon covers them."
     ).strip()
 

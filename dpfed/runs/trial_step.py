@@ -92,8 +92,8 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
     }[bounding.clipping]
     if plan.private and left < _LEAST_SIGNAL:
         raise UserError(
-            f"the gradient of a group of noise is {norm:.1g} long, and bounding.{key} leaves {left:.1g} of what the noise is "
-            "made for: nothing would be learnt. Lower it to a usual length of gradients, such as 1, or check [objective]. "
+            f"the gradient of a group of noise has norm {norm:.1g}. With bounding.{key}, that is only {left:.1g} of the norm "
+            "to which the privacy noise is scaled, so nothing would be learnt: lower this value, or check [objective]. "
             "[run-no-signal]"
         )
     return total
@@ -115,13 +115,14 @@ def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tens
     if math.isfinite(moved) and moved * farthest <= _LEAST_CHANGE * length:
         raise UserError(
             f"{_rate(optimizer)} changes the weights by {moved * farthest / max(length, 1e-30):.0e} times their length "
-            f"in {plan.steps:,} steps, so nothing would be learnt: raise it. [optimizer-rate-low]"
+            f"in {plan.steps:,} steps, so nothing would be learnt: raise the learning rate. [optimizer-rate-low]"
         )
     vector.assign(before + change * min(farthest, 1e30))
     if not math.isfinite(moved) or not _all_finite(parts, batch):
         raise UserError(
             f"{_rate(optimizer)} changes the weights by {moved / max(length, 1e-30):.0e} times their length in one step, and "
-            f"in {plan.steps:,} steps the model no longer computes finite numbers: lower it. [optimizer-rate-high]"
+            f"in {plan.steps:,} steps the model no longer computes finite numbers: lower the learning rate. "
+            "[optimizer-rate-high]"
         )
 
 

@@ -119,7 +119,7 @@ def test_a_store_gives_the_basis_of_its_records(tree, tmp_path):
         ("few", "100 public records or more"),
         ("shared", "share images"),
         ("none", "give public.path"),
-        ("aligned", "for towers that were never aligned"),
+        ("aligned", "a text tower that were never aligned"),
     ],
 )
 def test_what_cannot_be_a_basis_is_refused(tree, tiny_moments, tmp_path, shapes, kind, said):

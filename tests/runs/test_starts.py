@@ -167,7 +167,6 @@ DAMAGE = {
     "no description": lambda place: (place / "model" / "model.json").unlink(),
     "no model": lambda place: shutil.rmtree(place / "model"),
     "no config.toml": lambda place: (place / "config.toml").unlink(),
-    "unfinished, and without its key": lambda place: (place / "results.json").unlink(),
     "no run at all": lambda place: [shutil.rmtree(place), place.mkdir(), (place / "notes.txt").write_text("mine")],
 }
 
@@ -188,6 +187,17 @@ def test_a_damaged_start_is_refused_and_made_again_once_deleted(tree, tmp_path):
     shutil.rmtree(place)
     again, was_there = make_start(config)
     assert not was_there and (again / "model" / "model.safetensors").read_bytes() == whole
+
+
+def test_an_unfinished_start_without_its_key_is_told_apart_from_a_damaged_one(tree, tmp_path):
+    config = parse_config(tree)
+    place, _ = make_start(config)
+    (place / "results.json").unlink()
+    for attempt in (make_start, resolve_defaults, lambda config: pretrain(config, tmp_path / "run")):
+        with pytest.raises(UserError, match=f"{place.name} is unfinished, and its key is gone: delete it.*start-stuck"):
+            attempt(config)
+    shutil.rmtree(place)
+    assert make_start(config) == (place, False)
 
 
 def test_a_run_goes_on_when_its_deleted_start_is_made_again(tree, tmp_path):
