@@ -8,7 +8,7 @@ AT_ONCE := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cor
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
-.PHONY: install quickstart adapt federation federation-moments test test-ray test-docs test-slow bench lint docs tutorials release lock clean
+.PHONY: install quickstart adapt federation federation-moments test test-long test-ray test-docs test-slow bench lint docs tutorials release lock clean
 
 # Everything: clusters, institutions, open_clip, tests. The quickstart needs less, and takes the shorter lock file.
 install: $(VENV)/.installed
@@ -55,7 +55,11 @@ federation-moments: install
 # A file's tests stay in one process, and the longest files begin (tests/conftest.py); real clusters and federations want memory,
 # so there are four processes at most.
 test: install
-	$(PYTEST)
+	$(PYTEST) -m "not slow and not long"
+
+# The tests that take more than about 1.5 seconds each: half of the time of all, and what CI also runs.
+test-long: install
+	$(PYTEST) -m "long and not slow"
 
 # What CI also runs, though it takes minutes: a job on a real Ray head.
 test-ray: install

@@ -42,6 +42,7 @@ def test_other_weights_types_losses_and_passes_are_asked_again(asked, monkeypatc
     assert len(asked) == 5
 
 
+@pytest.mark.long
 def test_a_rule_that_looks_at_neighbours_is_found_out_later(asked, monkeypatch):
     """Sabotage: a layer's norms change, in their last bits, with what else is in the pass."""
     model = build_model(MODELS["cnn"], WITH_TEMPERATURE)

@@ -102,6 +102,7 @@ def package(tmp_path):
     return install
 
 
+@pytest.mark.long
 def test_a_foreign_loss_trains_and_the_card_names_it(package, tiny, tmp_path):
     run = package()
     tiny["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 60, "steps": 2}
@@ -128,6 +129,7 @@ def source(tiny, tmp_path):
     return path
 
 
+@pytest.mark.long
 def test_a_foreign_encoder_trains_and_the_card_names_it(package, source, tmp_path):
     run = package(encoders="tiny-net = mine.encoders:small")
     done = run("pretrain", source, "--run", tmp_path / "run", "--json", "--set", "model.image=tiny-net")
@@ -136,6 +138,7 @@ def test_a_foreign_encoder_trains_and_the_card_names_it(package, source, tmp_pat
     assert "mine.encoders:small, mine 1.2, SHA-256 " in (tmp_path / "run" / "privacy_card.md").read_text()
 
 
+@pytest.mark.long
 def test_a_foreign_method_trains_and_claims_nothing(package, source, tmp_path):
     """Nobody here has read its proof, and its own claim is not ours."""
     run = package(methods="half = mine.methods:HALF")

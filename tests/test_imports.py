@@ -16,6 +16,7 @@ def test_importing_dpfed_loads_neither_a_transport_nor_torch():
     assert not {"ray", "flwr", "torch"} & loaded_after("import dpfed")
 
 
+@pytest.mark.long
 def test_the_whole_job_loads_no_transport_and_no_classifier():
     heavy = {"ray", "flwr", "opacus", "open_clip", "sklearn", "torchvision", "sympy"}  # sympy: of torch's compiler
     assert not heavy & loaded_after("import dpfed.runs.pretraining, dpfed.cli, dpfed.encoder, dpfed.audit.membership")
@@ -42,5 +43,6 @@ def test_opening_a_run_needs_no_charts():
     assert not {"matplotlib", "torch"} & loaded_after("import dpfed.artifacts.directory")
 
 
+@pytest.mark.long
 def test_watching_and_showing_a_run_needs_no_torch():
     assert "torch" not in loaded_after("import dpfed.live.app, dpfed.live.terminal, dpfed.artifacts.view, dpfed.report.html")

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import nn
@@ -37,6 +38,7 @@ class Mine(nn.Module):
         return {"image": functional.normalize(self.features(images.flatten(0, 1)), dim=1).unflatten(0, images.shape[:2])}
 
 
+@pytest.mark.long
 def test_part_by_part_with_ones_own_model(shapes, tmp_path):
     store = dpfed.RecordStore.open(shapes.path)
     plan = dpfed.PrivacyPlan.calibrate(len(store.split("train")), 60, 5, epsilon=8, group_size=4, clip_norm=1.0)
@@ -50,6 +52,7 @@ def test_part_by_part_with_ones_own_model(shapes, tmp_path):
     assert not torch.equal(before, model.layer.weight)
 
 
+@pytest.mark.long
 def test_the_whole_job_and_the_encoder_back(tiny_config, tmp_path):
     encoder = dpfed.load(dpfed.pretrain(tiny_config, tmp_path / "run").path)
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)

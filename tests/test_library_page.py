@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 import torch
 
 import dpfed
@@ -40,12 +41,14 @@ def run_page(page: Path, smaller: dict[str, str], tmp_path: Path, monkeypatch) -
     return names
 
 
+@pytest.mark.long
 def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     names = run_page(PAGE, SMALLER, tmp_path, monkeypatch)
     assert names["features"].shape == (48, 64) and "epsilon 8" in capsys.readouterr().out
     assert names["decoupled"](torch.randn(5, 2, 8)).dim() == 0 and names["records"].unit_name == "patient"
 
 
+@pytest.mark.long
 def test_the_code_for_who_knows_opacus_or_lightly_runs(tmp_path, monkeypatch):
     names = run_page(PAGE.with_name("coming-from.md"), {**SMALLER, "delta=1e-6, ": ""}, tmp_path, monkeypatch)
     assert names["features"].shape == (48, 64)

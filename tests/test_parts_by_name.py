@@ -32,6 +32,7 @@ def run(tmp_path_factory):
     return dpfed.pretrain(config(), tmp_path_factory.mktemp("named") / "run")
 
 
+@pytest.mark.long
 def test_a_configuration_names_all_parts(run):
     results = json.loads(run.results.read_text())
     assert {figure["name"] for figure in results["evaluations"]} == {"knn3_accuracy", "knn200_accuracy"}
@@ -49,6 +50,7 @@ def test_the_models_folder_is_read_back_by_the_encoders_name(run):
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.long
 def test_a_named_run_is_resumed_by_the_command_line(run, tmp_path):
     class Stop(dpfed.Callback):
         every = 1
@@ -64,6 +66,7 @@ def test_a_named_run_is_resumed_by_the_command_line(run, tmp_path):
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
+@pytest.mark.long
 def test_own_views_of_a_record_store(tiny, tmp_path):
     tree = {**tiny, "views": NAMED["views"], "model": {"kind": "image", "width": 8, "embedding": 8, "head_hidden": 8}}
     tree["data"] = {key: value for key, value in tree["data"].items() if key != "size"}

@@ -104,6 +104,7 @@ def test_paths(path: str) -> None:
     assert not is_url(path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", sparing(["watch", "resume", "data inspect"], "watch"))
 def test_no_valid_name_is_called_invalid_and_the_advice_works(tmp_path, words):
     place = tmp_path / "für alle"

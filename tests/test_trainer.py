@@ -57,6 +57,7 @@ def whole(tmp_path_factory):
     return trainer().fit(tmp_path_factory.mktemp("library") / "run")
 
 
+@pytest.mark.long
 def test_a_run_leaves_what_every_run_leaves(whole):
     for path in (whole.ledger, whole.card, whole.report, whole.results, whole.model / "model.safetensors"):
         assert Path(path).is_file()
@@ -78,6 +79,7 @@ def test_the_same_line_finds_a_finished_run_with_its_weights(whole):
     assert same(weights(again), weights(whole))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_the_same_line_resumes_bit_for_bit(whole, tmp_path, at):
     with pytest.raises(KeyboardInterrupt):
@@ -85,6 +87,7 @@ def test_the_same_line_resumes_bit_for_bit(whole, tmp_path, at):
     assert same(weights(trainer(weights=3).fit(tmp_path / "run")), weights(whole))
 
 
+@pytest.mark.long
 def test_a_loop_of_ones_own_sees_paid_steps_and_gives_the_same_run(whole, tmp_path):
     seen = []
     with trainer().open(tmp_path / "run") as steps:
@@ -99,6 +102,7 @@ def test_a_loop_of_ones_own_sees_paid_steps_and_gives_the_same_run(whole, tmp_pa
     assert same(weights(trainer().fit(tmp_path / "run")), weights(whole))
 
 
+@pytest.mark.long
 def test_a_loop_may_step_the_optimizer_itself(tmp_path):
     plain = {"schedule": None}
     wanted = weights(trainer(**plain).fit(tmp_path / "fit"))
@@ -137,6 +141,7 @@ def test_what_a_manual_loop_would_lose_is_refused(tmp_path, given):
         pass
 
 
+@pytest.mark.long
 def test_no_figure_of_the_records_is_noted(tmp_path):
     """How many records are equal is a function of private records."""
     said: list[str] = []
@@ -153,6 +158,7 @@ def test_no_figure_of_the_records_is_noted(tmp_path):
     assert said and not [text for text in said if "equal" in text or "contents" in text]
 
 
+@pytest.mark.long
 def test_processes_that_read_change_no_bit(whole, tmp_path):
     run = trainer(records=dpfed.Records(Pictures(120), validation=Pictures(40, 500), workers=2)).fit(tmp_path / "run")
     assert same(weights(run), weights(whole))
@@ -205,6 +211,7 @@ class Reads(nn.Module):
         return self.embedding(tokens).mean(1)
 
 
+@pytest.mark.long
 def test_two_towers_and_a_loss_of_both_sides(tmp_path):
     rows = [{"image": picture(n), "text": "a " + "word" * (n % 7 + 1)} for n in range(80)]
 

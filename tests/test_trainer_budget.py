@@ -92,6 +92,7 @@ def spent(first, own_registry):
     return first[0]
 
 
+@pytest.mark.long
 def test_a_run_reserves_before_its_first_step_and_settles(tmp_path, monkeypatch):
     seen, real, data = [], Ledger.charge, records()
 
@@ -163,6 +164,7 @@ def test_other_records_have_a_budget_of_their_own(spent, tmp_path):
     assert len(budget_of(other).accounts) == len(budget_of(records()).accounts) == 1
 
 
+@pytest.mark.long
 def test_a_part_keeps_the_budget_of_the_whole(spent, tmp_path):
     part = records(range(0, 120, 2))
     with pytest.raises(UserError, match=r"have a budget already, \(5.0, .*leave budget= out, or give.*own-budget-other"):
@@ -171,6 +173,7 @@ def test_a_part_keeps_the_budget_of_the_whole(spent, tmp_path):
     assert len(budget_of(records()).accounts) == 2 and len(list(registry().glob("*.jsonl"))) == 1
 
 
+@pytest.mark.long
 def test_an_interrupted_run_holds_its_reservation_and_resumes(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trainer(budget=BUDGET, callbacks=[Stop()]).fit(tmp_path / "one")
@@ -232,6 +235,7 @@ def test_another_number_changes_the_budget_and_says_so(spent, tmp_path):
         trainer(budget=1).fit(tmp_path / "three")
 
 
+@pytest.mark.long
 def test_a_budget_for_users(tmp_path):
     def users(**changes):
         return trainer(records(shuffled(), unit="who"), unit="user", **changes)
@@ -263,6 +267,7 @@ def test_what_is_no_budget_is_refused(tmp_path, budget):
     assert not (tmp_path / "run").exists() and not list(registry().glob("*.jsonl"))
 
 
+@pytest.mark.long
 def test_a_store_given_in_python_has_the_budget_of_a_store(tmp_path):
     store = write_store(tmp_path / "store", [f"person-{number}" for number in range(120)])
     data = dpfed.Records(RecordStore.open(store.path))
@@ -281,6 +286,7 @@ def test_the_commands_show_it(spent, dpfed, tmp_path):
     assert code == 0 and "lifetime budget" in said and f"settled {STEPS} steps" in said
 
 
+@pytest.mark.long
 def test_a_configuration_that_names_records_has_a_budget(tmp_path, dpfed):
     config = tmp_path / "mine.toml"
     config.write_text(CONFIG)

@@ -181,6 +181,7 @@ def test_what_would_be_ignored_is_refused(tmp_path, changes, said):
     refused(tmp_path, said, **changes)
 
 
+@pytest.mark.long
 def test_other_records_are_not_resumed(tmp_path):
     class Stop(dpfed.Callback):
         every = 1

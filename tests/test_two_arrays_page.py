@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from tests.arrays.two_views import two_views
 
 PAGE = Path(__file__).parents[1] / "docs" / "two-arrays.md"
 
 
+@pytest.mark.long
 def test_the_code_of_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPFED_BUDGETS", str(tmp_path / "budgets"))

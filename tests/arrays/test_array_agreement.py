@@ -47,6 +47,7 @@ def features_of(tree):
     return maker(rows, Randomness.from_seed(0), 0, torch.device("cpu"))
 
 
+@pytest.mark.long
 def test_two_matrices_give_the_bits_of_a_run_on_pairs(pairs, tmp_path):
     views = features_of(pairs)
     run = pretrain(parse_config(pairs), tmp_path / "run")
@@ -59,6 +60,7 @@ def test_two_matrices_give_the_bits_of_a_run_on_pairs(pairs, tmp_path):
     assert all(np.array_equal(heads[name].numpy(), cca.heads_[name]) for name in heads)
 
 
+@pytest.mark.long
 def test_public_rows_give_the_basis_of_a_run_with_a_public_store(pairs, tmp_path):
     """The map has the same bits and the same fingerprint, and so have both releases."""
     views = features_of(pairs)

@@ -239,6 +239,7 @@ def test_files_whose_names_differ_are_not_pairs(tmp_path):
             dpfed.PrivateCCA(epsilon=3).fit(tmp_path / f"{name}.parquet", three)
 
 
+@pytest.mark.long
 def test_a_mapped_matrix_is_never_in_memory_as_a_whole(tmp_path):
     big = np.lib.format.open_memmap(tmp_path / "big.npy", "w+", np.float16, (60_000, 256))
     big[:] = np.random.default_rng(0).standard_normal((60_000, 256), np.float32)

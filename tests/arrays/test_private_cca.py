@@ -43,6 +43,7 @@ def test_heads_find_what_an_exact_cca_finds(epsilon, lost, widths):
     assert cca.score(x[TRAIN:], y[TRAIN:]) > best - 0.15  # k columns, most of which hold what X and Y do not share
 
 
+@pytest.mark.long
 def test_the_first_components_span_the_shared_subspace():
     x, y = two_views(20_000, noise=0.5)
     cca = dpfed.PrivateCCA(epsilon=8, n_components=6).fit(x, y)

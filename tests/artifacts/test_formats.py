@@ -85,6 +85,7 @@ def test_a_timm_encoder(format, resize, tmp_path):
     assert not (tmp_path / format / "model.json").exists()
 
 
+@pytest.mark.long
 def test_an_open_clip_model(tmp_path):
     import open_clip
 
@@ -130,6 +131,7 @@ def test_a_state_dict_says_what_builds_its_model(image, tmp_path):
     assert ("from tests.own_parts import small" in (tmp_path / "out" / HOW).read_text()) == (image != "cnn")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("image", ["cnn", "tests.own_parts:small"])
 def test_onnx_runs_any_number_of_images(image, tmp_path):
     import onnxruntime
@@ -156,6 +158,7 @@ def test_onnx_without_its_packages_is_refused(tmp_path, monkeypatch):
         write_format("onnx", tmp_path / "model", tmp_path)
 
 
+@pytest.mark.long
 def test_a_text_tower_is_one_of_transformers(tiny, tmp_path):
     from transformers import AutoModel, AutoTokenizer
 

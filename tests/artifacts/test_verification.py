@@ -38,6 +38,7 @@ def wrong(card, run):
     return [check.what for check in verify(card, run.path) if check.wrong]
 
 
+@pytest.mark.long
 def test_a_finished_run_and_its_card_belong_together(run, tmp_path):
     assert wrong(run.card, run) == []
     assert wrong(shutil.copy(run.card, tmp_path / "copy.md"), run) == []

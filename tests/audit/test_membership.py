@@ -49,6 +49,7 @@ def command(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
     return ended.value.code or 0, captured.out, captured.err
 
 
+@pytest.mark.long
 def test_the_file_is_its_owners_and_the_card_says_so_once(audit, at_chance):
     run, path, _ = audit
     assert path == run.path / "audit" / "membership.json"

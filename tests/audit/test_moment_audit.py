@@ -29,6 +29,7 @@ def claimed(request, tmp_path):
     return config, plan_of(500, config)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", sparing([1, 2], 2))
 def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, world_size):
     audit = audit_claim(*claimed, world_size=world_size, experiments=EXPERIMENTS)
@@ -37,6 +38,7 @@ def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, world_size):
     assert audit.moved == pytest.approx(audit.sensitivity, rel=1e-4) and audit.moved <= audit.sensitivity
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("claimed", [6.0], indirect=True)  # little is tried here, which shows what is far off
 def test_noise_that_is_missing_is_caught(claimed, monkeypatch):
     monkeypatch.setattr(Randomness, "normal_steps", lambda self, values, *args: values)
@@ -44,6 +46,7 @@ def test_noise_that_is_missing_is_caught(claimed, monkeypatch):
     assert only.contradicts
 
 
+@pytest.mark.long
 def test_a_part_that_is_too_long_is_caught(claimed, monkeypatch):
     real = MomentsEngine._unit
     monkeypatch.setattr(MomentsEngine, "_unit", lambda self, side, features: 2 * real(self, side, features))

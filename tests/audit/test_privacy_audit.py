@@ -54,6 +54,7 @@ def config_and_plan(**bounding):
     return config, plan_of(500, config)
 
 
+@pytest.mark.long
 def test_a_sound_mechanism_is_not_accused_and_no_noise_is_caught(monkeypatch):
     sound = audit_claim(*config_and_plan(), experiments=QUICK)
     assert not sound.contradicted and 0 < sound.shown < sound.claim
@@ -63,6 +64,7 @@ def test_a_sound_mechanism_is_not_accused_and_no_noise_is_caught(monkeypatch):
     assert broken.contradicted and broken.shown > broken.claim
 
 
+@pytest.mark.long
 def test_too_large_a_move_is_caught_without_statistics(monkeypatch):
     sabotage.shuffled_chunks(monkeypatch)
     broken = audit_claim(*config_and_plan(), experiments=FEW)
@@ -152,6 +154,7 @@ def test_all_bounds_of_an_audit_share_one_error(monkeypatch):
     assert audit.shown == 0.0
 
 
+@pytest.mark.long
 def test_a_lower_bound_that_is_no_number_does_not_clear_a_claim(monkeypatch):
     monkeypatch.setattr(privacy, "of_repetitions", lambda *_: [Shown("noisy sums", math.nan)])
     audit = audit_claim(*config_and_plan(), experiments=FEW)

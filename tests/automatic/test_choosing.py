@@ -32,6 +32,7 @@ def small(data, epsilon=8.0, **options):
     return Request(data, epsilon, assignments=_SMALL, **options)
 
 
+@pytest.mark.long
 def test_pixels_decide_nothing(photos, tmp_path):
     other = pictures(tmp_path / "others", 1)
     chosen = [choose(small(data)) for data in (photos, other)]
@@ -127,6 +128,7 @@ def test_saved_choices_are_the_same_configuration(photos, dpfed):
     assert "exists: choose another file" in error
 
 
+@pytest.mark.long
 def test_too_little_time_is_refused_and_a_little_makes_the_run_shorter(photos, monkeypatch):
     monkeypatch.setattr(choosing, "seconds_of", lambda config, *_: 0.1 * config.privacy.steps * config.privacy.batch)
     with pytest.raises(UserError, match="Allow more time"):
@@ -227,6 +229,7 @@ def test_two_given_towers_get_moments_and_a_time_without_a_basis(shapes, tmp_pat
     assert not list(tmp_path.rglob("bases")) and not (shapes.path.parent / "bases").exists()
 
 
+@pytest.mark.long
 def test_features_that_are_kept_take_no_time_again(shapes, tmp_path, monkeypatch):
     shutil.copytree(shapes.path, tmp_path / "store")
     towers = [f"model.weights={image_weights(tmp_path)}", f"model.text={text_folder(tmp_path)}", "data.size=16"]

@@ -25,6 +25,7 @@ def test_a_plan_is_that_of_all_sites_records_together(dpfed, tmp_path):
     assert config.privacy.batch == 1_000
 
 
+@pytest.mark.long
 def test_two_sites_get_no_masks_that_each_could_take_off():
     chosen = plan_federation(Request("", 8.0), [400, 600], captions=False)
     assert 'trust = "distributed"' in chosen.choices[0].value
@@ -77,6 +78,7 @@ def test_a_store_of_a_plan_must_be_there_and_fit(dpfed, tmp_path, monkeypatch, w
     assert said in error
 
 
+@pytest.mark.long
 def test_only_records_that_are_held_out_are_evaluated(tmp_path, dpfed):
     photos = pictures(tmp_path / "photos", 0)
     for held, split in ((0, "none"), (20, "validation")):

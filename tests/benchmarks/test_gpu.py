@@ -72,6 +72,7 @@ def parts_to_try() -> list[Part]:
     return [part for part in parts.measure() if part.tiny and part.path[-1] not in (steps.PLAIN[0], steps.PLAIN[2])]
 
 
+@pytest.mark.long
 def test_every_part_gives_figures_and_the_summary_has_them(call, monkeypatch):
     try_all(call, [part for part in parts_to_try() if not {*part.path} & {*LONG}], monkeypatch)
     said = summary(call.work / "results")
@@ -106,12 +107,14 @@ def test_other_cells_have_figures_too(place, name):
     assert metrics
 
 
+@pytest.mark.long
 def test_a_training_in_a_precision_has_its_curves(place):
     """The curves of figures and of noisy gradients are there."""
     curves = training.in_precision(place, "fp32")
     assert [step for step, _ in curves["knn"]] == [0, 2, 4] and len(curves["noisy_gradient_norms"]) == 4
 
 
+@pytest.mark.long
 def test_a_plain_step_may_have_our_group_norm():
     pytest.importorskip("triton")
     from benchmarks.gpu.fused_norm import FusedNorm
@@ -137,6 +140,7 @@ def test_a_part_that_does_not_fit_makes_room_for_a_shorter_one(call, place, monk
     assert done == ["first", "short"] and "long: not begun, it takes about 500 s" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_cell_that_is_out_of_time_goes_on_in_the_next_call(place):
     late = Place(place.device, place.work, place.data, time.time() - 1, tiny=True)
     with pytest.raises(TimeIsUp, match="2 of 4 steps"):

@@ -58,6 +58,7 @@ class PointedOneWay:
         return Cotangents(1e3 * torch.ones_like(embeddings), torch.zeros(len(embeddings)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["loop", "released"])
 def test_one_piece_more_moves_a_long_sum_by_its_own_length(name):
     generator, model, clip_norm = torch.Generator().manual_seed(2), Aligned(), 0.37
@@ -187,6 +188,7 @@ def test_an_engine_adds_up_in_float64(name):
     assert (into - 1e9).norm() == pytest.approx(1.0, rel=1e-4)
 
 
+@pytest.mark.long
 def test_large_batches_statistics_move_by_their_sensitivity():
     """Embeddings that all point one way, and one more: the sums are long, and none of their digits is lost before the noise."""
     from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedMoments

@@ -49,6 +49,7 @@ def test_each_step_is_seen_once_with_what_it_spent(config, tmp_path):
     assert {figure.model for figure in keeps.figures} == {"untrained", "trained"}
 
 
+@pytest.mark.long
 def test_steps_behind_a_checkpoint_come_again_with_their_numbers(config, tmp_path):
     whole, interrupted = Keeps(), Keeps(stops=5)
     dpfed.pretrain(config, tmp_path / "whole", callbacks=[whole])

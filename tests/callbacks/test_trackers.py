@@ -132,6 +132,7 @@ def on_mlflow(run):
     return [((point.key.replace("_at_", "@"), point.step), point.value) for point in points]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [None, pytest.param(2, marks=pytest.mark.slow), 5])
 def test_every_figure_reaches_every_tracker_once(config, tmp_path, request, at):
     run = interrupted(config, tmp_path / "run", at) if at else request.getfixturevalue("finished")
@@ -192,6 +193,7 @@ def sent(run):
     return "\n".join([*names, *contents, *logged])
 
 
+@pytest.mark.long
 def test_nothing_private_leaves(clinic, tmp_path):
     clinic["privacy"]["seed"] = 987_654_321
     del clinic["data"]["stores"]
@@ -264,6 +266,7 @@ def test_a_server_that_is_not_there_is_said_before_the_run(dpfed, config, monkey
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
 
 
+@pytest.mark.long
 def test_wandb_finds_no_login_on_an_empty_machine(tmp_path):
     """The real question, in a process that has no account: an answer at once, and no prompt."""
     code = "from dpfed.callbacks import WandB\ntry: WandB()\nexcept Exception as error: print(error)"

@@ -75,6 +75,7 @@ def test_a_finished_run_needs_no_cluster_and_no_federation(run, dpfed):
     assert code == 0 and "is finished; these are its results" in shown and shown.endswith(table), error
 
 
+@pytest.mark.long
 def test_evaluate_and_report_of_a_run(run, dpfed):
     folder, _ = run
     code, again, error = dpfed("evaluate", folder / "run", "--json")

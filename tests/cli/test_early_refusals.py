@@ -175,6 +175,7 @@ for words in json.loads(sys.stdin.read()):
 """
 
 
+@pytest.mark.long
 def test_no_torch_is_imported_and_the_answer_comes_soon(tmp_path, squares):
     (tmp_path / "empty.toml").write_text("")
     (tmp_path / "wrong.toml").write_text("[privacy]\nepsilon = -1.0\n")

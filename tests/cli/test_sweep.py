@@ -66,6 +66,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_every_run_is_trained_once_with_its_changes_and_compared(base, swept, monkeypatch):
     tmp_path, outcome = swept
     small, large = tmp_path / "runs" / "two" / "small", tmp_path / "runs" / "two" / "large"

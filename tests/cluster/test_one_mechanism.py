@@ -28,6 +28,8 @@ from dpfed.training.worker import Worker
 from tests.cluster.processes import Processes
 from tests.privacy.gaps import drawn_by_hand
 
+pytestmark = pytest.mark.long
+
 SEED, RECORDS, RATE = 11, 600, 0.05
 WORKERS = {"alone": 1, "1": 1, "2": 2, "3": 3}  # alone: without a process group
 # In the first plan every group counts. In the second there is hardly anything but noise, and workers often draw no record.

@@ -23,6 +23,8 @@ from tests.cluster.conftest import STEPS
 from tests.cluster.processes import Processes, come_and_wait, command, dpfed, pretrain, wait_for
 from tests.sparing import sparing
 
+pytestmark = pytest.mark.long
+
 STOPPED = 3  # of STEPS; a checkpoint is written after every second
 
 

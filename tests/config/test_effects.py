@@ -204,6 +204,7 @@ def constant(monkeypatch):
     monkeypatch.setattr(PrivacyPlan, "fingerprint", "0" * 16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("public", "no privacy"))) for name in BASES]
 )

@@ -27,6 +27,7 @@ def screen(monkeypatch):
     return out.file
 
 
+@pytest.mark.long
 def test_a_terminal_has_bars_unless_they_are_not_wanted(tiny_config, screen, tmp_path):
     dpfed.pretrain(tiny_config, tmp_path / "silent", progress=False)
     assert screen.getvalue() == ""
@@ -34,6 +35,7 @@ def test_a_terminal_has_bars_unless_they_are_not_wanted(tiny_config, screen, tmp
     assert "private steps" in screen.getvalue() and "6/6" in screen.getvalue()
 
 
+@pytest.mark.long
 def test_without_a_terminal_nothing_is_shown_unless_asked_for(tiny_config, capsys, tmp_path):
     dpfed.pretrain(tiny_config, tmp_path / "silent")
     dpfed.resume(tmp_path / "silent")

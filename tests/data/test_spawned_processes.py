@@ -30,6 +30,7 @@ def views(transform, workers):
     return made
 
 
+@pytest.mark.long
 def test_a_lambda_is_called_here_and_a_function_elsewhere(spawn):
     wanted = views(augment(), 0)
     with pytest.warns(Notice, match="in this process, which is slower"):

@@ -70,6 +70,7 @@ def shards(place):
     return sorted(place.rglob("*.safetensors"))
 
 
+@pytest.mark.long
 def test_the_second_run_computes_nothing(tree, tmp_path, computed):
     for number, epsilon in enumerate((8.0, 1.0)):
         tree["privacy"]["epsilon"] = epsilon
@@ -83,6 +84,7 @@ def test_the_second_run_computes_nothing(tree, tmp_path, computed):
     assert sorted(os.listdir(tmp_path / "store")) == ["index.arrow", "records.arrow", "store.json"]
 
 
+@pytest.mark.long
 def test_a_run_from_kept_features_is_the_same_run(tree, tmp_path, computed):
     tree["privacy"]["seed"] = 3
     runs = [pretrain(parse_config(tree), tmp_path / name) for name in ("computes", "reads")]
@@ -228,6 +230,7 @@ def compute(place, log, key):
     assert torch.equal(values, torch.arange(20).float())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("keys", "times"), [("aa", 1), ("ab", 2)])
 def test_two_processes_at_once_compute_each_shard_once(keys, times, tmp_path):
     context, log = multiprocessing.get_context("spawn"), tmp_path / "log"

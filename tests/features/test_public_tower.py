@@ -22,6 +22,7 @@ def towers(tmp_path):
     return image_weights(tmp_path), text_folder(tmp_path)
 
 
+@pytest.mark.long
 def test_files_hold_what_a_run_on_the_store_reads(tiny_moments, towers, shapes, dpfed, tmp_path):
     kept = {name: tiny_moments[name] for name in ("name", "data", "training")}
     tree = frozen(kept, tmp_path) | {
@@ -49,6 +50,7 @@ def test_files_hold_what_a_run_on_the_store_reads(tiny_moments, towers, shapes, 
     assert cca.n_features_in_ == views["image"].shape[-1] and cca.n_features_y_ == 16
 
 
+@pytest.mark.long
 def test_pictures_in_a_folder_need_no_store(towers, dpfed, tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()

@@ -104,6 +104,7 @@ def test_a_cluster_releases_the_same(locally, config, tmp_path):
     assert digests(tmp_path / "run" / "ledger.jsonl") == locally
 
 
+@pytest.mark.long
 def test_a_simulated_federation_releases_the_same(locally, config, tmp_path):
     assert digests(simulate(config, tmp_path / "run", Simulation(sites=SITES, skew=SKEW)).ledger) == locally
 

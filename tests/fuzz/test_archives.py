@@ -6,6 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
+import pytest
 from hypothesis import strategies as st
 
 from tests.fuzz.damage import damaged
@@ -35,6 +36,7 @@ def archive(members: list[tuple[str, bytes, bytes]], format: int, world: Path) -
     return buffer.getvalue()
 
 
+@pytest.mark.long
 @efforts
 def test_archives(effort: Effort, world: Path) -> None:
     path = world / "root" / "train.tar"

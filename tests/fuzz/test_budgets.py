@@ -72,6 +72,7 @@ _EPSILONS = st.one_of(st.sampled_from([0.01, 0.5, 3.0, 20.0, "1e-6", "8"]), NUMB
 _DELTAS = st.one_of(st.sampled_from([1e-3, 1e-9, 1 / 64, 0.5]), NUMBERS)
 
 
+@pytest.mark.long
 @efforts
 def test_any_numbers_of_a_budget(effort, store, tmp_path) -> None:
     def check(epsilon: object, delta: object, unit: str | None, distinct: str | None, runs: int) -> None:

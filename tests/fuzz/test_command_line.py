@@ -188,6 +188,7 @@ COMMANDS = st.one_of(
 _MADE = ("new", "stores", "runs", "comparison.html")  # where a command that works may put something
 
 
+@pytest.mark.long
 @efforts
 def test_anything_that_can_be_typed(effort, desk, bounded_memory) -> None:
     before = _lies_there(desk)

@@ -27,6 +27,7 @@ def understood(config: Config) -> None:
     assert parse_config(tomllib.loads(config.dump())) == config
 
 
+@pytest.mark.long
 @efforts
 def test_any_value_under_any_key(effort) -> None:
     def check(base: str, changes: dict[str, object]) -> None:
@@ -43,6 +44,7 @@ def test_any_value_under_any_key(effort) -> None:
     )
 
 
+@pytest.mark.long
 @efforts
 def test_any_assignment_on_the_command_line(effort) -> None:
     keys = st.one_of(
@@ -92,6 +94,7 @@ def _damaged(content: bytes, dice: random.Random, what: str) -> bytes:
     }[what]()
 
 
+@pytest.mark.long
 @efforts
 def test_any_plan_keeps_its_promise_or_is_refused(effort) -> None:
     numbers = st.one_of(

@@ -88,6 +88,7 @@ def _befall(path: Path, accident: str, dice: random.Random, files: list[Path]) -
         path.symlink_to(path if accident == "a link to itself" else "/nowhere/at/all")
 
 
+@pytest.mark.long
 @efforts
 @pytest.mark.parametrize("which", ["done", "half"])
 def test_any_accident_to_a_run(effort, runs, which, tmp_path) -> None:

@@ -81,6 +81,7 @@ SIDES = st.one_of(
 )
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @efforts
 def test_declared_sizes_do_not_fill_the_memory(effort: Effort) -> None:

@@ -118,6 +118,7 @@ def test_every_page_fits_the_screen_and_can_be_read(opened, served, screen, sche
         assert "token" not in page.url
 
 
+@pytest.mark.long
 def test_the_page_follows_the_run(opened, served):
     run, *_ = served
     page = opened()

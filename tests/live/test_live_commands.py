@@ -55,6 +55,7 @@ def test_what_is_refused(dpfed, words, sentence):
     assert code == 2 and sentence in err and "Traceback" not in err
 
 
+@pytest.mark.long
 def test_the_page_until_ctrl_c(make, tmp_path):
     pytest.importorskip("uvicorn")
     words = ["serve", str(make(done=3).path), "--port", "0"]

@@ -78,6 +78,7 @@ def train(folder, callback=None, model=None):
     return model.target.state_dict()
 
 
+@pytest.mark.long
 def test_the_target_follows_what_is_released_and_nothing_else(tmp_path):
     model = byol()
     model({"image": torch.zeros(2, 2, 3, SIDE, SIDE)})
@@ -88,6 +89,7 @@ def test_the_target_follows_what_is_released_and_nothing_else(tmp_path):
         torch.testing.assert_close(value, follows.aim[name])
 
 
+@pytest.mark.long
 def test_a_run_that_was_interrupted_finds_its_target_again(tmp_path):
     whole = train(tmp_path / "whole")
     model = byol()
@@ -97,6 +99,7 @@ def test_a_run_that_was_interrupted_finds_its_target_again(tmp_path):
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
+@pytest.mark.long
 def test_a_target_in_several_processes_is_refused(tmp_path):
     """Workers beside the first never move their target."""
     trainer = dpfed.Trainer(

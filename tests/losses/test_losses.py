@@ -170,6 +170,7 @@ def fitted(tmp_path, loss, model=None, **settings):
     return dpfed.Trainer(model or dpfed.SimCLR(encoder(), 8, hidden=16), loss=loss, **parts).fit(tmp_path / "run")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", [DCL(0.2), VICReg()], ids=repr)
 def test_a_run_with_a_loss(loss, tmp_path):
     run = fitted(tmp_path, loss)
@@ -207,6 +208,7 @@ def test_a_users_loss_prepares_the_model(tmp_path):
     assert run.config().objective.name == "python:Lengths" and not run.encoder().model.unit_length
 
 
+@pytest.mark.long
 def test_a_configuration_names_a_loss_that_reads_lengths(tiny, tmp_path):
     objective = {"name": "dpfed.losses:VICReg", "options": {"variance": 5.0}}
     privacy = {"epsilon": 8.0, "batch": 24, "steps": 2}

@@ -54,6 +54,7 @@ def test_the_first_sum_pulls_the_centres_to_the_embeddings(tiny_public):
     assert pull[1].norm(dim=1).min() > 0.1 * len(indices)  # the public ones follow theirs
 
 
+@pytest.mark.long
 def test_a_run_trains_centres_and_publishes_none(tiny_public, tmp_path):
     tiny_public["privacy"] = {"noise_multiplier": 0.5, "accountant": "rdp", "batch": 40, "steps": 6}
     run = pretrain(parse_config(tiny_public), tmp_path / "run")

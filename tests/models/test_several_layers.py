@@ -57,6 +57,7 @@ def test_features_are_those_of_stock_timm_and_transformers(tree):
     torch.testing.assert_close(model.text_features(tokens), side_by_side(means[2], means[1]), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_saved_model_has_the_layers_and_one_of_an_earlier_release_the_last(tree, tmp_path):
     run = pretrain(parse_config(tree), tmp_path / "run")
     pictures = np.random.default_rng(0).integers(0, 255, (4, 16, 16, 3), dtype=np.uint8)
@@ -124,6 +125,7 @@ def test_aligned_towers_keep_their_last_layers(tiny_moments):
         built(tiny_moments)
 
 
+@pytest.mark.long
 def test_onnx_has_the_layers_and_the_heads(tree, tmp_path):
     import onnxruntime
 

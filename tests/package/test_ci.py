@@ -46,4 +46,4 @@ def test_the_browser_is_there_before_the_tests_begin(ci):
 def test_nothing_is_installed_where_it_may_not_or_need_not_be(ci, machine):
     done, calls = ci(**machine)
     assert done.returncode == 0 and not any(call.startswith("apt-get") for call in calls)
-    assert calls[-3:] == ["make test", "make test-ray", "make test-docs"]
+    assert calls[-4:] == ["make test", "make test-long", "make test-ray", "make test-docs"]

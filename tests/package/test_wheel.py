@@ -35,6 +35,7 @@ def run_state(folder: Path) -> dict[str, tuple[int, int]]:
     return {name: ((folder / name).stat().st_mtime_ns, (folder / name).stat().st_size) for name in files(folder)}
 
 
+@pytest.mark.long
 def test_the_wheel_has_every_file_of_the_packages_and_no_other(wheel):
     expected = {f"{package}/{name}" for package in PACKAGES for name in files(ROOT / package)}
     expected |= {f"dpfed/configs/{name}" for name in files(ROOT / "configs")}

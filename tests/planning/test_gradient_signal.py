@@ -63,6 +63,7 @@ def test_the_response_is_the_derivatives_whatever_idle_weights(imitation, monkey
     assert opposite == 0.0  # what the halves do not agree on is not a signal
 
 
+@pytest.mark.long
 def test_the_gradient_is_measured_through_the_runs_own_clipping(tiny, shapes):
     signals = {}
     for clip in (1e-3, 1e-2, 1e6):

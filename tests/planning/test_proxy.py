@@ -33,6 +33,7 @@ def pictures(tmp_path_factory):
     return paths
 
 
+@pytest.mark.long
 def test_the_number_of_records_is_the_declared_one_or_the_users(tiny, tiny_config):
     assert plan_of(tiny_config).sampling.records == 600
     assert plan_of(tiny_config, 5_000).sampling.records == 5_000

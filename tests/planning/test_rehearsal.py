@@ -38,6 +38,7 @@ def transport_of(imitation, plan, seed=1):
     return ScaledUp(worker, plan, groups), worker
 
 
+@pytest.mark.long
 def test_as_many_public_records_give_the_private_runs_sum(config, shapes):
     plan = declared_plan(config, None, Silent())
     imitation = imitation_of(config, plan, shapes, 600)
@@ -49,6 +50,7 @@ def test_as_many_public_records_give_the_private_runs_sum(config, shapes):
         assert (rehearsed.groups, rehearsed.sensitivity) == (plan.groups, plan.sensitivity)
 
 
+@pytest.mark.long
 def test_fewer_public_records_have_the_private_noise_over_signal(config, shapes):
     """The sum is on average as long as that of all records, and the noise is the plan's, whatever the number."""
     plan = declared_plan(config, None, Silent())
@@ -132,6 +134,7 @@ def test_the_written_configuration_is_short_and_means_the_same(name):
     assert parse_config(tomllib.loads(text)) == config and len(text.splitlines()) < 60
 
 
+@pytest.mark.long
 def test_engines_are_timed_once_for_each_group_size(tiny, shapes, tmp_path, monkeypatch):
     tiny["privacy"], tiny["evaluation"] = dict(GIVEN), {"tasks": ["retrieval"], "records": 50}
     tiny["bounding"]["engine"] = "auto"

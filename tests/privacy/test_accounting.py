@@ -170,6 +170,7 @@ def test_a_plan_accounts_for_steps_at_its_own_rate_and_delta(accountant, steps):
     assert abs(spent_by(accountant, steps, delta=1e-3) / values[0] - 1) > 0.03
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_noise_is_calibrated_for_all_steps_and_no_more(accountant):
     plan = PrivacyPlan.calibrate(1000, 100, 3, 2.0, 1e-4, accountant=accountant, group_size=4, clip_norm=1.0)

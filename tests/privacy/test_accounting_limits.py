@@ -64,6 +64,7 @@ def test_pld_is_refused_where_rounding_could_hide_delta():
     assert ROUNDING >= 100 * 2.2e-16
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon", [5e-3, 0.02])
 def test_small_promises_are_kept_and_no_worse_by_pld(epsilon):
     by = {name: of_numbers(**NUMBERS, epsilon=epsilon, accountant=name) for name in ("pld", "rdp")}

@@ -27,6 +27,7 @@ def test_the_substitutions_are_those_of_the_standard():
     assert keystream_kernel._substitutions()[[0x00, 0x53, 0xFF]].tolist() == [0x63, 0xED, 0x16]  # FIPS 197, figure 7
 
 
+@pytest.mark.long
 def test_a_gpu_that_computes_other_bits_is_not_used(monkeypatch):
     assert keystream_kernel.works_on.__wrapped__(CPU, 514)
     table = keystream_kernel._table(CPU) ^ (torch.arange(256) == 200).int() * 256

@@ -177,6 +177,7 @@ def test_a_plans_fingerprint_is_the_hash_of_its_fields():
     assert plan.fingerprint == hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 
+@pytest.mark.long
 def test_a_run_whose_engines_rounded_otherwise_is_not_resumed(tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr("dpfed.privacy.plan.ARITHMETIC", ARITHMETIC - 1)
     run = pretrain(tiny_config, tmp_path / "run")

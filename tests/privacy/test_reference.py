@@ -45,6 +45,7 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
+@pytest.mark.long
 def test_the_plan_promises_nothing():
     plan = plan_of(1000, Config(privacy=PrivacyConfig(batch=100, steps=7), bounding=NONE))
     assert (plan.noise.multiplier, plan.noise_std) == (0, 0)
@@ -108,6 +109,7 @@ def test_the_update_is_the_sum_over_k_and_nothing_else(tmp_path):
         strict(line)
 
 
+@pytest.mark.long
 def test_a_run_says_everywhere_that_there_is_no_guarantee(without, tmp_path, capsys, monkeypatch):
     run = pretrain(parse_config(without), tmp_path / "none")
     card = run.card.read_text()
@@ -133,6 +135,7 @@ def test_a_run_says_everywhere_that_there_is_no_guarantee(without, tmp_path, cap
     assert read_view(run.path).epsilon == math.inf
 
 
+@pytest.mark.long
 def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(without, tmp_path):
     without["privacy"]["seed"] = 3
     config = parse_config(without)

@@ -184,6 +184,7 @@ def integrated(rate, sigma, order):
     return max(both) / (order - 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate, sigma", [(0.1, 0.5), (0.1, 0.822), (0.1, 1.0), (0.5, 1.0), (0.5, 3.0)])
 def test_an_unknown_order_has_a_higher_orders_bound(rate, sigma):
     mechanism, steps = Mechanism(PoissonSampler(rate), sigma), 20

@@ -81,6 +81,7 @@ def spent(steps, rate):
     return RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(event, steps)).get_epsilon(1e-5)
 
 
+@pytest.mark.long
 def test_plan_and_accounting_follow_from_the_sampler(cyclic):
     assert PLAN.mechanism.sampler == CyclicPoissonSampler(0.1, PARTS)
     assert [PLAN.epsilon(steps) for steps in (1, 3, 4, 7)] == pytest.approx([spent(count, 0.3) for count in (1, 1, 2, 3)])

@@ -211,6 +211,7 @@ def parties(tiny, shapes, tmp_path):
     return sites, agree
 
 
+@pytest.mark.long
 def test_a_site_joins_and_is_served(parties):
     sites, agree = parties
     terms = Terms.load(agree().terms)

@@ -70,6 +70,7 @@ def test_what_comes_from_a_run_is_text(facts):
     assert "<script" not in page and "<img" not in page and "http" not in page
 
 
+@pytest.mark.long
 def test_every_run_writes_it_beside_its_card(tiny, tmp_path):
     tiny["evaluation"] = {"split": "none"}
     run = pretrain(parse_config(tiny), tmp_path / "run")

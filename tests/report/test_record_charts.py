@@ -51,6 +51,7 @@ def run_of(tiny, shapes, folder, public):
     return pretrain(parse_config(tiny), folder / "run")
 
 
+@pytest.mark.long
 def test_a_private_run_shows_no_record(tiny, shapes, tmp_path):
     run = run_of(tiny, shapes, tmp_path, public=False)
     page = run.report.read_text(encoding="utf-8")
@@ -59,6 +60,7 @@ def test_a_private_run_shows_no_record(tiny, shapes, tmp_path):
     assert not [file for file in run.path.rglob("*") if file.suffix in (".png", ".jpg", ".npy") or file.name == CHARTS]
 
 
+@pytest.mark.long
 def test_a_public_run_shows_both_models(tiny, shapes, tmp_path):
     run = run_of(tiny, shapes, tmp_path, public=True)
     page, shown = run.report.read_text(encoding="utf-8"), Gallery.read(run.gallery)

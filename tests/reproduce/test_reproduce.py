@@ -78,6 +78,7 @@ def test_each_configuration_is_trained_once_and_kept(request_for, steps, kept):
     assert len(steps) == 12, "a run that another experiment has made was made again"
 
 
+@pytest.mark.long
 def test_an_interrupted_experiment_goes_on(request_for, monkeypatch, tmp_path):
     real, calls = Coordinator.apply, itertools.count(1)
 
@@ -95,6 +96,7 @@ def test_an_interrupted_experiment_goes_on(request_for, monkeypatch, tmp_path):
     assert outcome.runs.popitem()[1].results["privacy"]["steps_charged"] == 4
 
 
+@pytest.mark.long
 def test_published_figures_stand_beside_ours(request_for, shapes):
     beside_ours = dataclasses.replace(SMALL, table="1", epsilons=(10.0,))
     measured = dataclasses.replace(request_for().data, metrics=("linear_probe_accuracy", "knn3_accuracy"))

@@ -72,6 +72,7 @@ def stopped_after(steps):
         yield
 
 
+@pytest.mark.long
 def test_a_run_reserves_before_the_first_step_and_settles(config, store, budget, tmp_path, monkeypatch):
     seen = []
     charge = Ledger.charge
@@ -86,6 +87,7 @@ def test_a_run_reserves_before_the_first_step_and_settles(config, store, budget,
     assert "(6.0, 1.00e-5) for each record, over all runs" in run.card.read_text()
 
 
+@pytest.mark.long
 def test_a_run_that_does_not_fit_is_refused_unwritten(config, store, tmp_path):
     budget = set_budget(store, 4, 1e-5)
     config["privacy"]["steps"] = 2
@@ -262,6 +264,7 @@ set = {"optimizer.learning_rate" = 2e-3}
 """
 
 
+@pytest.mark.long
 def test_a_sweep_reserves_all_its_runs_before_the_first_one(config, store, tmp_path):
     """So its last run is not refused after the first ones are trained."""
     (tmp_path / "sweep.toml").write_text(SWEEP)

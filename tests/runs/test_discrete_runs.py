@@ -59,6 +59,7 @@ def test_neighbours_integers_are_as_close_as_the_plan_says(discrete, world_size,
         assert max(moved) > 0.3 * 2 * grid.radius
 
 
+@pytest.mark.long
 def test_a_resumed_run_comes_to_the_same_bits(discrete, tmp_path):
     discrete["privacy"] |= {"seed": 11, "steps": 4}
     discrete["evaluation"] = {"split": "none"}

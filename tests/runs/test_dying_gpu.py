@@ -13,6 +13,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.runs.pretraining import pretrain, resume
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -66,6 +66,7 @@ def sigma_of(epsilon, records):
     return brentq(over, 1e-2, 1e3)
 
 
+@pytest.mark.long
 def test_more_records_and_more_epsilon_leave_more(told):
     rows = {row["what"]: row["kept"] for row in told(600, 3)["rows"]}
     assert rows["epsilon 1.00"] < rows["as configured"] < rows["epsilon 9.00"] < rows["6,000 records"]

@@ -62,6 +62,7 @@ def bases_of(parts):
     return {side: heads.basis(side) for side in ("image", "text")}
 
 
+@pytest.mark.long
 def test_a_basis_is_made_once_and_named_in_the_papers(tree, tmp_path, monkeypatch):
     run = pretrain(parse_config(tree), tmp_path / "run")
     options = json.loads(run.results.read_text())["privacy"]["options"]
@@ -95,6 +96,7 @@ def test_the_published_heads_have_the_origin(tree, tmp_path):
     torch.testing.assert_close(embedding, encoder.embed_images(pictures))
 
 
+@pytest.mark.long
 def test_random_rows_are_those_of_old_folders(tree, tmp_path):
     """Heads without an origin are what releases before there was a basis wrote; they load as they are."""
     run = pretrain(parse_config(tree | {"bounding": {"method": "moments", "options": {"basis": "random"}}}), tmp_path / "run")
@@ -177,6 +179,7 @@ def test_a_damaged_basis_in_the_terms_is_refused(tree, tmp_path, kind):
         Lab(tree | {"bounding": tree["bounding"] | {"options": options}}, tmp_path, basis=damaged.text)
 
 
+@pytest.mark.long
 def test_simulated_sites_take_it_from_their_terms(tree, tmp_path):
     folder = simulate(parse_config(tree), tmp_path / "run", Simulation(sites=2)).path
     terms = Terms.load(folder / "terms.json")

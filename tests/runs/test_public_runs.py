@@ -26,6 +26,7 @@ def weights(run):
     return load_file(run.model / "model.safetensors")
 
 
+@pytest.mark.long
 def test_a_resumed_run_keeps_its_bits_and_names_the_public_set(seeded, tmp_path, public_store):
     config = parse_config(seeded)
     whole = pretrain(config, tmp_path / "whole")

@@ -50,6 +50,7 @@ def recipe(request, tmp_path, shapes, aligned_start, monkeypatch):
     return load_config(request.param, sets)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", OWN, indirect=True)
 def test_a_recipe_trains_and_keeps_its_epsilon(recipe, tmp_path):
     run = pretrain(recipe, tmp_path / "run")
@@ -60,6 +61,7 @@ def test_a_recipe_trains_and_keeps_its_epsilon(recipe, tmp_path):
         assert "procedural" in run.card.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["recipes/federation"], indirect=True)
 def test_the_recipe_for_a_federation_trains_at_three_sites(recipe, tmp_path):
     assert simulate(recipe, tmp_path / "run", Simulation(sites=3, trust="secure")).finished

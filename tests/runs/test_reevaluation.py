@@ -72,6 +72,7 @@ def test_figures_of_training_labels_mark_card_and_report(private, tmp_path, monk
     assert [marked(text) for text in artifacts(run)] == [1, 2]
 
 
+@pytest.mark.long
 def test_an_unfinished_run_is_marked_when_it_ends(private, tmp_path):
     private["privacy"]["steps"], private["training"]["checkpoint_every"] = 4, 1
     with killed(Coordinator, "apply", 3, error=KeyboardInterrupt):

@@ -27,6 +27,7 @@ OPEN = {
 }
 
 
+@pytest.mark.long
 def test_every_choice_is_made_and_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = parse_config(OPEN)
@@ -81,6 +82,7 @@ def test_what_was_given_stays(tmp_path):
     assert resolve_defaults(config).bounding.model_dump() == config.bounding.model_dump()
 
 
+@pytest.mark.long
 def test_an_architecture_settles_size_and_digest_alone(tmp_path):
     file = tmp_path / "small.json"
     file.write_text(json.dumps({**SMALL, "vision_cfg": {**SMALL["vision_cfg"], "image_size": 48}}))

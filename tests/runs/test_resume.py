@@ -95,6 +95,7 @@ def undisturbed(tmp_path_factory):
     return get
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("at", "owner", "method", "before"), DEATHS)
 def test_resume_from_every_step_gives_the_same_bits(seeded, tmp_path, undisturbed, at, owner, method, before):
     weights, results = undisturbed(seeded)
@@ -128,6 +129,7 @@ def test_a_clock_that_was_set_back_changes_nothing(seeded, tmp_path, undisturbed
     assert results_again["privacy"] == results["privacy"] and read_view(folder).results is not None
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_its_last_commit_with_any_engine(tiny, tmp_path):
     """No charged step is computed again: another engine, or another number of threads, may come to other bits."""
     tiny["privacy"]["seed"] = 11
@@ -145,6 +147,7 @@ def other_engine(folder):
     (folder / "config.toml").write_text(text)
 
 
+@pytest.mark.long
 def test_a_step_that_cannot_be_repeated_is_refused(stopped):
     other_engine(stopped)
     shutil.rmtree(stopped / "commits")
@@ -229,6 +232,7 @@ HARMS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("harm", sparing(HARMS, "changed", "gone"))
 @pytest.mark.parametrize("at", sparing([3, 5], 5))
 @pytest.mark.parametrize("state", ["whole", "lost"])
@@ -271,6 +275,7 @@ def test_all_damaged_checkpoints_are_named_and_nothing_goes_on(stopped):
     assert resume(folder).finished  # the state of the last commit is enough
 
 
+@pytest.mark.long
 def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, dpfed):
     folder = tmp_path / "run"
     interrupted(tiny_config, folder, at=3)
@@ -378,6 +383,7 @@ def test_model_and_moving_average_cannot_change_midway(stopped, old, new, said):
         resume(stopped)
 
 
+@pytest.mark.long
 def test_a_crash_in_the_ledgers_first_line_loses_nothing(tiny_config, tmp_path):
     folder = tmp_path / "run"
     with killed(Checkpoints, "save"):  # the first one, right after the ledger began

@@ -114,6 +114,7 @@ def test_a_start_lies_in_one_place_whatever_computes(tree, monkeypatch, device):
     assert len(places) == 1
 
 
+@pytest.mark.long
 def test_a_start_is_made_once_and_is_the_model_of_step_0(tree, tmp_path):
     notes, config = Notes(), parse_config(tree)
     tree["evaluation"] = {"tasks": ["knn"], "records": 50}
@@ -200,6 +201,7 @@ def test_an_unfinished_start_without_its_key_is_told_apart_from_a_damaged_one(tr
     assert make_start(config) == (place, False)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_when_its_deleted_start_is_made_again(tree, tmp_path):
     config = parse_config(tree)
     place, _ = make_start(config)
@@ -247,6 +249,7 @@ def test_resume_refuses_other_weights_unless_finished(tree, tmp_path):
         pretrain(parse_config(tree), tmp_path / "new")
 
 
+@pytest.mark.long
 def test_a_private_start_is_on_the_card_and_its_budget_adds_up(tree, private_store, tmp_path):
     tree = random_start(tree) | {"privacy": PRIVATE}
     tree["data"] = {**tree["data"], "path": str(private_store)}

@@ -124,6 +124,7 @@ def test_the_limits_that_a_refusal_names_are_values_that_train(tiny, tmp_path, k
         assert pretrain(parse_config(changed(tree, **{key: value})), tmp_path / f"run-{number}").finished
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("differ", [False, True])
 def test_captions_that_all_say_the_same_are_refused(tiny, tmp_path, differ):
     random = np.random.default_rng(0)

@@ -61,6 +61,7 @@ def tensors_of(path):
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
+@pytest.mark.long
 def test_only_what_is_trained_is_kept_and_only_it_moves(adapted):
     run = adapted
     first, *_, last = (tensors_of(path) for path in sorted(run.checkpoints.iterdir()))
@@ -97,6 +98,7 @@ def test_a_model_is_exported_once(adapted, tmp_path):
         export_model(adapted.path, tmp_path / "out" / "model")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", sparing([1, 3, 5], 3))
 def test_an_interrupted_adaptation_resumes_to_the_same_bits(adapting, tmp_path, at):
     config = parse_config({**adapting, "privacy": {**adapting["privacy"], "seed": 5}})
@@ -114,6 +116,7 @@ def test_a_finished_adaptation_is_measured_again_alike(shared, tmp_path):
         assert figure.value == before[(figure.name, figure.model, figure.step)]
 
 
+@pytest.mark.long
 def test_the_card_says_what_was_trained_and_where_it_started(adapting, adapted, tmp_path):
     card = adapted.card.read_text()
     assert "LoRA of rank 4 on q, v" in card and "starting weights: random" in card

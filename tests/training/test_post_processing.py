@@ -76,6 +76,7 @@ def weights_of(run):
     return load_file(run.model / "model.safetensors")
 
 
+@pytest.mark.long
 def test_a_run_with_processors_resumes_to_the_same_bits(tiny, tmp_path, with_others):
     config = parse_config({**tiny, "privacy": {**tiny["privacy"], "seed": 3}})
     whole = pretrain(config, tmp_path / "whole")

@@ -163,6 +163,7 @@ def trained(tiny, folder, **changes):
     return pretrain(parse_config(tiny), folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", sparing(["group", "public"], "group"))
 def test_the_curve_is_the_true_one_within_its_error(tiny, tiny_public, tmp_path, monkeypatch, method):
     seen = seen_in(monkeypatch)
@@ -188,6 +189,7 @@ def test_the_curve_is_the_true_one_within_its_error(tiny, tiny_public, tmp_path,
     assert "noise multiplier" in card["Released statistics"] and "Training curves, with noise" in run.report.read_text()
 
 
+@pytest.mark.long
 def test_the_threshold_follows_the_quantile_and_clipping_it(tiny, tmp_path, monkeypatch):
     """From far away: the norms are hundreds of times as large as where it starts."""
     seen, clips = seen_in(monkeypatch), []
@@ -247,6 +249,7 @@ def test_automatic_clipping_normalises_every_gradient(tiny, tmp_path, monkeypatc
     assert rows["Sensitivity of the sum"] == "2" and read_view(run.path).windows == []
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_same_weights_and_the_same_curve(tiny, tmp_path):
     """With adaptive clipping the weights depend on the threshold, which depends on all that was released."""
     tiny["training"]["checkpoint_every"] = 2  # in the middle of a window

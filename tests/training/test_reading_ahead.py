@@ -40,6 +40,7 @@ def parts(tiny: dict, files: Path) -> Parts:
     return build(parse_config(tiny), Randomness.from_seed(1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [[0, 1, 2, 3, 4, 5], [2, 2, 0, 5, 4]], ids=["in order", "in any order"])
 def test_sums_are_the_same_to_the_bit(parts: Parts, steps: list[int]) -> None:
     ahead, plain = (parts.learner.worker(Randomness.from_seed(2)) for _ in range(2))

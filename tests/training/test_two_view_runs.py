@@ -24,6 +24,7 @@ def test_keys_of_another_objective_are_refused(tiny, objective, words):
         parse_config(tiny)
 
 
+@pytest.mark.long
 def test_statistics_of_two_views_train_both_kinds_of_model(tiny, tmp_path):
     """A private run from one end to the other, with options of the loss."""
     tiny["objective"] = {"name": "barlow_twins", "redundancy": 0.01}

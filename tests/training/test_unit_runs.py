@@ -84,6 +84,7 @@ def test_records_without_persons_cannot_protect_them(tiny):
         build(parse_config(tiny))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("public", sparing([True, False], True))
 def test_persons_on_both_sides_are_told_for_public_records(protecting, tmp_path, public):
     quiet, loud = Noting(), Noting()

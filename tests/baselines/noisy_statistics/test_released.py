@@ -124,6 +124,7 @@ def test_what_the_method_cannot_do_is_refused(objective, options, complaint):
         public_parameters(config_for("one tower", objective, options=options))
 
 
+@pytest.mark.long
 def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):
     tiny["bounding"] = {"method": "released", "microbatch": 32, "options": {"slots": 8}}
     tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6}

@@ -78,6 +78,7 @@ def test_records_and_strangers_add_together_what_they_do_apart(name, statistics,
         assert together[0].any() or kind == "black"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "norms", "records_are"), tried(["exact", "bound"]))
 def test_strangers_change_no_pairs_clipped_gradient(name, norms, records_are, monkeypatch):
     """The weights of all similarities but one are set to zero: what is left is the clipped gradient of one pair."""

@@ -71,6 +71,7 @@ class Once:
         """Nothing."""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("as_on_a_gpu", "no_kernels")
 @pytest.mark.parametrize("name", sparing(KINDS, "resnet18", "two towers"))
 def test_the_host_waits_for_nothing_in_a_gpus_passes(name, monkeypatch, host_waits):  # noqa: F811

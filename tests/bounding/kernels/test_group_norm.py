@@ -95,6 +95,7 @@ class Block(nn.Module):
         return norm_relu(self.first(x), self.norm, self.relu, lambda: self.beside(x))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batched", [False, True])
 def test_a_block_has_autograds_gradients_for_every_group(batched):
     block, sizes = Block(), SIZES["uneven"]

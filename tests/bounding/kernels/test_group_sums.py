@@ -29,6 +29,7 @@ def test_whole_numbers_are_each_term_truncated():
     assert torch.equal(total, weighted_sum(gradients[order], factors[order], 8, torch.int32))
 
 
+@pytest.mark.long
 def test_a_groups_norm_has_the_same_bits_wherever_it_stands():
     gradients = torch.randn(16, 20_000)
     order = torch.randperm(16)

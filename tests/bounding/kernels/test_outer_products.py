@@ -60,6 +60,7 @@ def pieces(request, monkeypatch):
     monkeypatch.setattr(file, "_pieces", lambda programs, rows: request.param)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize(("geometry", "kind", "pieces"), CASES, indirect=["pieces"])
 def test_every_group_has_the_librarys_gradient(geometry, kind):
@@ -69,6 +70,7 @@ def test_every_group_has_the_librarys_gradient(geometry, kind):
     torch.testing.assert_close(outer_products(*given).permute(0, 1, 4, 2, 3), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("pieces")
 def test_a_groups_gradient_has_the_same_bits_wherever_it_stands():
     from dpfed.bounding.kernels import outer_products

@@ -56,6 +56,7 @@ def directly(model, batch, clip, monkeypatch):
         return summed(LayerwiseEngine(model, group_size=4, if_unlike="go on"), batch, clip)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_repetitions_have_the_bits_of_the_pass_itself(name, tapes, monkeypatch):
     """Over other records, sizes, clips and weights than when it was recorded, infinities, and the first batch again."""
@@ -74,6 +75,7 @@ def test_repetitions_have_the_bits_of_the_pass_itself(name, tapes, monkeypatch):
     assert len(tapes) == 1 and tapes[0].repetitions > len(SIZES)
 
 
+@pytest.mark.long
 def test_adapters_are_merged_anew_in_every_repetition(tapes, monkeypatch):
     config = ModelConfig(image="timm/test_vit", embedding=16, head_hidden=16)
     model = build_model(config, ObjectiveConfig(), AdaptationConfig(image="lora", rank=2), 32)

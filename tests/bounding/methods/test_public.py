@@ -107,6 +107,7 @@ def test_public_records_carry_gradients_but_add_no_terms(objective):
     assert torch.allclose(wanted.group_loss(M)({"image": padded}, present, tau, bias), loss, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objective", ["infonce", "barlow_twins"])
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):

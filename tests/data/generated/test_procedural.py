@@ -32,6 +32,7 @@ def test_another_process_draws_the_same_pictures():
     assert one == two and len(set(one.splitlines())) == 9
 
 
+@pytest.mark.long
 def test_a_record_does_not_depend_on_how_many_there_are(store, tmp_path):
     smaller = procedural_store(40, tmp_path, 32, test=20)
     for split in ("train", "test"):

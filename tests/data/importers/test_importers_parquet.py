@@ -186,6 +186,7 @@ print(opened)
 """
 
 
+@pytest.mark.long
 def test_a_damaged_footer_never_ends_the_process(tmp_path: Path) -> None:
     table = pa.table({"image": [{"bytes": b"x", "path": "a"}], "caption": ["a"], "label": [None]})
     pq.write_table(table, tmp_path / "train.parquet")

@@ -45,6 +45,7 @@ def test_processes_give_the_pixels_of_threads(store, many_cores, monkeypatch):
     assert all((one == store.images(indices, 16, kind)).all() for one, kind in zip(decoded, kinds, strict=True))
 
 
+@pytest.mark.long
 def test_a_file_that_cannot_be_decoded_is_one_sentence(store, many_cores, tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     with tarfile.open(tmp_path / "in" / "00000.tar", "w") as archive:
@@ -66,6 +67,7 @@ def test_nothing_is_left_where_others_look(store, many_cores):
     assert set(os.listdir("/dev/shm")) == before and len(images) == COUNT
 
 
+@pytest.mark.long
 def test_a_process_that_dies_ends_the_work_in_words():
     with pytest.raises(UserError, match="SIGKILL.*data-process"):
         list(Processes(2).each(_die_at_two, range(4)))

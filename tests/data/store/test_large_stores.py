@@ -42,6 +42,7 @@ def change(path: Path, **header: object) -> None:
     place.write_text(json.dumps(json.loads(place.read_text()) | header))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_opening_reads_no_keys_and_no_records(path: Path, tmp_path: Path) -> None:
     """An index of 18 MB, of which the splits take 2. The control reads the keys."""

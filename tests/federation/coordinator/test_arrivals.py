@@ -55,6 +55,7 @@ def folders(monkeypatch, tmp_path, tiny, name, seconds):
     return {name: said for name, said in files.items() if name not in (".lock", ".lock-holder", "provenance.json")}
 
 
+@pytest.mark.long
 def test_no_file_of_a_run_depends_on_how_long_sites_took(monkeypatch, tmp_path, tiny):
     tiny["privacy"] |= {"seed": 3, "steps": 2}
     tiny["evaluation"] = {"split": "none"}

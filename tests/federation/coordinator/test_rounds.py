@@ -65,6 +65,7 @@ def test_without_noise_a_federation_adds_up_its_sites_sums(lab):
     assert (total.groups, total.sensitivity, total.noise_std) == (one.plan.groups, one.plan.sensitivity, 0.0)
 
 
+@pytest.mark.long
 def test_the_same_update_as_three_owners_in_one_process(lab, tmp_path):
     """The whole training, parameters and all, bit for bit."""
     one = lab("central")
@@ -170,6 +171,7 @@ EXACT_FAULTS = {  # of whole numbers without noise
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "trust", [pytest.param(mode, marks=[pytest.mark.slow] * (mode in ("local", "distributed"))) for mode in MODES]
 )
@@ -284,6 +286,7 @@ def test_a_step_is_on_the_books_before_anybody_is_asked(lab):
     assert one.restarted().aggregate(0) is None
 
 
+@pytest.mark.long
 def test_no_message_holds_a_record(lab, shapes):
     for trust in MODES:
         one = lab(trust)
@@ -352,6 +355,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trust", "to"),
     [
@@ -402,6 +406,7 @@ def test_a_wrong_share_spoils_nothing_among_enough_right_ones(lab):
     assert one.server.aggregate(0) is not None
 
 
+@pytest.mark.long
 def test_a_run_that_its_sites_do_not_know_stops_before_it_spends(lab, tmp_path):
     for trust in MODES:
         one = lab(trust)

@@ -211,6 +211,7 @@ def test_a_reply_of_very_many_objects_is_not_fetched_at_all(pull):
         pull([str(number) for number in range(1000)], lambda name: pytest.fail("it was fetched"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_before_flower_answers_any_ends_a_supernode(number, code):
     """Its HTTP server is a thread that Python would wait for."""
