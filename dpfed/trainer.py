@@ -52,7 +52,7 @@ class Privacy:
         group_size: S, expected number of records in a group; the loss contrasts the records of a group with each other.
         clip_norm: C, largest L2 norm of a group's gradient; not with ``clipping="automatic"``.
         clipping: Kind of clipping: ``"fixed"`` to `clip_norm`, ``"automatic"`` (normalised, to a norm of nearly 1), or
-            ``"adaptive"`` (only with the key ``diagnostics = "private"``, which no argument of `Trainer` sets).
+            ``"adaptive"`` (only with ``Trainer(..., settings={"diagnostics": "private"})``).
         delta: Delta of the guarantee; default: 1/(N ln N).
         unit: Unit that the guarantee protects: ``"record"``, or ``"user"``: all records that share a unit
             (`Records(unit=...)`).
@@ -136,7 +136,8 @@ class Trainer:
         progress: Display of the stages. ``None``: progress bars in terminals and notebooks, and nothing elsewhere; ``True``:
             elsewhere a line now and then; ``False``: nothing.
         name: Name of the run on its card.
-        settings: Further keys of the configuration, by section, such as ``{"training": {"checkpoint_every": 10}}``.
+        settings: Further keys of the configuration, by section, such as ``{"training": {"checkpoint_every": 10}}``, or alone,
+            such as ``{"diagnostics": "private"}``.
         budget: Lifetime budget of the records for all runs together, epsilon or (epsilon, delta) (docs/budget.md).
 
     Attributes:
@@ -163,7 +164,7 @@ class Trainer:
         precision: str = "fp32",
         progress: Progress | bool | None = None,
         name: str = "run",
-        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
     ) -> None:
         if not isinstance(privacy, Privacy):
@@ -201,7 +202,11 @@ class Trainer:
             sections["views"] = {"transform": called(self._views.transform)}
             sections["views"] |= {} if self._views.count is None else {"count": self._views.count}
             sections["views"] |= {} if self._views.plain is None else {"plain": called(self._views.plain)}
+        keys_alone: dict[str, Any] = {}
         for section, keys in (settings or {}).items():
+            if not isinstance(keys, Mapping):
+                keys_alone[section] = keys
+                continue
             given = {} if section == "evaluation" else sections.get(section, {})
             if twice := [key for key in keys if key in given]:
                 raise UserError(
@@ -209,7 +214,13 @@ class Trainer:
                     "[own-setting-twice]"
                 )
             sections[section] = {**sections.get(section, {}), **keys}
-        self.config: Config = parse_config({"name": name, **{key: tree for key, tree in sections.items() if tree}}, "Trainer")
+        if twice := [key for key in keys_alone if key == "name" or sections.get(key)]:
+            raise UserError(
+                f"settings has {twice[0]} = {keys_alone[twice[0]]!r}, and an argument of Trainer or Privacy gives {twice[0]}: "
+                "leave it out of settings, or give a mapping of further keys of that section. [own-setting-whole]"
+            )
+        given = {key: keys for key, keys in sections.items() if keys}
+        self.config: Config = parse_config({"name": name, **given, **keys_alone}, "Trainer")
         refuse_methods(self.config)
         if (split := self.config.evaluation.split) not in ("none", *self._records.held_out):
             raise UserError(
@@ -235,6 +246,7 @@ class Trainer:
         run = RunDirectory(folder)
         if not RunDirectory.unused(folder) and RunDirectory.open(folder).finished:
             self._found(run)
+            self._note_trained(run)  # the model gets the run's weights
             return self._finished(RunDirectory.open(folder))
         with shown(self._progress) as progress:
             job = self._job(folder, progress)
@@ -373,14 +385,12 @@ def _optimizer(
     given: MakeOptimizer | Mapping[str, Any] | None, schedule: MakeSchedule | None
 ) -> tuple[OwnOptimizer | None, dict[str, Any]]:
     """Returns the user's own optimizer, or ``None``, and the keys of the configuration's section ``[optimizer]``."""
-    if given is None or isinstance(given, Mapping):
+    if given is None or isinstance(given, Mapping | OptimizerConfig):
         if schedule is not None:
             raise UserError(
                 "a schedule of your own needs an optimizer of your own: give optimizer=, a function. [own-schedule]"
             )
-        return None, dict(given or {})
-    if isinstance(given, OptimizerConfig):
-        return None, given.model_dump(exclude_defaults=True)
+        return None, given.model_dump(exclude_defaults=True) if isinstance(given, OptimizerConfig) else dict(given or {})
     if isinstance(given, torch.optim.Optimizer) or not callable(given):
         raise UserError(
             f"expected a function that makes an optimizer from the parameters that it gets, such as lambda parameters: "

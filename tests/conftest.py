@@ -67,6 +67,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Libraries report objects that are left at the end."""
+    gc.unfreeze()
+
+
 TINY = {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16}
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dpfed
+from dpfed.config import OptimizerConfig
 from tests.own_parts import Pictures, augment, contrast, encoder
 
 PRIVACY = dpfed.Privacy(epsilon=8, batch=16, steps=4, group_size=4)
@@ -162,7 +163,19 @@ def test_a_model_that_was_trained_privately_is_not_trained_again(tmp_path):
     for again in (model, dpfed.SimCLR(model)):
         with pytest.raises(dpfed.UserError, match="Make the model anew"):
             dpfed.Trainer(again, **parts).fit(tmp_path / "second")
+    loaded = encoder()
+    assert dpfed.Trainer(loaded, **parts).fit(tmp_path / "first").finished  # gets the weights of the finished run
+    with pytest.raises(dpfed.UserError, match="own-trained"):
+        dpfed.Trainer(loaded, **parts).fit(tmp_path / "third")
     assert dpfed.Trainer(model, **parts).fit(tmp_path / "first").finished
+
+
+def test_adaptive_clipping_needs_its_statistics_and_takes_them(tmp_path):
+    adaptive = dpfed.Privacy(epsilon=8, batch=32, steps=4, group_size=4, clipping="adaptive")
+    refused(tmp_path, "diagnostics = 'private'", privacy=adaptive)
+    settings = {"diagnostics": "private"}
+    made = dpfed.Trainer(encoder(), RECORDS, privacy=adaptive, settings=settings)
+    assert made.config.diagnostics == "private" and made.config.bounding.clipping == "adaptive"
 
 
 @pytest.mark.parametrize(
@@ -170,6 +183,9 @@ def test_a_model_that_was_trained_privately_is_not_trained_again(tmp_path):
     [
         ({"settings": {"privacy": {"epsilon": 30.0}}}, "which an argument of Trainer or Privacy gives"),
         ({"optimizer": {"name": "torch.optim:RAdam", "options": {"lr": 0.1}}}, "same meaning as optimizer.learning_rate"),
+        ({"settings": {"privacy": 8}}, "own-setting-whole"),
+        ({"settings": {"name": "mine"}}, "own-setting-whole"),
+        ({"optimizer": OptimizerConfig(), "schedule": lambda optimizer: None}, "needs an optimizer of your own"),
         ({"size": 16}, "leave it out if you give views="),
         ({"callbacks": [print]}, "expected dpfed.Callback objects"),
         ({"views": dpfed.Views(lambda image: [augment()(image)] * 2, count=3)}, "gives 2 views at once"),

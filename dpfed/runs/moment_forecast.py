@@ -76,12 +76,14 @@ class MomentRow:
         plan: Plan with its noise multiplier.
         candidates: C, number of held-out records that retrieval chooses among.
         public: Whether the basis is made of public features.
+        aligned: Whether the towers are aligned before the run, so that the heads keep all dimensions unless the plan gives k.
     """
 
     what: str
     plan: PrivacyPlan
     candidates: int
     public: bool = False
+    aligned: bool = False
 
     @property
     def curve(self) -> _Curve:
@@ -99,10 +101,10 @@ class MomentRow:
         return kept_by(self.plan.sampling.records, self.plan.noise.multiplier, self.candidates, self.public)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the forecast as a JSON object."""
+        """Returns the forecast as a JSON object. ``dimensions`` is k; ``None``: all dimensions of the features."""
         plan = self.plan
         numbers = {"records": plan.sampling.records, "epsilon": plan.epsilon(), "noise_multiplier": plan.noise.multiplier}
-        k = dimensions_for(plan.sampling.records, plan.noise.multiplier, (), self.public)
+        k = None if self.aligned else dimensions_for(plan.sampling.records, plan.noise.multiplier, (), self.public)
         return {"what": self.what, **numbers, "dimensions": plan.bounding.options["dimensions"] or k, "kept": self.kept}
 
 
@@ -153,9 +155,8 @@ def forecast_moments(config: Config, plan: PrivacyPlan) -> MomentForecast:
         plan: Plan of the run.
     """
     count, public = _candidates(config, plan), kind_of(config) != "random"
-    return MomentForecast(
-        config.name, tuple(MomentRow(what, other, count, public) for what, other in _plans(plan)), not config.model.reads_text
-    )
+    rows = (MomentRow(what, other, count, public, config.is_aligned) for what, other in _plans(plan))
+    return MomentForecast(config.name, tuple(rows), not config.model.reads_text)
 
 
 def _candidates(config: Config, plan: PrivacyPlan) -> int:
