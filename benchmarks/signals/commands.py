@@ -89,7 +89,7 @@ COMMANDS: dict[str, Command] = {
         then=(("", "rehearse tiny.toml --public-records 200 --out rehearsal"),),
     ),
     "start": Command(_words("start tiny.toml --set training.device=cpu"), _RUN, late=6),
-    "pretrain": Command(_words(_NEW), _RUN, most=40, late=8, then=_finish("runs/new", _NEW)),
+    "pretrain": Command(_words(_NEW), _RUN, late=8, then=_finish("runs/new", _NEW)),
     "resume": Command(_words("resume runs/open"), ("runs/open",), late=8, then=_finish("runs/open", "")),
     "sweep": Command(
         _words("sweep tiny.toml sweep.toml --runs sweeps"),
@@ -100,7 +100,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command(_words("evaluate runs/done"), ("runs/done",), then=(("", "evaluate runs/done"),)),
     "report": Command(_words("report runs/done"), ("runs/done",), then=(("", "report runs/done"),)),
     "report of several": Command(
-        _words("report runs/done runs/begun --out comparison.html"), ("runs/done", "runs/begun"), (0, 2), most=60
+        _words("report runs/done runs/begun --out comparison.html"), ("runs/done", "runs/begun"), (0, 2)
     ),
     "export": Command(
         _words("export runs/done out/model"),
@@ -110,17 +110,16 @@ COMMANDS: dict[str, Command] = {
     "embed": Command(
         _words("embed runs/done pictures --out features.parquet"),
         ("runs/done", "pictures"),
-        most=40,
         then=(("features.parquet", "config list"), ("", "embed runs/done pictures --out features.parquet")),
     ),
     "search": Command(
-        (*_words("search runs/done --pictures stores/public"), "a red circle"), ("runs/done", "stores/public"), most=40
+        (*_words("search runs/done --pictures stores/public"), "a red circle"), ("runs/done", "stores/public")
     ),
-    "watch": Command(_words("watch runs/begun"), ("runs/begun",), until_stopped="ctrl-c", most=100),
-    "watch once": Command(_words("watch runs/done --once --json"), ("runs/done",), most=100),
-    "serve": Command(_words("serve runs --port 0"), ("runs/done", "runs/begun"), until_stopped="ctrl-c", most=100),
-    "audit privacy": Command(_words("audit privacy tiny.toml --experiments 1000 --out audited"), _RUN, (0, 1, 2), most=100),
-    "audit membership": Command(_words("audit membership runs/done"), ("runs/done",), (0, 1, 2), most=100),
+    "watch": Command(_words("watch runs/begun"), ("runs/begun",), until_stopped="ctrl-c"),
+    "watch once": Command(_words("watch runs/done --once --json"), ("runs/done",)),
+    "serve": Command(_words("serve runs --port 0"), ("runs/done", "runs/begun"), until_stopped="ctrl-c"),
+    "audit privacy": Command(_words("audit privacy tiny.toml --experiments 1000 --out audited"), _RUN, (0, 1, 2)),
+    "audit membership": Command(_words("audit membership runs/done"), ("runs/done",), (0, 1, 2)),
     "cluster cost": Command(_words(f"cluster cost imagenet --records 1000000 --workers 8 {_FIGURES}")),
     "cluster status": Command(_words("cluster status"), (), (0, 1, 2)),
     "federation provision": Command(
@@ -134,7 +133,7 @@ COMMANDS: dict[str, Command] = {
         then=(("", "federation provision project.toml"),),
     ),
     "federation show": Command(_words("federation show chest/federation/terms.json"), ("chest",)),
-    "federation run": Command(_words("federation run chest --port {port}"), ("chest",), (0, 1, 2), most=60),
+    "federation run": Command(_words("federation run chest --port {port}"), ("chest",), (0, 1, 2)),
     "federation demo": Command(
         _words("federation demo fed.toml --run runs/demo --sites 2"), ("fed.toml",), heavy=True, most=24, span=48.0, late=4
     ),
@@ -152,23 +151,19 @@ COMMANDS: dict[str, Command] = {
         then=(("", "site join sites/chest-west chest/kits/chest-west.kit.json --yes --unconfirmed"),),
     ),
     "site doctor": Command(_words("site doctor sites/chest-north"), _SITE, (0, 1)),
-    "site ledger": Command(_words("site ledger sites/chest-north"), _SITE, (0, 2), most=100),
+    "site ledger": Command(_words("site ledger sites/chest-north"), _SITE, (0, 2)),
     "site leave": Command(
         _words("site leave sites/chest-north"), _SITE, (0, 1, 2), then=(("", "site leave sites/chest-north"),)
     ),
     "site serve": Command(_words("site serve sites/chest-north --socket door"), _SITE, until_stopped="both"),
     "site app": Command(
-        _words("site app --runtime-api-address 127.0.0.1:{port} --superexec-auth-secret-file secret"),
-        ("secret",),
-        (0, 1, 2),
-        most=40,
+        _words("site app --runtime-api-address 127.0.0.1:{port} --superexec-auth-secret-file secret"), ("secret",), (0, 1, 2)
     ),
     "site supernode": Command(
         _words("site supernode --insecure --superlink 127.0.0.1:{port} --host 127.0.0.1 --port {port} --isolation process"),
         (),
         (0, 1, 2),
         until_stopped="both",
-        most=40,
     ),
     "pretrain on Ray": Command(
         _words(f"{_NEW} --cluster ray --workers 2"),
