@@ -199,9 +199,9 @@ class WebDatasetImporter(Importer):
             )
         if splits is None and survey.held_out:
             raise UserError(
-                f"the folder in {survey.held_out} is named after another split than its archive's. If the archive's own split is "
-                f"right, `dpfed data import {shlex.quote(str(path))} DEST --format {self.name} --splits 0` imports "
-                "them. Otherwise, unpack the archive and import the folder. [tar-folder-held-out]"
+                f"a folder in an archive is named after a held-out split that the archive does not have ({survey.held_out}). "
+                f"If the archive's split is right, `dpfed data import {shlex.quote(str(path))} DEST --format {self.name} "
+                "--splits 0` imports the records; if not, unpack the archive and import the folder. [tar-folder-held-out]"
             )
         numbers, names = number_classes(survey.classes)
         records = (_records(file, split, f"{split}/{_called(file, path)}", numbers) for split, file in shards)
