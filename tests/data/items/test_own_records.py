@@ -42,6 +42,13 @@ def test_a_unit_that_leaves_changes_no_key_of_another():
     assert of([row for row in rows if row["who"] == "b"], unit="who").keys.tolist() == [keys[1], keys[3]]
 
 
+def test_spaces_around_a_units_name_do_not_count():
+    rows = [{"image": picture(n), "who": who} for n, who in enumerate(["a", " a ", 7, "7"])]
+    assert len(set(of(rows, unit="who").units.tolist())) == 2
+    with pytest.raises(UserError, match="'who' gives a blank text, expected a text or a whole number"):
+        of([{"image": picture(0), "who": " "}], unit="who").keys  # noqa: B018
+
+
 def test_processes_read_what_this_one_reads():
     items = Pictures(150)
     assert np.array_equal(Records(items, workers=2).keys, of(items).keys)
