@@ -163,8 +163,7 @@ class TableImporter(Importer):
             split = split_of(path.relative_to(root)) if len(paths) > 1 or listing else None
             named += [(split, path.name)] if split and split_of(Path(path.name)) else []
             _read(path, root, split, tables, access, self.layout)
-        if len({(columns.title is None, columns.unit_name) for columns in tables.columns}) > 1:
-            raise UserError(f"some tables of {root} lack captions or units that others have; add them. [table-columns-differ]")
+        _refuse_columns_that_differ(paths, tables.columns, root)
         missing = _find_bare_names(tables, root, access)
         folders = split_by_folders(tables.rows, missing, [listing.root] if listing else paths, splits)
         unit_name, notice = tables.columns[0].unit_name, ""
@@ -211,6 +210,24 @@ def _describes(table: Path, folder: Path, access: Access) -> bool:
         return 2 * sum(1 for _ in read_table(table, access, "")[1]) >= len(images)
     except UserError:
         return False
+
+
+def _refuse_columns_that_differ(paths: Sequence[Path], columns: Sequence[_Columns], root: Path) -> None:
+    """Refuses tables of which only some have captions or units, or which name different kinds of units.
+
+    Raises:
+        UserError: If it refuses the tables.
+    """
+    if len({(of_one.title is None, of_one.unit_name is None) for of_one in columns}) > 1:
+        raise UserError(f"some tables of {root} lack captions or units that others have; add them. [table-columns-differ]")
+    kinds: dict[str | None, str] = {}
+    for path, of_one in zip(paths, columns, strict=True):
+        kinds.setdefault(of_one.unit_name, f"{of_one.unit} in {path.name}")
+    if len(kinds) > 1:
+        raise UserError(
+            f"the tables of {root} name units of different kinds ({', '.join(kinds.values())}): give the column of the units "
+            "one name in all tables. [table-units-differ]"
+        )
 
 
 def common_folder(paths: Sequence[Path]) -> Path:

@@ -31,8 +31,8 @@ class RecordInput:
         captions: Texts of the image; blank ones are dropped.
         labels: Class number for each label name. With -1, or if the label name is absent, the record has no class.
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        unit: Name of the record's privacy unit, such as a person; spaces around it do not count. ``None`` or blank: the record is
-            its own unit.
+        unit: Name of the record's privacy unit, such as a person; spaces around it do not count. ``None`` or blank: the record
+            is its own unit.
         place: Position of the record at its source, for messages; ``None``: messages use the id.
     """
 
