@@ -30,14 +30,16 @@ _LABELLED = When(
     lambda data: data.imports or data.source == "scenes",
     f"{_IMPORTER} (generated records are public, and a store says itself whether it is)",
 )
-_NO_STORE = When(
+_SPLITS_OPEN = When(
     "data.path",
     lambda data: not data.finds_store,
-    "data.path is a record store, which has its own splits and says itself whether it is public; give what it was imported "
-    "from",
+    "data.path is a record store, which was divided when it was imported; set data.path to what it was imported from",
 )
-
-
+_LABEL_OPEN = When(
+    "data.path",
+    lambda data: not data.finds_store,
+    "data.path is a record store, which says itself whether its records are public; set data.path to what it was imported from",
+)
 _OWN = When("data.source", lambda data: data.is_own, "set data.source = 'package.module:function'")
 
 
@@ -54,10 +56,10 @@ class DataConfig(Section):
     records: Annotated[int, _GENERATED] = Field(
         20_000, ge=16, le=10_000_000, description="number of training records to generate (source = 'shapes' or 'procedural')"
     )
-    validation: Annotated[int, _IMPORTED, _NO_STORE] = Field(
+    validation: Annotated[int, _IMPORTED, _SPLITS_OPEN] = Field(
         0, ge=0, description="number of training records held out for validation when importing"
     )
-    test: Annotated[int, _IMPORTED, _NO_STORE] = Field(
+    test: Annotated[int, _IMPORTED, _SPLITS_OPEN] = Field(
         0, ge=0, description="number of training records held out for test when importing a source without a test split"
     )
     half: Annotated[Literal["all", "first", "second"], _HALVED] = Field(
@@ -71,7 +73,9 @@ class DataConfig(Section):
     keep_features: bool = Field(
         True, description="keep the features of frozen towers beside the record store, for later runs (docs/data.md)"
     )
-    public: Annotated[bool, _LABELLED, _NO_STORE] = Field(False, description="the records are public: the report may show them")
+    public: Annotated[bool, _LABELLED, _LABEL_OPEN] = Field(
+        False, description="the records are public: the report may show them"
+    )
 
     @property
     def from_nothing(self) -> bool:

@@ -124,11 +124,18 @@ def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> N
         raise UserError(
             f"public.path: the model reads captions, which {store.path} lacks: give another store. [public-no-captions]"
         )
-    if store.count("train") < config.records:
+    if store.count("train") >= config.records:
+        return
+    needed = f"public.records = {config.records:,} is the number of public records in every group"
+    if config.is_generated:
         raise UserError(
-            f"public.records = {config.records:,} is the number of public records in every group, but {store.path} has "
-            f"{store.count('train'):,} training records. Lower public.records, or give another store. [public-few-records]"
+            f"{needed}, but public.generated = {config.generated:,} records are generated. Lower public.records, or raise "
+            "public.generated. [public-few-generated]"
         )
+    raise UserError(
+        f"{needed}, but {store.path} has {store.count('train'):,} training records. Lower public.records, or give another "
+        "store. [public-few-records]"
+    )
 
 
 def share_images(first: RecordStore, second: RecordStore) -> bool:

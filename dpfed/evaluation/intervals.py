@@ -64,7 +64,7 @@ class Outcomes:
                 (`dpfed.runs.noise_alone`); none, or at least two.
 
         Raises:
-            ValueError: If the clusters of the queries differ.
+            ValueError: If the clusters of the queries differ, or `noise` is one figure.
         """
         if not np.array_equal(self.clusters, before.clusters):
             raise ValueError("a change needs two figures on the same queries")
@@ -95,8 +95,13 @@ def beyond_noise(change: Interval, figure: float, draws: Sequence[float]) -> Int
         change: Interval of the change over the draw of held-out records.
         figure: The change itself.
         draws: Figures of models whose weights noise alone may have produced, at least two.
+
+    Raises:
+        ValueError: If there are fewer than two figures, which have no spread.
     """
     count = len(draws)
+    if count < 2:
+        raise ValueError(f"expected the figures of at least two models of noise alone, got {count}")
     spread = float(np.std(draws, ddof=1)) * math.sqrt(1 + 1 / count)
     half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * spread
     down, up = math.hypot(figure - change[0], half), math.hypot(change[1] - figure, half)

@@ -19,7 +19,7 @@ def open_regular(path: Path) -> BinaryIO:
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
-    raise OSError(errno.EINVAL, "not a regular file (a pipe or a device); copy what it gives into a file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file (a pipe or a device); copy its content into a regular file", str(path))
 
 
 def read_bytes(path: Path) -> bytes:

@@ -177,7 +177,7 @@ class Terms(Section):
         counted = "units" if plan.promise.unit == "user" else "records"
         _check(all(counts), f"a site has no {counted}")
         _check(sum(counts) == plan.sampling.records, f"the sites' numbers of {counted} do not add up to the plan's N")
-        _check([site.groups for site in sites] == plan.apportioned(counts), "the groups are not shared out by records")
+        _check([site.groups for site in sites] == plan.apportioned(counts), f"the groups are not shared out by {counted}")
         _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")
         _check(all(map(is_exchange_key, (site.exchange_key for site in sites))), "an exchange key is not valid")
         for what in ("name", "signing_key", "exchange_key"):

@@ -422,6 +422,15 @@ def test_a_changed_choice_takes_the_effect_from_these_keys_alone(before, after, 
     assert idle[1] - idle[0] == set(lost.split())
 
 
+def test_what_a_given_store_decides_itself_is_said_for_each_key(shapes):
+    tree = {"data": {"source": "folder", "path": str(shapes.path), "validation": 5, "test": 6, "public": True}}
+    with pytest.raises(UserError, match="setting-idle") as caught:
+        parse_config(tree)
+    divided, marked = (part for part in str(caught.value).split("; ") if "no effect" in part)
+    assert "'data.validation' and 'data.test' have" in divided and "divided when it was imported" in str(caught.value)
+    assert "'data.public' has" in marked and "whether its records are public" in marked
+
+
 def test_the_advice_for_the_command_line_is_valid(shapes):
     over = ["data.source=store", f"data.path={shapes.path}"]
     with pytest.raises(UserError) as caught:

@@ -152,6 +152,12 @@ def test_a_store_with_fewer_records_than_join_a_group_is_refused(tiny_public, tm
     assert assembled(tiny_public, tmp_path / "mine", records=2).learner.public is not None
 
 
+def test_fewer_generated_records_than_join_a_group_are_refused(tiny_public):
+    raw = {**tiny_public, "public": {"source": "shapes", "generated": 16, "records": 17}}
+    with pytest.raises(UserError, match=r"records = 17 .*generated = 16 .*raise public\.generated.*public-few-generated"):
+        build(parse_config(raw), RANDOMNESS)
+
+
 @pytest.mark.parametrize("path", ["/nowhere/at/all", "s3://bucket/store"])
 def test_a_path_without_a_store_is_refused(tiny_public, path):
     with pytest.raises(UserError, match="on this machine"):

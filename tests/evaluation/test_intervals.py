@@ -30,6 +30,13 @@ def test_a_paired_change_covers_as_often_as_it_says():
     assert inside / 1000 >= 0.93
 
 
+def test_the_figure_of_one_model_has_no_spread():
+    after, before = alone([1, 1, 0]), alone([0, 1, 0])
+    with pytest.raises(ValueError, match="at least two models"):
+        after.change_from(before, [0.3])
+    assert after.change_from(before, [0.3, 0.3]) == pytest.approx(after.change_from(before))
+
+
 def test_records_of_one_person_count_as_few():
     """40 persons with 25 records each that all share one fate are 40 draws, not 1,000."""
     fate = (np.arange(40) < 20).astype(float)

@@ -147,6 +147,16 @@ def test_a_site_without_units_is_not_taken_for_a_wrong_sum(terms, tmp_path):
         Terms.load(written(tree, tmp_path))
 
 
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_groups_are_shared_out_by_what_the_plan_counts(tiny_config, cards, tmp_path, unit):
+    config = tiny_config.model_copy(update={"privacy": tiny_config.privacy.model_copy(update={"unit": unit})})
+    cards = [card.model_copy(update={"units": card.records}) for card in cards]
+    tree = json.loads(Terms.agree(config, cards, Identity(b"c" * 32).signing_key).text)
+    tree["sites"][0]["groups"] += 1
+    with pytest.raises(UserError, match=f"not shared out by {'unit' if unit == 'user' else 'record'}s.*terms-contradiction"):
+        Terms.load(written(tree, tmp_path))
+
+
 def written(tree, tmp_path):
     path = tmp_path / "changed.json"
     path.write_text(json.dumps(tree))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -52,10 +53,15 @@ class CaptionedFolderImporter(Importer):
         listing = list_files(path, access)
         images = listing.images()
         texts = _texts(listing, images)
-        if not texts or _numbers_alone(texts.values(), access):
+        if not texts:
             raise UserError(
-                f"no image in {path} has captions in a .txt of its name beside it: expected {self.layout}. "
-                "[captioned-folder-none]"
+                f"no image in {path} has a .txt of its name beside it: expected {self.layout}. [captioned-folder-none]"
+            )
+        if _numbers_alone(texts.values(), access):
+            raise UserError(
+                f"the texts beside the images in {path} hold no words, as {next(iter(texts.values())).name} shows (YOLO writes "
+                f"boxes as numbers into such texts): expected {self.layout}. `dpfed data import {shlex.quote(str(path))} DEST "
+                "--format folder --skip-broken` imports the images alone. [captioned-folder-numbers]"
             )
         beside = _beside(listing, texts)
         listing.passed_over.update({f"*{suffix(file)} beside an image and its .txt": 1 for file in beside})

@@ -6,7 +6,6 @@ If possible, the commands need nothing but the Python that runs dpfed, and pyarr
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from typing import Any
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import list_files, suffix
+from dpfed.data.importers.tfrecords import by_split, is_tfrecord
 
-_TFRECORD = re.compile(r".*\.tfrec(ords?)?([-.]\d.*)?", re.IGNORECASE | re.DOTALL)
 _PACK = (
     "import glob, sys, tarfile; t = tarfile.open(sys.argv[1], 'w', dereference=True); "
     "[t.add(f) for f in sorted(glob.glob('{pattern}'))]; t.close()"
@@ -27,13 +26,7 @@ _ARROW = (
     "for f in p.Path(sys.argv[1]).rglob('*.arrow') "
     "for o in [p.Path(sys.argv[2], f.relative_to(sys.argv[1])).with_suffix('.parquet')]]"
 )
-_TFRECORDS = (
-    "import sys, pyarrow as a, pyarrow.parquet as q; from tfrecord.reader import tfrecord_loader as r; "
-    "b = lambda v: (lambda t: t if t.encode() == v else v)(v.decode('utf-8', 'ignore')); "
-    "c = lambda v: b(v) if isinstance(v, bytes) else v.tolist()[0] if len(v) == 1 else v.tolist(); "
-    "q.write_table(a.Table.from_pylist([{k: c(v) for k, v in x.items()} for f in sys.argv[2:] for x in r(f, None)]), "
-    "sys.argv[1])"
-)
+_TFRECORDS = "from dpfed.data.importers.tfrecords import main; main()"
 _CAPTIONS = (
     "import json, sys; [print(json.dumps({'filepath': f, 'title': t})) for f, t in json.load(open(sys.argv[1])).items()]"
 )
@@ -84,17 +77,8 @@ def conversion(source: Path, access: Access) -> str:
             f"{arrow[0]} is an Arrow file, as save_to_disk of Hugging Face's datasets writes it. "
             f"{_then(f'{_python(program)} {_quoted(folder, target)}', target)}"
         )
-    if records := [file for file in files if _TFRECORD.fullmatch(file.name)]:
-        target = source.with_name(f"{source.name}-parquet")
-        training = [file for file in records if "train" in file.name] or records
-        made = f"mkdir {_quoted(target)} && {_python(_TFRECORDS)} "
-        made += _quoted(target / "train.parquet", *training)
-        more = (
-            " Convert the files of other splits in the same way before the import, each split to a file of its own."
-            if len(training) < len(records)
-            else ""
-        )
-        return f"{records[0]} is a TFRecord file. With the package tfrecord (pip install tfrecord), {_then(made, target)}{more}"
+    if records := [file for file in files if is_tfrecord(file)]:
+        return _of_tfrecords(source, records, access)
     if not source.is_dir() and suffix(source) == ".json":
         return _of_json(source)
     return ""
@@ -104,6 +88,24 @@ def table_of_parquet(file: Path) -> str:
     """Returns a sentence with commands that convert a Parquet file of texts and numbers to a CSV table, and import it."""
     table = file.with_suffix(".csv")
     return _then(f"{_python(_TABLE)} {_quoted(file, table)}", table)
+
+
+def _of_tfrecords(source: Path, files: Sequence[Path], access: Access) -> str:
+    """Returns a text with the commands that convert the TFRecord files of each split to a Parquet file, and import these.
+
+    Args:
+        source: File or folder that is imported.
+        files: TFRecord files of the source.
+        access: Paths that the import may read.
+    """
+    target = source.with_name(f"{source.name}-parquet")
+    left = by_split(source, files).get(None, [])
+    more = (
+        f" It leaves out files whose names contain no split ({len(left):,}), such as {left[0]}: rename these." if left else ""
+    )
+    program = _python(_TFRECORDS) + " --allow-outside" * access.outside
+    made = f"mkdir {_quoted(target)} && {program} {_quoted(source, target)}"
+    return f"{files[0]} is a TFRecord file. With the package tfrecord (pip install tfrecord), {_then(made, target)}{more}"
 
 
 def _of_json(source: Path) -> str:

@@ -10,7 +10,8 @@ from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.captioned_folder import mostly_captioned
 from dpfed.data.importers.conversions import packed_splits
-from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, refuse_masks, with_persons, without_shards
+from dpfed.data.importers.folder_refusals import refuse_masks
+from dpfed.data.importers.folder_splits import class_numbers, merged_splits, place, with_persons, without_shards
 from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.side_files import side_folder
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source, spaced

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpfed.data.importers.folder_refusals import SAYS_NOTHING, beside, commands, refuse_names, split_in
 from dpfed.data.importers.persons import Persons, names_a_person, persons_of
-from dpfed.data.importers.splits import is_part, merged, split_of, words_of
+from dpfed.data.importers.splits import is_part, merged, words_of
 from dpfed.data.limits import whole_number
 from dpfed.errors import UserError
 
-_SAYS_NOTHING = frozenset({"image", "images", "img", "imgs", "jpegimages", "photos", "pictures", "data", "dataset", "files"})
-_MASKS = frozenset({"mask", "masks", "segmentation", "segmentations", "annotations", "gt", "groundtruth", "ground_truth"})
-_LABELS = frozenset({"label", "labels"})  # masks where they lie beside a folder of images, else perhaps a class
 _PART = "part"
 _NAMED = 3
 _DEEPEST = 32  # folders below a source
@@ -65,34 +62,36 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
         return _at_level(root, files, folders, level)
     outer = _shared(folders, stop_at_splits=level is None)
     inner = [parts[outer:] for parts in folders]
-    spoken = [[_spoken(part) for part in parts] for parts in inner] if level is None else [[] for _ in inner]
+    spoken = [[split_in(part) for part in parts] for parts in inner] if level is None else [[] for _ in inner]
     if not any(map(any, spoken)):
         if level is None:
-            _refuse_names(root, files)
+            refuse_names(root, files)
         return [Placed(file, "train", _first(parts)) for file, parts in zip(files, inner, strict=True)]
     if not all(map(any, spoken)):
         aside = next(file for file, splits in zip(files, spoken, strict=True) if not any(splits))
-        raise _beside(root, aside, any(splits[:1] != [None] and len(splits) > 1 for splits in spoken if any(splits)))
+        raise beside(root, aside, [parts for parts in folders if any(map(split_in, parts))])
     if all(splits[0] for splits in spoken):
         first = [str(splits[0]) for splits in spoken]
         if "train" not in first and not any(_trains(file.relative_to(root).parts[outer:-1]) for file in others):
             named = sorted({parts[0] for parts in inner})
-            alone = shlex.quote(str(root.joinpath(*files[0].relative_to(root).parts[:outer], named[0])))
-            either = "" if any(len(parts) > 1 for parts in inner) else f" {_commands(root, 0)}"
+            top = root.joinpath(*folders[0][:outer])
+            alone = shlex.quote(str(top / named[0]))
+            either = "" if any(len(parts) > 1 for parts in inner) else f" {commands(root, 0)}"
             raise UserError(
-                f"{root} has no images for training, only images in {', '.join(named)}: add train/, or import one of these "
-                f"folders alone: `dpfed data import {alone} DEST`.{either} [folder-no-training]"
+                f"{root} has no images for training, only images in {', '.join(named)}: add {top / 'train'}, or import one of "
+                f"these folders alone: `dpfed data import {alone} DEST`.{either} [folder-no-training]"
             )
         return _below_splits(files, inner, first)
     if all(len(splits) == 2 and splits[1] and not splits[0] for splits in spoken):
         return [
             Placed(file, str(splits[1]), parts[0], parts[1]) for file, parts, splits in zip(files, inner, spoken, strict=True)
         ]
-    depth = next(at for splits in spoken for at, split in enumerate(splits) if split and at)
+    deepest = min(map(len, folders))
+    levels = [level for level in range(1, deepest + 1) if all(split_in(parts[level - 1]) for parts in folders)]
     unclear = next(file for file, splits in zip(files, spoken, strict=True) if not splits[0])
     raise UserError(
         f"in {unclear.relative_to(root).parent}, it is not clear which folder is the split and which is the class. "
-        f"{_commands(root, 0, outer + depth + 1)} Or import one folder alone. [folder-split-unclear]"
+        f"{commands(root, 0, *levels)} Or import one folder alone. [folder-split-unclear]"
     )
 
 
@@ -177,43 +176,15 @@ def without_shards(placed: list[Placed], passed_over: Collection[str]) -> tuple[
     return [replace(image, label=None) for image in placed], f"Folders that are numbered shards are no classes: {named}."
 
 
-def refuse_masks(root: Path, files: Sequence[Path]) -> None:
-    """Refuses images beside their masks, because the masks would become records.
-
-    Args:
-        root: Folder that is imported.
-        files: Images below the root.
-
-    Raises:
-        UserError: If some of the folders with images, but not all, are named like folders of masks. The message says how to
-            import the images alone, and how to import both.
-    """
-    folders = [file.relative_to(root).parts[:-1] for file in files]
-    names = {part.lower() for parts in folders for part in parts}
-    masks = _MASKS | (_LABELS if names & _SAYS_NOTHING else frozenset())
-
-    def is_mask(part: str) -> bool:  # train_masks, too; with_mask is a class
-        _, _, last = part.lower().rpartition("_")
-        return part.lower() in masks or (last in masks and _spoken(part) is not None)
-
-    mask_folders = sorted({"/".join(parts) for parts in folders if any(map(is_mask, parts))})
-    if mask_folders and not all(any(map(is_mask, parts)) for parts in folders):
-        split = next((level for level, part in enumerate(folders[0], start=1) if _spoken(part)), 0)
-        raise UserError(
-            f"{root}: {mask_folders[0]} looks like a folder of masks beside the images that they belong to. To import the "
-            f"images alone, move such folders out of {root}. To import both: {_commands(root, split)} [folder-masks]"
-        )
-
-
 def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ...]], level: int) -> list[Placed]:
     for file, parts in zip(files, folders, strict=True):
-        if len(parts) < level or _spoken(parts[level - 1]) is None:
+        if len(parts) < level or split_in(parts[level - 1]) is None:
             raise UserError(f"{file}: folder {level} below {root} is missing or no split; correct --splits. [folder-no-split]")
     rest = [parts[: level - 1] + parts[level:] for parts in folders]
     outer = _shared(rest)
     said = [parts[level - 1] for parts in folders]
     return [
-        Placed(file, str(_spoken(name)), _first(parts[outer:]), name)
+        Placed(file, str(split_in(name)), _first(parts[outer:]), name)
         for file, parts, name in zip(files, rest, said, strict=True)
     ]
 
@@ -231,7 +202,7 @@ def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], split
     below: dict[str, set[str | None]] = {}
     for parts in inner:
         below.setdefault(parts[0], set()).add(_first(parts[1:]))
-    again = {top: len(names) == 1 and _spoken(next(iter(names)) or "") == _spoken(top) for top, names in below.items()}
+    again = {top: len(names) == 1 and split_in(next(iter(names)) or "") == split_in(top) for top, names in below.items()}
     rest = [parts[1 + again[parts[0]] :] for parts in inner]
     outer = _shared(rest)
     said = [parts[0] for parts in inner]
@@ -252,10 +223,10 @@ def _shared(folders: Sequence[tuple[str, ...]], stop_at_splits: bool = False) ->
     while True:
         names = {_kind(parts[depth]) if len(parts) > depth else None for parts in folders}
         name = names.pop()
-        if names or name is None or (stop_at_splits and _spoken(name)):
+        if names or name is None or (stop_at_splits and split_in(name)):
             return depth
         if any(len(parts) == depth + 1 for parts in folders):  # the folder holds images: a class, unless its name says nothing
-            return depth + (name != _PART and words_of(name) <= _SAYS_NOTHING)
+            return depth + (name != _PART and words_of(name) <= SAYS_NOTHING)
         depth += 1
 
 
@@ -271,57 +242,5 @@ def _first(parts: tuple[str, ...]) -> str | None:
     return parts[0] if parts else None
 
 
-@functools.lru_cache(maxsize=65536)
-def _spoken(folder: str) -> str | None:
-    return split_of(Path(folder))
-
-
 def _trains(parts: tuple[str, ...]) -> bool:
-    return bool(parts) and _spoken(parts[0]) == "train"
-
-
-def _refuse_names(root: Path, files: Sequence[Path]) -> None:
-    """Refuses images whose file names all contain splits, if some are named after training and others after another split.
-
-    Raises:
-        UserError: If it refuses the images.
-    """
-    splits = set()
-    for file in files:
-        if (split := split_of(Path(file.stem))) is None:
-            return
-        splits.add(split)
-    if "train" in splits and len(splits) > 1:
-        raise UserError(
-            f"the images in {root} are named after splits, as {files[0].name} is: move them into folders train, val and test. "
-            f"{_commands(root, 0)} [folder-split-in-names]"
-        )
-
-
-def _beside(root: Path, file: Path, classes_below: bool) -> UserError:
-    """Returns the error for an image that lies beside the split folders.
-
-    Args:
-        root: Folder that is imported.
-        file: Path of the image.
-        classes_below: Whether the split folders hold class folders. If not, they may be classes themselves, and the message
-            says how to import them as classes.
-    """
-    top = root / file.relative_to(root).parts[0]
-    what, use = ("lies", "move it into a folder") if top == file else ("holds images and lies", "call it")
-    either = "" if classes_below else f" {_commands(root, 0)}"
-    return UserError(
-        f"{top} {what} beside the split folders: to leave it out, move it out of {root}; to use it, {use} train, val or test."
-        f"{either} [folder-beside]"
-    )
-
-
-def _commands(root: Path, *levels: int) -> str:
-    """Returns the commands that import a folder with the option ``--splits``, one for each of the given levels."""
-    told = {0: "takes every folder for a class, and all images for training"}
-    each = (
-        f"`dpfed data import {shlex.quote(str(root))} DEST --splits {level}` "
-        + told.get(level, f"reads the split from folder {level} below it, and the class from another folder")
-        for level in levels
-    )
-    return "; ".join(each) + "."
+    return bool(parts) and split_in(parts[0]) == "train"

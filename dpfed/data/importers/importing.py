@@ -205,7 +205,7 @@ def _open(
             raise UserError(f"--{name} has no meaning for the format {format!r}: leave it out. [import-option]")
     taken = {name: value for name, value in given.items() if name in known[format].options}
     several = len(paths) > 1
-    opened = TableImporter().open_tables(paths, access) if several else known[format].open(paths[0], access, **taken)
+    opened = TableImporter().open_tables(paths, access, **taken) if several else known[format].open(paths[0], access, **taken)
     if opened.notice and say is not None:
         say(opened.notice)
     return format, opened

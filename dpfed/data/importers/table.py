@@ -29,7 +29,7 @@ from dpfed.data.importers.source import (
     unit_column,
     unit_of,
 )
-from dpfed.data.importers.splits import merged, split_of, spoken_part
+from dpfed.data.importers.splits import merged, split_of
 from dpfed.data.importers.table_rows import (
     TABLES,
     Cells,
@@ -40,24 +40,13 @@ from dpfed.data.importers.table_rows import (
     read_table,
     tables_of,
 )
+from dpfed.data.importers.table_splits import Row, split_by_folders
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError, nearest
 
 # The first name is open_clip's, and it wins. The other names are what people write instead. The same holds for `FILES`.
 _TITLES = ("title", "caption", "captions", "text", "sentence", "sentences", "description", "alt_text", "alt")
 _OTHER_TITLES = ("comment",)
-
-
-@dataclass
-class _Row:
-    table: Path
-    line: int
-    file: Path
-    split: str
-    label: str | None
-    unit: str | None
-    titles: list[str] = field(default_factory=list)
-    says_split: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +71,7 @@ class _Tables:
         classes: Number of rows of each class, as the tables write the class.
     """
 
-    rows: dict[str, _Row] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
     columns: list[_Columns] = field(default_factory=list)
     nameless: list[Unreadable] = field(default_factory=list)
     classes: Counter[str] = field(default_factory=Counter)
@@ -99,6 +88,7 @@ class TableImporter(Importer):
     """
 
     name = "table"
+    options = ("splits",)
     layout = (
         "a .csv, .tsv or .jsonl table with the columns filepath and title (optional: split, label, unit), or a folder with "
         "one such table, with tables named train, val or test, with metadata.csv or metadata.jsonl, or with COCO's or "
@@ -117,12 +107,13 @@ class TableImporter(Importer):
         named = known or all(split_of(Path(table.name)) and names_files(table, access) for table in tables)
         return bool(tables) and named
 
-    def open(self, path: Path, access: Access | None = None) -> Source:
+    def open(self, path: Path, access: Access | None = None, splits: int | None = None) -> Source:
         """Reads the table or tables. Images are read later, when the records are stored.
 
         Args:
             path: Table, or folder of tables.
             access: Paths that the import may read.
+            splits: 0: no folder of an image is a split; ``None``: the folders' names decide.
 
         Raises:
             UserError: If there are no tables, it is not clear which tables are meant, a table lies in COCO's folder
@@ -132,7 +123,7 @@ class TableImporter(Importer):
         if not path.is_dir():
             if path.parent.name == "annotations" and is_captions(path):
                 raise UserError(f"images of {path} lie outside its folder: import {path.parent.parent}. [table-in-annotations]")
-            return self.open_tables([path], access)
+            return self.open_tables([path], access, splits=splits)
         tables, known = tables_of(path, access)
         if not tables:
             raise UserError(f"there are no tables in {path}; expected {self.layout}. [table-none-there]")
@@ -144,23 +135,26 @@ class TableImporter(Importer):
                 f"move it away, or import what you mean: `{each}`. [table-name-no-split]"
             )
         training_first = sorted(tables, key=lambda table: SPLITS.index(split_of(table.relative_to(path)) or "train"))
-        return self.open_tables(training_first, access, list_files(path, access))
+        return self.open_tables(training_first, access, list_files(path, access), splits)
 
-    def open_tables(self, paths: Sequence[Path], access: Access, listing: Listing | None = None) -> Source:
+    def open_tables(
+        self, paths: Sequence[Path], access: Access, listing: Listing | None = None, splits: int | None = None
+    ) -> Source:
         """Reads the tables of one data set. Images are read later, when the records are stored.
 
         The split of a row is the split in the name or folder of its table, if there are several tables or a folder is imported.
-        Otherwise it is the split in its column ``split``. A row with neither has the split in the folders of its image's path,
-        if these folders name different splits; if they do not, it is for training.
+        Otherwise it is the split in its column ``split``. A row with neither has the split in the folders of its image's path;
+        if these folders name none, it is for training.
 
         Args:
             paths: Paths of the tables.
             access: Paths that the import may read.
             listing: Contents of the folder, if a folder is imported.
+            splits: 0: no folder of an image is a split; ``None``: the folders' names decide.
 
         Raises:
-            UserError: If a table cannot be read, tables or rows disagree, it is not clear which columns or images are meant, or
-                a folder holds images and its tables name none of them.
+            UserError: If a table cannot be read, tables or rows disagree, it is not clear which columns, images or splits are
+                meant, or a folder holds images and its tables name none of them.
         """
         root = listing.root if listing else common_folder(paths)
         tables = _Tables()
@@ -169,10 +163,9 @@ class TableImporter(Importer):
             split = split_of(path.relative_to(root)) if len(paths) > 1 or listing else None
             named += [(split, path.name)] if split and split_of(Path(path.name)) else []
             _read(path, root, split, tables, access, self.layout)
-        if len({(columns.title is None, columns.unit_name) for columns in tables.columns}) > 1:
-            raise UserError(f"some tables of {root} lack captions or units that others have; add them. [table-columns-differ]")
-        folders = _split_by_folders(tables)
-        _find_bare_names(tables, root, access)
+        _refuse_columns_that_differ(paths, tables.columns, root)
+        missing = _find_bare_names(tables, root, access)
+        folders = split_by_folders(tables.rows, missing, [listing.root] if listing else paths, splits)
         unit_name, notice = tables.columns[0].unit_name, ""
         if unit_name is None:
             persons = persons_of([Path(id) for id in tables.rows])
@@ -217,6 +210,24 @@ def _describes(table: Path, folder: Path, access: Access) -> bool:
         return 2 * sum(1 for _ in read_table(table, access, "")[1]) >= len(images)
     except UserError:
         return False
+
+
+def _refuse_columns_that_differ(paths: Sequence[Path], columns: Sequence[_Columns], root: Path) -> None:
+    """Refuses tables of which only some have captions or units, or which name different kinds of units.
+
+    Raises:
+        UserError: If it refuses the tables.
+    """
+    if len({(of_one.title is None, of_one.unit_name is None) for of_one in columns}) > 1:
+        raise UserError(f"some tables of {root} lack captions or units that others have; add them. [table-columns-differ]")
+    kinds: dict[str | None, str] = {}
+    for path, of_one in zip(paths, columns, strict=True):
+        kinds.setdefault(of_one.unit_name, f"{of_one.unit} in {path.name}")
+    if len(kinds) > 1:
+        raise UserError(
+            f"the tables of {root} name units of different kinds ({', '.join(kinds.values())}): give the column of the units "
+            "one name in all tables. [table-units-differ]"
+        )
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
@@ -343,7 +354,7 @@ def _add(
             f"{where}: {columns.label} is a list, not one number or text; to leave the column out, rename it. [table-label]"
         )
     label, unit = class_of(written), unit_of(_cell(cells, columns.unit))
-    row = tables.rows.setdefault(id, _Row(table, line, root / id, split, label, unit))
+    row = tables.rows.setdefault(id, Row(table, line, root / id, split, label, unit))
     if (row.split, row.label, row.unit) != (split, label, unit):
         what = f"split, label or {columns.unit}" if columns.unit else "split or label"
         raise UserError(
@@ -370,37 +381,7 @@ def _normal(given: str, folder: Path, root: Path) -> str:
     return posixpath.relpath(path, top)
 
 
-def _split_by_folders(tables: _Tables) -> str:
-    """Gives each row for which neither its table nor a column names a split the split in the folders of its path.
-
-    Returns:
-        A sentence about names of folders of which it is doubtful whether they mean a split; empty if there are none.
-
-    Raises:
-        UserError: If the folders of some of these rows contain a split and the folders of others do not: nobody should train on
-            a test set.
-    """
-    ids = [id for id, row in tables.rows.items() if not row.says_split]
-    outside = [id for id in ids if os.path.isabs(id)]
-    top = len(os.path.commonpath(outside)) if outside else 0
-    parts = {id: spoken_part(Path(id[top:] if os.path.isabs(id) else id).parent) for id in ids}
-    rows = {id: part and part[0] for id, part in parts.items()}
-    spoken = set(rows.values())
-    if len(spoken) < 2:
-        return ""
-    if None in spoken:
-        silent, said = (next(id for id, split in rows.items() if (split is None) == none) for none in (True, False))
-        table = tables.rows[said].table
-        raise UserError(
-            f"{table}: {said} lies in a folder named after a split, and {silent} does not: add a column split, with train, "
-            "validation or test in every row. [table-split-unsaid]"
-        )
-    for id, split in rows.items():
-        tables.rows[id].split = split or "train"
-    return merged(set(filter(None, parts.values())), "folders")
-
-
-def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:
+def _find_bare_names(tables: _Tables, root: Path, access: Access) -> set[str]:
     """Finds images of which a table gives only the file name although they lie in other folders. Their paths become their ids.
 
     Args:
@@ -408,12 +389,16 @@ def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:
         root: Folder of all tables.
         access: Paths that the import may read.
 
+    Returns:
+        The names that no image has.
+
     Raises:
         UserError: If several images have such a name, or another row gives the image's path.
     """
     bare = {id: row for id, row in tables.rows.items() if row.file.parent == row.table.parent and not os.path.lexists(row.file)}
     if not bare:
-        return
+        return set()
+    missing: set[str] = set()
     by_name: dict[str, list[Path]] = {}
     for image in list_files(root, access).images():
         by_name.setdefault(image.name, []).append(image)
@@ -423,7 +408,9 @@ def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:
         if len(matches) > 1:
             shown = " or ".join(file.relative_to(root).as_posix() for file in matches[:2])
             raise UserError(f"{row.table}:{row.line}: {row.file.name} may be {shown}; write one of these. [table-file-unclear]")
-        if matches:
+        if not matches:
+            missing.add(id)
+        else:
             row.file = matches[0]
             del tables.rows[id]
             id = matches[0].relative_to(root).as_posix()
@@ -433,3 +420,4 @@ def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:
                     "[table-file-twice]"
                 )
             tables.rows[id] = row
+    return missing

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import re
+import shlex
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -125,6 +126,7 @@ class _Survey:
         passed_over: Names of members that hold no records, with their counts.
         linked: Archives that contain links.
         folders: For each split that the name of a folder in an archive contains, such a folder.
+        held_out: Folder whose name contains validation or test although its archive has another split; empty: there is none.
     """
 
     samples: int = 0
@@ -137,6 +139,7 @@ class _Survey:
     passed_over: Counter[str] = field(default_factory=Counter)
     linked: list[Path] = field(default_factory=list)  # archives with links
     folders: dict[str, str] = field(default_factory=dict)  # split that a folder's name in the archive contains -> such a folder
+    held_out: str = ""
 
 
 class WebDatasetImporter(Importer):
@@ -170,7 +173,7 @@ class WebDatasetImporter(Importer):
             path: Archive, or folder of archives.
             access: Paths that the import may read.
             splits: Level of the folders in the archives that are splits. Only 0 is allowed: no folder is a split. ``None``:
-                archives whose folders' names contain several splits are refused.
+                archives are refused if their folders' names contain several splits, or a held-out one that is not theirs.
 
         Raises:
             UserError: If there are no archives or no samples, it is not clear what is a split, or `splits` is above 0.
@@ -193,6 +196,12 @@ class WebDatasetImporter(Importer):
                 f"folders in the archives name several splits ({', '.join(survey.folders.values())}), but an archive has one "
                 "split: unpack them and import the folder, pack an archive for each split, or say --splits 0 if the "
                 "archives' own names are right. [tar-several-splits]"
+            )
+        if splits is None and survey.held_out:
+            raise UserError(
+                f"a folder in an archive is named after a held-out split that the archive does not have ({survey.held_out}). "
+                f"If the archive's split is right, `dpfed data import {shlex.quote(str(path))} DEST --format {self.name} "
+                "--splits 0` imports the records; if not, unpack the archive and import the folder. [tar-folder-held-out]"
             )
         numbers, names = number_classes(survey.classes)
         records = (_records(file, split, f"{split}/{_called(file, path)}", numbers) for split, file in shards)
@@ -278,6 +287,8 @@ def _survey(shard: Path, split: str, survey: _Survey) -> None:
             folder = sample.key.rpartition("/")[0]
             if folder != last and (spoken := split_of(Path(folder))):
                 survey.folders.setdefault(spoken, f"{shard.name}: {folder}")
+                if spoken not in (split, "train"):
+                    survey.held_out = f"{shard.name}: {folder}"
             last = folder
             survey.unit_keys.update([sample.unit_key] if sample.unit_key else [])
     except DamagedArchive as error:  # it is met again, and counted, when the records are read

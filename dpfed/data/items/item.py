@@ -19,6 +19,7 @@ Part: TypeAlias = "str | int | Callable[[Any], Any]"
 
 _IMAGES = ("image", "img", "jpg", "png", "pixel_values")  # default columns of the image
 _DTYPES = (torch.uint8, torch.uint16, torch.float16, torch.float32, torch.float64)
+_CHANNELS = (1, 3, 4)  # usual numbers of channels
 _MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"}
 
 
@@ -114,7 +115,8 @@ def image_of(value: Any) -> Image.Image | Tensor:
         A PIL image, or a tensor ``(C, H, W)`` of uint8, uint16 or floats.
 
     Raises:
-        BrokenItem: If `value` is anything else, is empty, or has numbers that are not finite.
+        BrokenItem: If `value` is anything else, is empty, has numbers that are not finite, or seems to be ``(H, W, C)``: its
+            last axis is a usual number of channels, and its first axis is not.
     """
     if isinstance(value, Image.Image):
         if value.mode not in _MODES:
@@ -132,6 +134,12 @@ def image_of(value: Any) -> Image.Image | Tensor:
         raise BrokenItem(f"its image is {described(value)}, expected uint8, uint16 or floats")
     if value.dim() != 3 or 0 in value.shape:
         raise BrokenItem(f"its image is {described(value)}, expected a shape (C, H, W)")
+    if value.shape[2] in _CHANNELS and value.shape[0] not in _CHANNELS:
+        raise BrokenItem(
+            f"its image is {described(value)}, and the last axis looks like the channels. Expected a shape (C, H, W): move the "
+            "channels to the front, .transpose(2, 0, 1) for an array or .permute(2, 0, 1) for a tensor. (If the image is "
+            f"{value.shape[2]} pixels wide, exchange height and width)"
+        )
     if value.is_floating_point() and not is_finite(value):
         raise BrokenItem("its image has numbers that are not finite")
     return value

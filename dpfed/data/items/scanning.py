@@ -63,6 +63,7 @@ class _Scan(Dataset[Any]):
             image = parts.image_of(item)
             content = hashed(content_of(image), *(caption.encode() for caption in captions))
             key, unit = (None if part is None else _name(part_of(item, part), part) for part in (parts.key, parts.unit))
+            unit = unit and unit.strip()  # one person must not become two units
             return Scanned(content, hashed(picture_of(image)), captions, parts.labels_of(item), key, unit)
         except BrokenItem as error:
             return Failure(row, str(error))
@@ -143,7 +144,8 @@ def _name(value: Any, part: Part) -> str:
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, bytes):
         return value.hex()
-    if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+    if not isinstance(value, str | int) or isinstance(value, bool) or not str(value).strip():
         what = "a function" if callable(part) else repr(part)
-        raise BrokenItem(f"{what} gives {described(value)}, expected a text or a whole number")
+        given = "a blank text" if isinstance(value, str) else described(value)
+        raise BrokenItem(f"{what} gives {given}, expected a text or a whole number")
     return str(value)

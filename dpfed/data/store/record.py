@@ -31,7 +31,8 @@ class RecordInput:
         captions: Texts of the image; blank ones are dropped.
         labels: Class number for each label name. With -1, or if the label name is absent, the record has no class.
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        unit: Name of the record's privacy unit, such as a person; ``None`` or empty: the record is its own unit.
+        unit: Name of the record's privacy unit, such as a person; spaces around it do not count. ``None`` or blank: the record
+            is its own unit.
         place: Position of the record at its source, for messages; ``None``: messages use the id.
     """
 
@@ -73,6 +74,8 @@ def check_types(record: RecordInput) -> None:
         raise UserError(f"expected a dpfed.RecordInput, got {type(record).__name__}. [record-type]")
     if not isinstance(record.id, str):
         raise UserError(f"the id of a record must be a text, got {record.id!r}. [record-id-text]")
+    if not isinstance(record.unit, str | None):
+        raise UserError(f"record {record.called!r}: its unit must be a text or None, got {record.unit!r}. [record-unit]")
     if isinstance(record.captions, str) or not all(isinstance(text, str) for text in record.captions):
         raise UserError(f"record {record.called!r}: captions must be a sequence of texts, as in ('a cat',). [record-captions]")
     if not isinstance(record.labels, Mapping):

@@ -153,6 +153,7 @@ class StoreWriter:
         if not is_text(record.id):
             self.reject(record.id, "name is not valid text")
             return
+        record = replace(record, unit=(record.unit or "").strip() or None)
         self._check(record)
         captions = tuple(text.strip() for text in record.captions if text.strip())
         if self._kind == "image-text" and not captions:

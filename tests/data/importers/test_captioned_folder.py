@@ -10,6 +10,7 @@ import pytest
 from dpfed.data.importers import detect, import_records
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from tests.data.importers.test_lost_files import commands, run
 
 
 def folder(root: Path, pictures, captions: dict[str, str | None]) -> Path:
@@ -66,8 +67,13 @@ def test_boxes_of_a_detector_are_no_captions(tmp_path: Path, pictures) -> None:
     with pytest.raises(UserError, match=r"\.txt files are not read") as refused:
         import_records(source, tmp_path / "s")
     assert "captioned-folder" not in str(refused.value)
-    with pytest.raises(UserError, match="captioned-folder-none"):
+    with pytest.raises(UserError, match=r"0\.txt .*captioned-folder-numbers") as refused:
         import_records(source, tmp_path / "s", format="captioned-folder")
+    assert len(run(commands(str(refused.value))[0], tmp_path / "s")) == 3
+    for text in source.glob("*.txt"):
+        text.unlink()
+    with pytest.raises(UserError, match=r"no image .* has a \.txt .*captioned-folder-none"):
+        import_records(source, tmp_path / "t", format="captioned-folder")
 
 
 def test_a_folder_with_one_table_is_that_table(tmp_path: Path, pictures) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+import dpfed
 from dpfed.data.importers import import_records
 from dpfed.data.importers.conversions import conversion
 from dpfed.data.importers.importing import Access
@@ -206,17 +208,46 @@ def test_what_save_to_disk_wrote_is_converted(tmp_path: Path, pictures, splits: 
         (tmp_path / "my set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     message = refusal(tmp_path / "my set")
     assert "save_to_disk" in message and "[import-convert]" in message and len(message) < 900
+    assert len(message) < 1200  # a longer one is shortened, and its command would not work; a set may have a thousand files
     store = run_advice(advice(message), tmp_path / "s")
     assert [store.count(split) for split in ("train", "test")] == [3, 4 if len(splits) > 1 else 0]
     assert set(names_of(store)) == {"cat", "dog"}
 
 
+def packaged(root: Path, rows: str, monkeypatch) -> None:
+    """Installs a package tfrecord that reads these rows from each file; `path` is the file."""
+    (root / "tfrecord").mkdir(parents=True)
+    (root / "tfrecord" / "__init__.py").touch()
+    (root / "tfrecord" / "reader.py").write_text(
+        f"from numpy import array as n\n\ndef tfrecord_loader(path, index):\n    return iter({rows})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(Path(dpfed.__file__).parents[1])]))
+
+
+@pytest.mark.parametrize(
+    ("names", "counts"),
+    [
+        (["train-0.tfrecord", "train-1.tfrecord", "my test.tfrecord", "val-0.tfrec", "extra.tfrecord"], [2, 1, 1]),
+        (["train/0.tfrecord", "test/0.tfrecord", "test/1.tfrecord"], [1, 0, 2]),
+        (["val-0.tfrecord", "test-0.tfrecord"], [0, 1, 1]),
+        (["a.tfrecord", "b.tfrecord"], [2, 0, 0]),
+    ],
+)
+def test_the_commands_convert_the_tfrecords_of_every_split(tmp_path: Path, pictures, names, counts, monkeypatch) -> None:
+    packaged(tmp_path / "packages", "[{'image': %r, 'caption': path.encode()}]" % pictures.png(), monkeypatch)  # noqa: UP031
+    for name in names:
+        file = tmp_path / "my set" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"\0" * 64)
+    message = refusal(tmp_path / "my set")
+    assert ("no split (1), such as" in message) == ("extra.tfrecord" in names)
+    store = run_advice(advice(message), tmp_path / "s")
+    assert [store.count(split) for split in ("train", "validation", "test")] == counts
+
+
 @pytest.mark.parametrize("name", ["train.tfrecord", "train.tfrecords", "x-train.tfrecord-00000-of-00010", "train00-7.tfrec"])
 def test_tfrecords_are_converted_by_a_package_of_this_name(tmp_path: Path, pictures, name: str, monkeypatch) -> None:
     """With a package that gives what tfrecord 1.14 gave for such files: bytes alone, numbers in arrays."""
-    fake = tmp_path / "packages" / "tfrecord"
-    fake.mkdir(parents=True)
-    (fake / "__init__.py").touch()
     rows = [
         {
             "image/encoded": pictures.png(),
@@ -229,10 +260,7 @@ def test_tfrecords_are_converted_by_a_package_of_this_name(tmp_path: Path, pictu
     given = ", ".join(
         "{" + ", ".join(f"{k!r}: {v if isinstance(v, str) else repr(v)}" for k, v in row.items()) + "}" for row in rows
     )
-    (fake / "reader.py").write_text(
-        f"from numpy import array as n\n\ndef tfrecord_loader(path, index):\n    return iter([{given}])\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(fake.parent))
+    packaged(tmp_path / "packages", f"[{given}]", monkeypatch)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / name).write_bytes(b"\0" * 64)
     for source in (tmp_path / "in", tmp_path / "in" / name):

@@ -98,6 +98,8 @@ def test_splits_below_the_classes_are_splits(tmp_path: Path, pictures) -> None:
         (["train", "bus"], "bus .*folder-beside", [["train", "bus"]]),
         (["valid", "invalid"], "invalid .*folder-beside", [["valid", "invalid"]]),
         (["archive/train station", "archive/airport"], "folder-beside", [["train station", "airport"]]),
+        (["train/cats", "dogs/train"], "folder-split-unclear", [["train", "dogs"]]),
+        (["bus/train/x", "train/test/y"], "folder-split-unclear", [["bus", "train"], ["bus", "train"]]),
         (["val", "test"], "folder-no-training", [None, ["val", "test"]]),
         (["val/x", "val/y", "test/x"], "folder-no-training", [None]),
     ],
@@ -117,6 +119,42 @@ def test_where_the_intent_is_not_clear_the_commands_say_it(tmp_path: Path, pictu
             continue
         assert [got[f"{folder}/x.png"][1] for folder in folders] == classes
         assert {split for split, _ in got.values()} == ({"train"} if "--splits 0" in command else {"train", "test"})
+
+
+@pytest.mark.parametrize("wrapper", ["data", "archive", "a/b", ""])
+@pytest.mark.parametrize(
+    ("divided", "aside", "named", "use"),
+    [
+        (("train", "test"), "x.png", "x.png", "train/x.png"),
+        (("train", "test"), "dogs/deep/x.png", "dogs", "val/deep/x.png"),
+        (("cats/train", "cats/test"), "dogs/x.png", "dogs", "dogs/train/x.png"),
+        (("cats/train", "cats/test"), "x.png", "x.png", "cats/train/x.png"),
+    ],
+)
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_what_lies_beside_the_splits_is_named_and_the_advice_works(
+    tmp_path: Path, pictures, wrapper: str, divided, aside: str, named: str, use: str, leave_out: bool
+) -> None:
+    source = tmp_path / "in"
+    top = tree(source / wrapper, pictures, *(f"{folder}/{n}" for folder in divided for n in "ab"))
+    if len(Path(divided[0]).parts) > 1:  # classes above the splits
+        for folder in divided:
+            for n in "ab":
+                (top / folder / n / "x.png").rename(top / folder / f"{n}.png")
+                (top / folder / n).rmdir()
+    pictures.file(top / aside)
+    with pytest.raises(UserError, match="folder-beside") as caught:
+        import_records(source, tmp_path / "s")
+    assert str(caught.value).startswith(f"{top / named} ")
+    if leave_out:
+        (top / named).rename(tmp_path / "out")
+    else:
+        moved = Path(use).parent
+        assert moved.parts[0] == "val" or str(top / moved) in str(caught.value)
+        (top / use).parent.mkdir(parents=True, exist_ok=True)
+        (top / aside).rename(top / use)
+    import_records(source, tmp_path / "s")
+    assert len(found(tmp_path / "s")) == 5 - leave_out
 
 
 def test_a_class_in_other_capitals_in_another_split_is_refused(tmp_path: Path, pictures) -> None:

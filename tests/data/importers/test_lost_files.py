@@ -210,6 +210,11 @@ def test_tables_that_disagree_are_refused(tmp_path: Path, captioned: Path) -> No
     assert "split or label than in train.tsv:3" in said and "[table-disagrees]" in said
     table(captioned / "test.tsv", ["images/2.png"], title="note")
     assert "[table-columns-differ]" in refusal(captioned)
+    for name, column in (("train", "patient_id"), ("test", "person_id")):
+        write(captioned / f"{name}.tsv", f"filepath\ttitle\t{column}\nimages/{len(name)}.png\tx\t7\n".encode())
+    said = refusal(captioned)
+    assert "patient_id in train.tsv, person_id in test.tsv" in said and "[table-units-differ]" in said
+    table(captioned / "train.tsv", ["images/0.png", "images/1.png"])
     write(captioned / "test.tsv", b"filepath\ttitle\tsplit\nimages/2.png\tx\ttrain\n")
     assert "says train, the table's name says test; correct one of them. [table-conflict]" in refusal(captioned)
     table(captioned / "test.tsv", ["images/2.png"])

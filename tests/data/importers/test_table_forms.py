@@ -13,6 +13,7 @@ import pytest
 from dpfed.data.importers import import_records
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from tests.data.importers.test_lost_files import commands, run
 
 
 def found(source: Path | list[Path], dest: Path, **options: object) -> dict[str, tuple[str, list[str]]]:
@@ -163,7 +164,7 @@ def test_tables_of_several_folders_are_one_data_set(tmp_path: Path, pictures) ->
         ("filepath,title\nhttps://x.org/a.png,x\n", "addresses of the web are not fetched"),
         ("filepath,title\nimages/A.PNG,x\n", r"other capitals \(1\): images/A.PNG"),
         (f"filepath,title\nimages/{unicodedata.normalize('NFD', 'é')}.png,x\n", r"another Unicode form \(NFC, NFD\)"),
-        ("filepath,title\ntrain/a.png,x\ntest/b.png,y\nc.png,z\n", "c.png .*table-split-unsaid"),
+        ("filepath,title\ntrain/a.png,x\ntest/b.png,y\nimages/a.png,z\n", "images/a.png .*table-split-unsaid"),
     ],
 )
 def test_what_is_wrong_with_a_table_has_its_line_and_cause(tmp_path: Path, pictures, rows: str, said: str) -> None:
@@ -200,3 +201,44 @@ def test_the_command_for_a_table_of_another_encoding_works(tmp_path: Path, pictu
     command = str(raised.value).split("`")[1]
     subprocess.run(command, shell=True, check=True)
     assert found(folder / "table-utf8.csv", tmp_path / "s") == {"a.png": ("train", ["eine schöne Blüte"])}
+
+
+@pytest.mark.parametrize(
+    ("folders", "said"), [(["test", "test"], "in test"), (["val", "val"], "in val"), (["val", "a/test"], "in test, val")]
+)
+@pytest.mark.parametrize("how", ["table", "folder", "tables"])
+def test_a_table_of_held_out_images_is_not_trained_on_unless_the_command_says_so(
+    tmp_path: Path, pictures, folders: list[str], said: str, how: str
+) -> None:
+    files = [f"{folder}/{number}.png" for number, folder in enumerate(folders)]
+    source = lay(tmp_path / "my set", pictures, **dict.fromkeys(files, ""))
+    tables = [source / "1.csv", source / "2.csv"] if how == "tables" else [source / "t.csv"]
+    for table, part in zip(tables, [files] if how != "tables" else [[file] for file in files], strict=True):
+        table.write_text("\n".join(["filepath,title", *(f"{file},x" for file in part)]))
+    given = {"folder": source, "table": tables[0], "tables": tables}[how]
+    with pytest.raises(UserError, match=rf"{said}\. .*table-no-training") as raised:
+        import_records(given, tmp_path / "s")
+    assert len(run(commands(str(raised.value))[0], tmp_path / "s").split("train")) == 2
+    with pytest.raises(UserError, match=r"takes only 0 .*table-splits-level"):
+        import_records(given, tmp_path / "t", splits=1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("filepath,split\na.png,train\ntest/b.png,\n", {"a.png": "train", "test/b.png": "test"}),
+        ("filepath\nc.png\nb.png\n", {"train/c.png": "train", "test/b.png": "test"}),
+    ],
+)
+def test_a_row_has_the_split_of_the_folder_of_its_image(tmp_path: Path, pictures, rows: str, expected: dict) -> None:
+    """Also where a column says the splits of other rows alone, and where the table gives only the names of the files."""
+    lay(tmp_path, pictures, **{"t.csv": rows, "a.png": "", "test/b.png": "", "train/c.png": ""})
+    assert {id: split for id, (split, _) in found(tmp_path / "t.csv", tmp_path / "s").items()} == expected
+
+
+def test_a_missing_image_has_no_say_in_the_splits(tmp_path: Path, pictures) -> None:
+    lay(tmp_path, pictures, **{"t.csv": "filepath\na.png\nb.png\ngone.png\n", "train/a.png": "", "test/b.png": ""})
+    assert {split for split, _ in found(tmp_path / "t.csv", tmp_path / "s", skip_broken=True).values()} == {"train", "test"}
+    (tmp_path / "t.csv").write_text("filepath\nb.png\ngone.png\n")
+    with pytest.raises(UserError, match="table-no-training"):
+        import_records(tmp_path / "t.csv", tmp_path / "t", skip_broken=True)

@@ -19,6 +19,7 @@ from dpfed.data.importers import detect, import_records
 from dpfed.data.store.record import record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from tests.data.importers.test_lost_files import commands, run
 
 Members = Sequence[tuple[str, bytes]]
 
@@ -207,3 +208,20 @@ def test_classes_in_json(tmp_path: Path, pictures, key: str, values: list, names
     ]
     store = imported(write(tmp_path / "x.tar", members), tmp_path / "s")
     assert [[*store.label_names["label"], None][number] for number in store.labels["label"].tolist()] == names
+
+
+@pytest.mark.parametrize("folder", ["test", "my/val"])
+def test_an_archive_of_held_out_images_is_not_trained_on_unless_the_command_says_so(
+    tmp_path: Path, pictures, folder: str
+) -> None:
+    source = write(tmp_path / "x.tar", sample(f"{folder}/a", pictures))
+    with pytest.raises(UserError, match=rf"x\.tar: {folder}\).*tar-folder-held-out") as raised:
+        import_records(source, tmp_path / "s")
+    assert len(run(commands(str(raised.value))[0], tmp_path / "s").split("train")) == 1
+    split = "test" if folder == "test" else "validation"
+    write(tmp_path / "in" / f"{split}.tar", sample(f"{folder}/a", pictures))
+    write(tmp_path / "in" / "train.tar", sample("b", pictures))
+    assert import_records(tmp_path / "in", tmp_path / "t").counts[split] == 1
+    write(tmp_path / "in" / "train.tar", sample(f"{folder}/b", pictures))
+    with pytest.raises(UserError, match=rf"train\.tar: {folder}\).*tar-folder-held-out"):
+        import_records(tmp_path / "in", tmp_path / "u")

@@ -42,6 +42,13 @@ def test_a_unit_that_leaves_changes_no_key_of_another():
     assert of([row for row in rows if row["who"] == "b"], unit="who").keys.tolist() == [keys[1], keys[3]]
 
 
+def test_spaces_around_a_units_name_do_not_count():
+    rows = [{"image": picture(n), "who": who} for n, who in enumerate(["a", " a ", 7, "7"])]
+    assert len(set(of(rows, unit="who").units.tolist())) == 2
+    with pytest.raises(UserError, match="'who' gives a blank text, expected a text or a whole number"):
+        of([{"image": picture(0), "who": " "}], unit="who").keys  # noqa: B018
+
+
 def test_processes_read_what_this_one_reads():
     items = Pictures(150)
     assert np.array_equal(Records(items, workers=2).keys, of(items).keys)
@@ -57,6 +64,24 @@ def test_tensors_of_any_channels_are_images(kind, channels):
 def test_an_array_and_its_picture_are_the_same_record():
     pixels = np.asarray(picture(3))
     assert content_of(image_of(pixels)) == content_of(picture(3))
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 3), (28, 28, 1), (16, 16, 4)])
+@pytest.mark.parametrize("kind", [np.float32, np.uint8, np.uint16, torch.float32, torch.uint8])
+def test_channels_in_the_last_place_are_refused_and_the_advice_works(shape, kind):
+    image = torch.zeros(shape, dtype=kind) if isinstance(kind, torch.dtype) else np.zeros(shape, kind)
+    if kind is np.uint8 and shape[2] == 3:
+        assert image_of(image).size == (7, 5)
+        return
+    with pytest.raises(UserError, match=r"last axis .*records-item"):
+        of([image]).keys  # noqa: B018
+    moved = image.permute(2, 0, 1) if isinstance(image, torch.Tensor) else image.transpose(2, 0, 1)
+    assert tuple(image_of(moved).shape) == (shape[2], *shape[:2])
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 3), (1, 5, 4), (4, 2, 1), (5, 7, 6), (12, 1, 500)])
+def test_channels_that_may_come_first_are_taken_so(shape):
+    assert tuple(image_of(np.zeros(shape, np.float32)).shape) == shape
 
 
 def test_parts_of_items_are_found_by_column_place_and_function():

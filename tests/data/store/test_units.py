@@ -36,6 +36,19 @@ def test_records_share_their_units_key_and_others_have_their_own(tmp_path: Path,
     assert store.keys.tolist() == [record_key(id) for id in "abcde"]
 
 
+def test_spaces_around_a_units_name_do_not_count(tmp_path: Path, pictures) -> None:
+    store = write(tmp_path / "s", {"a": "Ann", "b": " Ann\n", "c": "  ", "d": "\u00a0"}, pictures)
+    assert store.units.tolist() == [record_key(name) for name in ("Ann", "Ann", "c", "d")]
+    with StoreWriter(tmp_path / "t", name="x", kind="image", size=8) as writer:
+        writer.add(RecordInput("a", pictures.array(), unit=" "))
+    assert RecordStore.open(tmp_path / "t").units is None
+
+
+def test_a_unit_that_is_no_text_is_refused(tmp_path: Path, pictures) -> None:
+    with pytest.raises(UserError, match="'a'.* got 7.*record-unit"):
+        write(tmp_path / "s", {"a": 7}, pictures)
+
+
 def test_a_store_whose_source_names_no_units_has_none(tmp_path: Path, pictures) -> None:
     with StoreWriter(tmp_path / "s", name="x", kind="image", size=8) as writer:
         writer.add(RecordInput("a", pictures.array()))

@@ -1,0 +1,80 @@
+"""Converts TFRecord files to Parquet files, one for each split.
+
+dpfed does not read TFRecord files itself. Its refusal gives the command that runs `main`, which needs the package tfrecord.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.listing import list_files
+from dpfed.data.importers.splits import split_of
+from dpfed.data.store.record import SPLITS
+
+_TFRECORD = re.compile(r".*\.tfrec(ords?)?([-.]\d.*)?", re.IGNORECASE | re.DOTALL)
+
+
+def is_tfrecord(file: Path) -> bool:
+    """Returns whether a file is a TFRecord file by its name, such as ``train.tfrecord-00000-of-00010``."""
+    return _TFRECORD.fullmatch(file.name) is not None
+
+
+def by_split(source: Path, files: Sequence[Path]) -> dict[str | None, list[Path]]:
+    """Returns the files of each split, and under ``None`` the files without a split.
+
+    The names of files and folders contain the splits (`dpfed.data.importers.splits.split_of`). If none does, or `source` is a
+    file, all files are for training.
+
+    Args:
+        source: File or folder that is converted.
+        files: TFRecord files of the source.
+    """
+    splits = {file: None if file == source else split_of(file.relative_to(source)) for file in files}
+    if not any(splits.values()):
+        return {"train": [*files]}
+    return {split: of_split for split in (*SPLITS, None) if (of_split := [file for file in files if splits[file] == split])}
+
+
+def convert(source: Path, target: Path, outside: bool = False) -> None:
+    """Writes the records of each split into a Parquet file ``target/SPLIT.parquet``. Files without a split are left out.
+
+    Args:
+        source: File or folder that is converted.
+        target: Folder that exists.
+        outside: Whether files outside of the source's folder are read, too, if links lead to them.
+    """
+    try:
+        reader = importlib.import_module("tfrecord.reader")
+    except ImportError as error:
+        sys.exit(f"cannot load the package tfrecord ({error}); install it: pip install tfrecord")
+    files = list_files(source, Access.to(source, outside)).files if source.is_dir() else [source]
+    for split, of_split in by_split(source, sorted(filter(is_tfrecord, files))).items():
+        if split is not None:
+            records = (record for file in of_split for record in reader.tfrecord_loader(str(file), None))
+            rows = [{name: _cell(value) for name, value in record.items()} for record in records]
+            pq.write_table(pa.Table.from_pylist(rows), target / f"{split}.parquet")
+
+
+def main() -> None:
+    """Converts what the command line names: ``[--allow-outside] SOURCE TARGET``, see `convert`."""
+    *options, source, target = sys.argv[1:]
+    convert(Path(source), Path(target), outside="--allow-outside" in options)
+
+
+def _cell(value: Any) -> Any:
+    """Returns a text for bytes of UTF-8, other bytes unchanged, a number for an array of one, and a list for another array."""
+    if not isinstance(value, bytes):
+        return value.tolist()[0] if len(value) == 1 else value.tolist()
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
