@@ -112,9 +112,7 @@ COMMANDS: dict[str, Command] = {
         ("runs/done", "pictures"),
         then=(("features.parquet", "config list"), ("", "embed runs/done pictures --out features.parquet")),
     ),
-    "search": Command(
-        (*_words("search runs/done --pictures stores/public"), "a red circle"), ("runs/done", "stores/public")
-    ),
+    "search": Command((*_words("search runs/done --pictures stores/public"), "a red circle"), ("runs/done", "stores/public")),
     "watch": Command(_words("watch runs/begun"), ("runs/begun",), until_stopped="ctrl-c"),
     "watch once": Command(_words("watch runs/done --once --json"), ("runs/done",)),
     "serve": Command(_words("serve runs --port 0"), ("runs/done", "runs/begun"), until_stopped="ctrl-c"),
