@@ -30,8 +30,8 @@ class ArrayRecords(RecordSet):
     Args:
         x: Features, named ``image`` in the views.
         y: Other features of the same records, named ``text`` in the views; ``None``: X has views.
-        groups: Group of each row, such as a person, ``(N,)``; a row whose group is None or NaN is a group by itself. ``None``:
-            no groups.
+        groups: Group of each row, such as a person, ``(N,)``; a row whose group is None, NaN or blank is a group by itself.
+            Spaces around a name do not count. ``None``: no groups.
         path: Folder that keeps the budget of these rows.
 
     Raises:
@@ -180,12 +180,15 @@ def _numbered(groups: Any, rows: int) -> np.ndarray:
         raise ArrayError(
             f"groups has the shape {given.shape}: expected one value for each of the {rows:,} rows. [arrays-groups]"
         )
-    if given.dtype.kind in "biuSUM":
+    if given.dtype.kind in "biuM":
         return np.unique(given, return_inverse=True)[1].astype(np.uint64)
     numbers: dict[Any, int] = {}
-    values = given.tolist()
+    values = [value.strip() if isinstance(value, str | bytes) else value for value in given.tolist()]
     try:
-        names = [("row", row) if value is None or value != value else ("of", value) for row, value in enumerate(values)]
+        names = [
+            ("row", row) if value is None or value in ("", b"") or value != value else ("of", value)
+            for row, value in enumerate(values)
+        ]
         return np.fromiter((numbers.setdefault(name, len(numbers)) for name in names), np.uint64, len(names))
     except (TypeError, ValueError) as error:  # for example pandas' NA, or lists
         raise ArrayError(

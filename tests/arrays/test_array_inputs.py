@@ -134,6 +134,8 @@ def test_rows_that_name_no_group_are_groups_of_their_own():
     for missing in (None, float("nan"), pd.NaT):
         groups = np.array(["a"] * 10 + [missing] * (N - 10), dtype=object)
         assert fit_of(X, Y, groups).plan.sampling.records == 1 + N - 10
+    for blank in ("", "  "):
+        assert fit_of(X, Y, np.array(["a", "a "] * 5 + [blank] * (N - 10))).plan.sampling.records == 1 + N - 10
     card = dpfed.PrivateCCA(epsilon=3).fit(X, Y, groups=GROUPS["texts"]).card_
     assert (
         "one group: all rows of X and Y that share a value of `groups`" in card and "| Training units N (public) | 30 |" in card
