@@ -134,7 +134,7 @@ def _results(run: RunDirectory, ledger: Ledger) -> Check:
     said = results["privacy"] | {"ledger": (results.get("run") or {}).get("ledger", ledger.head)}
     right = {
         "steps_charged": ledger.charged,
-        "epsilon": ledger.epsilon if ledger.plan.has_guarantee else None,
+        "epsilon": ledger.promised_epsilon,
         "ledger": ledger.head,
     }
     wrong = [f"{key} {said.get(key)}, but the ledger has {value}" for key, value in right.items() if said.get(key) != value]

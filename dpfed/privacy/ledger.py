@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,8 +227,14 @@ class Ledger:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon spent so far, at the plan's delta and by the plan's accountant."""
+        """Epsilon spent so far, at the plan's delta and by the plan's accountant, even if the method's claim does not hold."""
         return self.plan.epsilon(self.charged)
+
+    @property
+    def promised_epsilon(self) -> float | None:
+        """Epsilon that the plan promises for what was spent so far; ``None``: it promises none, or no finite one."""
+        spent = self.epsilon if self.plan.has_guarantee else math.inf
+        return spent if math.isfinite(spent) else None
 
     def epsilon_after(self, steps: int) -> float:
         """Returns the epsilon charged for the first `steps` steps, whenever they were charged."""
