@@ -187,8 +187,13 @@ class Ledger:
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         block, replays = entries[0].get("block"), len(releases) - len(charged)
         digest = entries[0].get("digest")
-        if (block is not None and not (type(block) is int and block >= 1)) or digest not in (None, UNIVERSAL):
+        if block is not None and not (type(block) is int and block >= 1):
             raise _damaged(path, 1)
+        if digest not in (None, UNIVERSAL):
+            raise UserError(
+                f"{path} has digests of the kind {digest!r}, and this version of dpfed knows '{UNIVERSAL}': use the version of "
+                "dpfed that wrote the file. [ledger-digest]"
+            )
         ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block, digest == UNIVERSAL)
         ledger._lines, ledger.head, ledger.fingerprint = lines, head, entries[0]["fingerprint"]
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
