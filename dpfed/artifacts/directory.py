@@ -191,7 +191,9 @@ class RunDirectory:
 
     @property
     def epsilon(self) -> float | None:
-        """Epsilon spent so far; ``None``: the run has no ledger yet, or no finite epsilon holds. The card states the guarantee.
+        """Epsilon spent so far; ``None``: the run has no ledger yet, or no finite epsilon holds, as with an unsound method.
+
+        The card states whether the guarantee holds.
 
         Raises:
             UserError: If a file is damaged.
@@ -199,8 +201,7 @@ class RunDirectory:
         if self.finished:
             spent: float | None = self._results()["privacy"]["epsilon"]
             return spent
-        spent = Ledger.open(self.ledger).epsilon if self.ledger.is_file() else None
-        return spent if spent is not None and math.isfinite(spent) else None
+        return Ledger.open(self.ledger).promised_epsilon if self.ledger.is_file() else None
 
     def __repr__(self) -> str:
         """Shows epsilon, the most important figures, and the folder; of a damaged run only the folder."""

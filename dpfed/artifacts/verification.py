@@ -132,11 +132,7 @@ def _same(what: str, verb: str, stated: str | None, wanted: str) -> Check:
 def _results(run: RunDirectory, ledger: Ledger) -> Check:
     results = results_in(run.results)
     said = results["privacy"] | {"ledger": (results.get("run") or {}).get("ledger", ledger.head)}
-    right = {
-        "steps_charged": ledger.charged,
-        "epsilon": ledger.epsilon if ledger.plan.has_guarantee else None,
-        "ledger": ledger.head,
-    }
+    right = {"steps_charged": ledger.charged, "epsilon": ledger.promised_epsilon, "ledger": ledger.head}
     wrong = [f"{key} {said.get(key)}, but the ledger has {value}" for key, value in right.items() if said.get(key) != value]
     return Check("results.json says what was spent", wrong and f"results.json says {wrong[0]}" or "")
 

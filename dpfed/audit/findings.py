@@ -45,7 +45,7 @@ class PrivacyAudit:
         delta: Delta of the run.
         noise_multiplier: Claimed noise multiplier, sigma.
         sensitivity: Claimed sensitivity of the mechanism under test.
-        moved: Largest observed L2 change of the sum by one record; 0: not known.
+        moved: Largest observed L2 change of the sum by one record; 0: not known; infinity: a sum was not finite.
         findings: Results of the attacks.
     """
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries
 from dpfed.audit.leaving import ReleasesInMemory
 from dpfed.audit.under_test import workers
-from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
+from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.models.basis import random_bases
 from dpfed.models.building import build_model
 from dpfed.models.contrastive import SimCLRModel
@@ -70,13 +70,12 @@ class MomentTrial:
     folder: Path
 
     @classmethod
-    def build(cls, config: Config, plan: PrivacyPlan, folder: Path, world_size: int = 1) -> MomentTrial:
+    def build(cls, plan: PrivacyPlan, folder: Path, world_size: int = 1) -> MomentTrial:
         """Makes a small run that imitates a given run.
 
         Sigma, the kind of the noise and each step's fraction of 1 / sigma^2 are those of the given run.
 
         Args:
-            config: Configuration of the given run; unused.
             plan: Plan of the given run.
             folder: Folder for the records, ledgers and starting weights of the small run.
             world_size: Number of workers that share the records.
@@ -118,14 +117,15 @@ class MomentTrial:
         """Measures how far the canary moves a sum: the largest L2 change over both steps and four settings of the means.
 
         The first step releases the means, and the second step's sum depends on them. Each change is multiplied by the plan's
-        sensitivity, and divided by the sensitivity of its step.
+        sensitivity, and divided by the sensitivity of its step. The result is infinity if a sum is not finite.
         """
         most, sides = 0.0, [self.workers(there) for there in (True, False)]
         for seed in range(4):
             self._set(seed * torch.randn(self._released.numel(), generator=torch.Generator().manual_seed(seed)))
             for step in range(self.plan.steps):
                 with_, without = (side.aggregate(step).numbers() for side in sides)
-                most = max(most, (with_ - without).norm().item() / self.plan.sensitivity_of(step))
+                length = (with_ - without).norm().item()  # of sums that are not finite: infinity, as `max` would drop NaN
+                most = max(most, length / self.plan.sensitivity_of(step) if math.isfinite(length) else math.inf)
         return most * self.plan.sensitivity
 
     def scores(self, tries: int) -> tuple[np.ndarray, np.ndarray]:

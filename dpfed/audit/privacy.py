@@ -109,7 +109,7 @@ class _Trial:
 
     @functools.cached_property
     def _moments(self) -> MomentTrial:
-        return MomentTrial.build(self.config, self.plan, self.folder, self.world_size)
+        return MomentTrial.build(self.plan, self.folder, self.world_size)
 
     def whole_runs(self) -> Finding:
         """Repeats whole runs in closed form, which have only two releases, and returns the finding."""

@@ -44,8 +44,7 @@ def audit_config(
 
     Raises:
         UserError: If the plan is impossible, claims no privacy or has fewer groups than workers, if the records are missing or
-            their number is known only after an import, or if the folder cannot be written.
-        OSError: If the folder cannot be created.
+            their number is known only after an import, or if the folder cannot be created or written.
     """
     plan = known_plan(config, progress, world_size)
     if plan is None:
@@ -54,7 +53,13 @@ def audit_config(
             "depends on it: import them (`dpfed data import`), and set data.source = 'store'. [audit-records-unknown]"
         )
     folder = local_path(folder, "--out")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the folder {folder} for the audit cannot be made: {error.strerror or error}. Give another folder, --out FOLDER. "
+            "[audit-folder]"
+        ) from error
     _require_writable(folder)
     audit = audit_claim(config, plan, world_size, experiments, progress)
     return _write(folder, audit), audit
@@ -114,7 +119,7 @@ def _require_writable(folder: Path) -> None:
 
 
 def as_json(audit: PrivacyAudit) -> dict[str, Any]:
-    """Returns the content of the audit's file. In findings, infinity becomes null; `world_size` is named ``owners``."""
+    """Returns the content of the audit's file: numbers that are not finite become null; `world_size` is named ``owners``."""
     facts = {"owners" if name == "world_size" else name: value for name, value in dataclasses.asdict(audit).items()} | {
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "shown": audit.shown,
@@ -122,10 +127,11 @@ def as_json(audit: PrivacyAudit) -> dict[str, Any]:
         "confidence": CONFIDENCE,
         "certainty": CERTAINTY,
     }
-    facts["findings"] = [
-        {key: None if value == math.inf else value for key, value in finding.items()} for finding in facts["findings"]
-    ]
-    return facts
+    return _finite(facts) | {"findings": [_finite(finding) for finding in facts["findings"]]}
+
+
+def _finite(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in facts.items()}
 
 
 def _write(folder: Path, audit: PrivacyAudit) -> Path:

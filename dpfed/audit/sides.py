@@ -56,7 +56,7 @@ class Sides:
         others = parts if non_members is None else parts.with_learner(records=_store(non_members, parts))
         stores = parts.store, others.store
         candidates = parts.store.split("train"), _never_seen(*stores)
-        if 0 < records < _LEAST:
+        if records != 0 and records < _LEAST:
             raise UserError(f"--records {records}: expected 0 (all) or at least {_LEAST}. [attack-records]")
         if len(candidates[0]) < (least := _LEAST + REFERENCES):
             raise UserError(

@@ -125,7 +125,9 @@ def _show_claim(facts: dict[str, Any]) -> None:
         noise = "" if finding["noise"] is None else f"{finding['noise']:.3g}"
         table.add_row(label(finding), f"{finding['tries']:,}", noise, round_down(finding["epsilon"]))
     console.print(table)
-    moved = f"{facts['moved']:.4f}" if facts["moved"] else "not known (the method also releases statistics)"
+    moved = "not known (the method also releases statistics)"
+    if facts["moved"] != 0:
+        moved = "without limit (a sum was not finite)" if facts["moved"] is None else f"{facts['moved']:.4f}"
     console.print(
         f"Attacked: the mechanism of {attacked(facts)}. Noise multiplier claimed: {facts['noise_multiplier']:.4g}. Largest "
         f"change of the sum by one record: {moved}; sensitivity {facts['sensitivity']:.4f}.",

@@ -143,7 +143,8 @@ def _promised(name: str, plan: PrivacyPlan, epsilon: float) -> str:
     from dpfed.privacy.promise import round_up
 
     promise = plan.promise
-    said = f"epsilon {round_up(epsilon)}, delta {round_up(promise.delta)} ({promise.accountant.upper()})"
+    said = "" if plan.has_guarantee else "no guarantee; claimed "
+    said += f"epsilon {round_up(epsilon)}, delta {round_up(promise.delta)} ({promise.accountant.upper()})"
     return f"{name}: {plan.sampling.records:,} {promise.protected}s, {said}: sigma = {plan.noise.multiplier:.4g}"
 
 

@@ -66,16 +66,18 @@ def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_def
     plan, promise, charged = opened.plan, opened.plan.promise, opened.charged
     marks = sorted({charged * part // _POINTS for part in range(1, _POINTS + 1)} - {0})
     curve = [(count, plan.epsilon(count)) for count in marks]
+    promised = plan.has_guarantee or not plan.private  # the epsilon of a run without privacy is infinite, and is shown
     reserved = reservations(folder)
     artifacts = None if opened.artifacts is None else {"card": opened.artifacts.card, "model": opened.artifacts.model}
     if as_json:
         finite = [[count, epsilon if math.isfinite(epsilon) else None] for count, epsilon in curve]
+        spent = {"epsilon": finite} if promised else {"epsilon": [[count, None] for count in marks], "claimed_epsilon": finite}
         facts: dict[str, Any] = {
             "charged": charged,
             "planned": plan.steps,
             "delta": promise.delta,
             "accountant": promise.accountant,
-            "epsilon": finite,
+            **spent,
             "resumed": opened.resumed,
             "replays": opened.replays,
             "owners": opened.world_size,
@@ -90,8 +92,10 @@ def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_def
         return
     rest = f"delta {round_up(promise.delta)} ({promise.accountant.upper()})"
     _print(f"{charged:,} of {plan.steps:,} planned steps are charged; {rest}")
+    if not promised:
+        _print(f"no guarantee: dpfed does not vouch for the claim of bounding.method = '{plan.bounding.method_name}'")
     for count, epsilon in curve:
-        _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
+        _print(f"  after {count:>9,} steps   {'' if promised else 'claimed '}epsilon {round_up(epsilon)}")
     _print(_interruptions(opened.resumed))
     _print(f"times that a charged release was computed again, bit for bit, at no further cost: {opened.replays:,}")
     _print(f"workers that saw sums without noise: at most {opened.world_size:,}")

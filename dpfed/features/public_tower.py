@@ -77,6 +77,8 @@ class PublicTower:
         Raises:
             UserError: If the model has no image tower, or the tower's features of noise are not finite.
         """
+        if not self.reads_images:
+            raise UserError("this model has no image tower, so it has no features of images. [tower-no-images]")
         return self._passes(method_of(self._model, "features"), self._views.plain(pixels.to(self._device)))
 
     @torch.inference_mode()

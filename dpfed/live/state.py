@@ -93,8 +93,7 @@ class RunState:
     @property
     def epsilon(self) -> float | None:
         """Epsilon spent so far; ``None``: there is no ledger yet, or no guarantee holds."""
-        spent = self.ledger.epsilon if self.ledger and self.has_guarantee else math.inf
-        return spent if math.isfinite(spent) else None
+        return self.ledger.promised_epsilon if self.ledger and self.has_guarantee else None
 
     @property
     def epsilon_planned(self) -> float | None:

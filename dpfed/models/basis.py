@@ -67,8 +67,8 @@ class Basis:
     def project(self, features: Tensor) -> Tensor:
         """Maps features ``(..., F)`` to ``(..., k)`` of unit length; a vector that maps to 0 stays 0.
 
-        The engine computes the same map with integer sums (`dpfed.bounding.pair_moments`). But it maps features that are all 0
-        to 0, also if the basis has a centre.
+        Features that are all 0 map to 0, also if the basis has a centre. The engine computes the same map with integer sums
+        (`dpfed.bounding.pair_moments`).
         """
         return projected(features, self.rows, self.centre)
 
@@ -76,7 +76,7 @@ class Basis:
 def projected(features: Tensor, rows: Tensor, centre: Tensor | None) -> Tensor:
     """Maps features as `Basis.project` does, without the checks of a `Basis`."""
     if centre is not None:
-        features = F.normalize(features, dim=-1) - centre
+        features = torch.where((features != 0).any(-1, keepdim=True), F.normalize(features, dim=-1) - centre, 0.0)
     return F.normalize(features @ rows.T, dim=-1)
 
 

@@ -29,6 +29,8 @@ LOCAL_DIR = "local-dir:"
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 _RESIZE = {"shortest": "crop", "squash": "squash", "longest": "pad"}
 _NEEDED = ("embed_dim", "vision_cfg", "text_cfg")
+_NUMBERS = {"vision_cfg": ("image_size",), "text_cfg": ("vocab_size", "context_length")}
+_INTERPOLATIONS = ("bicubic", "bilinear")
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def _by_name(name: str, weights: str | None) -> Blueprint:
             what = nearest(weights, tags) if tags else "open_clip knows no weights for it."
             raise UserError(f"model.weights = {weights!r} is neither a file nor a tag of {name}; {what} [clip-weights]")
         file = Path(weights).expanduser()
-    return Blueprint(name, open_clip.get_model_config(name), _preprocessing(published), tag=tag, file=file)
+    return Blueprint(name, open_clip.get_model_config(name), _preprocessing(published, name), tag=tag, file=file)
 
 
 def _local_dir(folder: Path, weights: str | None) -> Blueprint:
@@ -168,7 +170,21 @@ def _read_json(path: Path) -> tuple[dict[str, Any], Preprocessing]:
     model_cfg = whole.get("model_cfg", whole)
     if not isinstance(model_cfg, dict) or not all(key in model_cfg for key in _NEEDED):
         raise UserError(f"{path} is not an open_clip model config: it needs the keys {', '.join(_NEEDED)}. [clip-config-keys]")
-    return model_cfg, _preprocessing(whole.get("preprocess_cfg", {}))
+    for tower, keys in _NUMBERS.items():
+        cfg = model_cfg[tower]
+        if not isinstance(cfg, dict) or not all(_is_size(cfg[key], pair=key == "image_size") for key in keys if key in cfg):
+            raise UserError(
+                f"{path}: {tower} must be an object, in which {' and '.join(keys)}, if given, are positive whole numbers; got "
+                f"{str(cfg)[:80]}. Correct the file. [clip-config-towers]"
+            )
+    return model_cfg, _preprocessing(whole.get("preprocess_cfg"), str(path))
+
+
+def _is_size(value: Any, pair: bool) -> bool:
+    """Returns whether a value is a positive whole number or, where pairs are allowed, a pair of such numbers."""
+    if pair and isinstance(value, list):
+        return len(value) == 2 and all(_is_size(side, pair=False) for side in value)
+    return type(value) is int and value > 0
 
 
 def _weights_file(weights: str | None, what: str) -> Path | None:
@@ -182,10 +198,20 @@ def _weights_file(weights: str | None, what: str) -> Path | None:
     return path
 
 
-def _preprocessing(given: dict[str, Any]) -> Preprocessing:
+def _preprocessing(given: Any, where: str) -> Preprocessing:
     from open_clip.transform import PreprocessCfg
 
-    cfg = asdict(PreprocessCfg()) | given
+    cfg = asdict(PreprocessCfg()) | given if isinstance(given, dict) else asdict(PreprocessCfg())
+    wrong = {"preprocess_cfg": ("an object", given)} if not isinstance(given, dict | None) else {}
+    for key, allowed in {"resize_mode": tuple(_RESIZE), "interpolation": _INTERPOLATIONS}.items():
+        if cfg[key] not in allowed:
+            wrong[f"preprocess_cfg.{key}"] = (" or ".join(allowed), cfg[key])
+    for key in ("mean", "std"):
+        value = cfg[key]
+        if not (isinstance(value, list | tuple) and len(value) == 3 and all(type(part) in (int, float) for part in value)):
+            wrong[f"preprocess_cfg.{key}"] = ("three numbers", value)
+    for key, (expected, value) in wrong.items():
+        raise UserError(f"{where}: {key} must be {expected}, got {str(value)[:80]!r}. Correct the file. [clip-preprocess]")
     if cfg["resize_mode"] == "longest" and np.any(cfg["fill_color"]):
         raise UserError(
             f"preprocess_cfg.fill_color = {cfg['fill_color']}: dpfed makes black borders; give weights that were trained with "

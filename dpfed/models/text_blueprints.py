@@ -92,14 +92,24 @@ def text_blueprint(name: str, weights: bool = True) -> TextBlueprint:
         longest = int(config.get("max_position_embeddings") or _LONGEST)
         padding = int(config.get("pad_token_id") or 0)
         longest -= padding + 1 if config.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0
-        length = _json(folder / LENGTH) if (folder / LENGTH).is_file() else {}
-        context = min(longest, int(length.get("max_seq_length") or _LONGEST))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"model.text: {folder / CONFIG} describes no text tower; expected whole numbers hidden_size and vocab_size. "
             f"Missing or wrong: {error}. Give another folder. [text-config]"
         ) from error
-    return TextBlueprint(folder, width, vocabulary, context, padding, _pooling(folder))
+    return TextBlueprint(folder, width, vocabulary, min(longest, _length(folder)), padding, _pooling(folder))
+
+
+def _length(folder: Path) -> int:
+    """Returns the largest number of tokens of a text, as sentence-transformers keeps it in a file of its own."""
+    said = _json(folder / LENGTH) if (folder / LENGTH).is_file() else {}
+    try:
+        return int(said.get("max_seq_length") or _LONGEST)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"model.text: {folder / LENGTH} must be an object, in which max_seq_length, if given, is a whole number; got "
+            f"{str(said)[:80]}. Correct the file, or give another folder. [text-length]"
+        ) from error
 
 
 def _local(name: str) -> Path:

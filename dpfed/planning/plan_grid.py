@@ -129,20 +129,17 @@ def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0)
         factor: Epsilon of the new plan over the epsilon of the given plan.
 
     Returns:
-        The plan; ``None`` if no sigma is found in these iterations, or only one with which no plan is possible.
-
-    Raises:
-        UserError: If no plan with this batch and these steps is possible.
+        The plan; ``None`` if no plan with this batch and these steps is possible, or no sigma is found in these iterations.
     """
     wanted = plan.epsilon(accountant="rdp") * factor
     target, size = plan.promise.target_epsilon, min(plan.bounding.group_size, batch)
     target = None if target is None else target * factor
-    draft = plan.replace(batch=batch, group_size=size, steps=steps, target_epsilon=target)
     # The central limit of subsampled Gaussians: q^2 T (exp(1 / sigma^2) - 1) is multiplied by factor^2.
-    scale = (plan.sampling.rate / draft.sampling.rate) ** 2 * plan.steps / steps * factor**2
+    scale = (plan.sampling.batch / batch) ** 2 * plan.steps / steps * factor**2
     sigma = math.log1p(math.expm1(min(plan.noise.multiplier**-2, 500.0)) * scale) ** -0.5
     slope, last = -1.0, None
     try:
+        draft = plan.replace(batch=batch, group_size=size, steps=steps, target_epsilon=target)
         for _ in range(_ROUNDS):
             sigma = min(max(sigma, accounting.LEAST_NOISE), accounting.MOST_NOISE)
             changed = draft.replace(noise_multiplier=sigma)

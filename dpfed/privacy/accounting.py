@@ -77,8 +77,8 @@ def _poisson_steps(mechanism: Mechanism, steps: int) -> tuple[float, float, int]
     same = mechanism.poisson_steps(steps)
     if same is None:
         raise UserError(
-            "samples of fixed size, drawn without replacement, are accounted for by RDP (Wang et al. 2019): set "
-            "privacy.accountant to 'rdp'. [sampling-needs-rdp]"
+            "PLD accounting covers Poisson samples, and this mechanism draws others "
+            f"({mechanism.sampler.describe('record')}): set privacy.accountant to 'rdp'. [sampling-needs-rdp]"
         )
     return same
 
@@ -220,7 +220,12 @@ def _multiplier(target: float, draft: Mechanism, steps: int, delta: float, accou
             raise too_strict
         if epsilon(_with(draft, tick * _GRID), steps, delta, accountant) <= target:
             return round(tick * _GRID, 10)
-    raise _too_coarse(target, numbers)
+    if accountant == "pld":
+        raise _too_coarse(target, numbers)
+    raise UserError(
+        f"RDP accounting finds no noise multiplier that keeps epsilon at or below {target:g} {numbers}: give a slightly "
+        "different epsilon, or privacy.noise_multiplier instead. [epsilon-rdp-unsettled]"
+    )
 
 
 def _with(draft: Mechanism, noise_multiplier: float) -> Mechanism:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,8 +187,13 @@ class Ledger:
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         block, replays = entries[0].get("block"), len(releases) - len(charged)
         digest = entries[0].get("digest")
-        if (block is not None and not (type(block) is int and block >= 1)) or digest not in (None, UNIVERSAL):
+        if block is not None and not (type(block) is int and block >= 1):
             raise _damaged(path, 1)
+        if digest not in (None, UNIVERSAL):
+            raise UserError(
+                f"{path} has digests of the kind {digest!r}, and this version of dpfed knows '{UNIVERSAL}': use the version of "
+                "dpfed that wrote the file. [ledger-digest]"
+            )
         ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block, digest == UNIVERSAL)
         ledger._lines, ledger.head, ledger.fingerprint = lines, head, entries[0]["fingerprint"]
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
@@ -226,8 +232,14 @@ class Ledger:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon spent so far, at the plan's delta and by the plan's accountant."""
+        """Epsilon spent so far, at the plan's delta and by the plan's accountant, even if the method's claim does not hold."""
         return self.plan.epsilon(self.charged)
+
+    @property
+    def promised_epsilon(self) -> float | None:
+        """Epsilon that the plan promises for what was spent so far; ``None``: it promises none, or no finite one."""
+        spent = self.epsilon if self.plan.has_guarantee else math.inf
+        return spent if math.isfinite(spent) else None
 
     def epsilon_after(self, steps: int) -> float:
         """Returns the epsilon charged for the first `steps` steps, whenever they were charged."""

@@ -143,8 +143,15 @@ class PrivacyPlan:
 
         Raises:
             UserError: If the numbers do not form a possible plan.
-            TypeError: If a name is unknown, or a number is missing.
+            TypeError: If there are too many numbers, a name is unknown or given twice, or a number is missing.
         """
+        if len(values) > len(_NAMES):
+            raise TypeError(
+                f"a plan has {len(_NAMES)} numbers, got {len(values)}; the first that is one too many is "
+                f"{values[len(_NAMES)]!r}"
+            )
+        if twice := [name for name in _NAMES[: len(values)] if name in named]:
+            raise TypeError(f"a plan got {', '.join(twice)} twice: by place and by name")
         numbers = dict(zip(_NAMES, values, strict=False)) | named
         progress = numbers.pop("progress", {})
         wanted = {field.name for field in dataclasses.fields(PrivateProgress)}

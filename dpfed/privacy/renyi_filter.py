@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -49,11 +50,16 @@ class RenyiFilter:
     def __post_init__(self) -> None:
         # Each condition is written so that NaN, which a damaged budget ledger may hold, fails it.
         if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
-            raise ValueError("epsilon must be positive and finite, and delta must lie between 0 and 1")
+            raise ValueError(
+                f"epsilon must be positive and finite, and delta must lie between 0 and 1; got {self.epsilon} and {self.delta}"
+            )
         if len(self.orders) != len(self.shares) or not all(1 < order < math.inf for order in self.orders):
-            raise ValueError("every order must be above 1 and finite, and must have a share of delta")
+            raise ValueError(
+                "every order must be above 1 and finite, and must have a share of delta; got the orders "
+                f"{self.orders} and the shares {self.shares}"
+            )
         if not all(0 < share for share in self.shares) or not math.fsum(self.shares) <= 1 + 1e-12:
-            raise ValueError("the shares of delta must be positive and add up to at most 1")
+            raise ValueError(f"the shares of delta must be positive and add up to at most 1; got {self.shares}")
 
     @classmethod
     def of(cls, epsilon: float, delta: float) -> RenyiFilter:
@@ -86,16 +92,16 @@ class RenyiFilter:
         return self.part(cost) <= 1
 
     def times(self, spent: RenyiCurve, once: RenyiCurve) -> int:
-        """Returns how many further releases, all of the same cost, fit into the rest of the budget.
+        """Returns how many further releases, all of the same cost, fit into the rest of the budget; at most `sys.maxsize`.
 
         Args:
             spent: Cost so far at each order.
-            once: Cost of one further release at each order, above 0.
+            once: Cost of one further release at each order; 0 if it is too small for a floating-point number.
         """
         most = 0
         for limit_, before, each in zip(self.limits, spent, once, strict=True):
-            if 0 < each < math.inf and before < limit_:
-                count = math.floor((limit_ - before) / each)
+            if 0 <= each < math.inf and before <= limit_ and limit_ > 0:
+                count = math.floor(min((limit_ - before) / each if each else math.inf, sys.maxsize))
                 most = max(most, count - (before + count * each > limit_))  # the division may have rounded up
         return most
 

@@ -10,11 +10,12 @@ from dpfed.privacy.promise import round_down, round_up
 
 def is_audit(facts: Any) -> bool:
     """Returns whether a file's content has the fields of an audit that this module reads."""
-    numbers = ("claim", "delta", "shown", "moved", "sensitivity", "confidence", "certainty", "owners")
+    numbers = ("claim", "delta", "shown", "sensitivity", "confidence", "certainty", "owners")
     of_finding = ("epsilon", "rate", "steps")
     try:
         findings = facts["findings"]
         values = [facts[name] for name in numbers] + [finding[name] for finding in findings for name in of_finding]
+        values += [] if facts["moved"] is None else [facts["moved"]]  # null: a sum was not finite
         words = [facts["day"], *(finding["channel"] for finding in findings)]
         flags = [facts["contradicted"], *(finding["contradicts"] for finding in findings)]
     except (TypeError, LookupError):
@@ -49,9 +50,11 @@ def verdict(audit: dict[str, Any]) -> str:
     """Returns the audit's verdict on the claimed epsilon, in a few sentences."""
     claim = f"epsilon {round_up(audit['claim'])}, delta {round_up(audit['delta'])}"
     reasons = []
-    if not audit["moved"] <= audit["sensitivity"] * 1.001:
-        moved, claimed = f"{audit['moved']:.4g}", f"{audit['sensitivity']:.4g}"
-        reasons.append(f"one record moved the sum by {moved}, and the sensitivity is claimed to be {claimed}")
+    claimed = f"the sensitivity is claimed to be {audit['sensitivity']:.4g}"
+    if audit["moved"] is None:
+        reasons.append(f"a sum was not finite, and {claimed}")
+    elif not audit["moved"] <= audit["sensitivity"] * 1.001:
+        reasons.append(f"one record moved the sum by {audit['moved']:.4g}, and {claimed}")
     for finding in audit["findings"]:
         if finding["contradicts"]:
             reasons.append(

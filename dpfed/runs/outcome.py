@@ -188,15 +188,19 @@ def _evaluations(run: RunDirectory) -> list[dict[str, Any]]:
 def results_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, facts: CardFacts) -> dict[str, Any]:
     """Makes the content of results.json."""
     plan = parts.plan
+    # An unsound method promises no epsilon: the accountant's figures are what the method claims.
+    claim: dict[str, float] = {} if plan.bounding.method.sound else {"claimed_epsilon": facts.epsilon_spent}
+    other = f"{'claimed_' if claim else ''}epsilon_{facts.other_accountant}"
     privacy = {
         "method": plan.bounding.method_name,
         "unit": plan.promise.unit,
         "per_unit": plan.sampling.per_unit,
-        "epsilon": facts.epsilon_spent,
+        "epsilon": ledger.promised_epsilon,
+        **claim,
         "delta": plan.promise.delta,
         "accountant": plan.promise.accountant,
         "guarantee": not is_void(privacy_card(facts)),
-        **({f"epsilon_{facts.other_accountant}": facts.other_epsilon} if facts.other_accountant else {}),
+        **({other: facts.other_epsilon} if facts.other_accountant else {}),
         "noise_multiplier": plan.noise.multiplier,
         "sensitivity": plan.sensitivity,
         "sampling_rate": plan.sampling.rate,

@@ -324,8 +324,9 @@ class Coordinator:
     def _require_finite(self, step: int, bound: float) -> None:
         # The parameters are a function of the noisy sums only, so stopping here reveals nothing more.
         if not math.isfinite(bound):
+            lower = "the learning rate of your optimizer" if self.update.has_own_rate else "optimizer.learning_rate"
             raise UserError(
-                f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "
+                f"step {step}: the parameters are no longer finite. Lower {lower} "
                 f"(now {self.update.rate(step):g}) or use a warm-up. [optimizer-diverged]"
             )
 

@@ -49,6 +49,7 @@ class Update:
 
     Attributes:
         optimizer: The torch optimizer.
+        has_own_rate: Whether the learning rates are those of a user's own optimizer, and not the configuration's.
 
     Raises:
         UserError: If `own_optimizer`, or an optimizer of another library that `config` names, fails, or returns something other
@@ -71,14 +72,12 @@ class Update:
             if own_optimizer is None or own_optimizer.schedule is None
             else _scheduled(own_optimizer.schedule, self.optimizer)
         )
-        self._has_own_rate, self._manual = own_optimizer is not None, manual
+        self.has_own_rate, self._manual = own_optimizer is not None, manual
 
     def rate(self, step: int) -> float:
         """Returns the learning rate of a step; for a user's own optimizer, the current rate of its first parameter group."""
         return (
-            float(self.optimizer.param_groups[0]["lr"])
-            if self._has_own_rate
-            else learning_rate(self._config, step, self._steps)
+            float(self.optimizer.param_groups[0]["lr"]) if self.has_own_rate else learning_rate(self._config, step, self._steps)
         )
 
     def take_step(self, step: int, parameters: Iterable[Tensor], parts: Iterable[Tensor]) -> float:
@@ -97,7 +96,7 @@ class Update:
             for parameter, part in zip(parameters, parts, strict=True):
                 parameter.grad = part
             return rate
-        take_step(self.optimizer, parameters, parts, None if self._has_own_rate else rate)
+        take_step(self.optimizer, parameters, parts, None if self.has_own_rate else rate)
         self.skip(1)
         return rate
 

@@ -42,8 +42,9 @@ def require_planned(total: BoundedSum, step: int, plan: PrivacyPlan, size: int) 
     # Written so that NaN and infinity are refused: with either, no noise would be added here.
     if total.noise_std != 0 and not plan.promised_noise_std * (1 - 1e-9) <= total.noise_std < math.inf:
         raise UserError(
-            f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, and the plan's is "
-            f"{plan.noise_std:g}: expected as much or more, and a finite number. The sum was not used. [training-noise-low]"
+            f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, and the promise needs "
+            f"{plan.promised_noise_std:g}: expected as much or more, and a finite number. The sum was not used. "
+            "[training-noise-low]"
         )
     if not bare and not largest([total.values]).isfinite():
         raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used. [training-sum-infinite]")

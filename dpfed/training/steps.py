@@ -200,16 +200,20 @@ class Steps:
         beyond = None if commit is None else commit.position.step
         position, self.damaged = self.checkpoints.resume(self.learner.model, self.coordinator, beyond)
         known = [place for place in (position, commit and commit.position) if isinstance(place, Position)]
-        seen = max(steps_of(newest), *(place.charged for place in known))
+        by_checkpoint = max(steps_of(newest), 0 if position is None else position.charged)
+        by_commit = 0 if commit is None else commit.position.charged
         if any(place.fingerprint != self.plan.fingerprint for place in known):
             raise UserError(
                 f"{newest} and {self.ledger.path} do not belong together: they have different plans. Restore both from the "
                 "same copy of the run. [resume-other-plan]"
             )
-        if seen > self.ledger.charged:
+        if max(by_commit, by_checkpoint) > self.ledger.charged:
+            seen = f"the checkpoint {newest} saw {by_checkpoint}"
+            if by_commit > by_checkpoint:
+                seen = f"the commit of step {beyond} saw {by_commit}"
             raise UserError(
-                f"{newest} and {self.ledger.path} do not belong together: the checkpoint saw {seen} releases, the ledger holds "
-                f"{self.ledger.charged}. Restore the ledger. [resume-ledger-behind]"
+                f"{seen} releases, and the ledger {self.ledger.path} holds {self.ledger.charged}: they do not belong together. "
+                "Restore the ledger. [resume-ledger-behind]"
             )
         if position is not None:
             return position.step

@@ -135,3 +135,20 @@ def test_the_commands(run, dpfed, tmp_path):
     assert code == 0 and ledger.head in out and "planned steps are charged" in out
     assert dpfed("privacy", "verify", tmp_path / "gone.md", run.path)[0] == 2
     assert dpfed("privacy", "ledger", tmp_path)[0] == 2
+
+
+def test_the_figure_of_an_unsound_method_is_a_claim_only(tiny, tmp_path, dpfed):
+    """The accountant's figure is a claim, by that name; an untouched run verifies."""
+    tiny["bounding"], tiny["privacy"] = {"method": "dpcl"}, {"epsilon": 8.0, "batch": 60, "steps": 2}
+    run = pretrain(parse_config(tiny), tmp_path / "run")
+    assert wrong(run.no_card, run) == []
+    privacy = json.loads(run.results.read_text())["privacy"]
+    assert privacy["epsilon"] is None and not privacy["guarantee"]
+    assert privacy["claimed_epsilon"] == Ledger.open(run.ledger).epsilon <= 8
+    _, out, _ = dpfed("privacy", "ledger", run.path)
+    assert "no guarantee" in out and out.count("claimed epsilon") == out.count("epsilon") == 2
+    facts = json.loads(dpfed("privacy", "ledger", run.path, "--json")[1])
+    assert facts["epsilon"] == [[1, None], [2, None]] and facts["claimed_epsilon"][-1] == [2, privacy["claimed_epsilon"]]
+    assert run.epsilon is None
+    run.results.unlink()  # as before the end of the run
+    assert run.epsilon is None

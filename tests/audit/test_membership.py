@@ -107,6 +107,8 @@ def test_a_members_unit_or_id_makes_no_non_member(parts, monkeypatch):
 
 
 def test_each_number_of_records_that_is_too_small_has_its_own_advice(parts, monkeypatch):
+    with pytest.raises(UserError, match=r"--records -5: expected 0 \(all\) or at least 200.*\[attack-records"):
+        Sides.draw(parts, None, -5, Randomness.from_seed(0))
     with pytest.raises(UserError, match=r"--records 199: expected 0 \(all\) or at least 200.*\[attack-records"):
         Sides.draw(parts, None, 199, Randomness.fresh())
     least = (train := len(parts.store.split("train"))) + 1

@@ -1,8 +1,13 @@
 """The audit of private moments: what it finds of a sound run, and that it catches one that is broken."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
+import torch
 from safetensors.torch import save_file
 
+from dpfed.audit.moments import MomentTrial
 from dpfed.audit.privacy import audit_claim
 from dpfed.bounding.pair_moments import MomentsEngine
 from dpfed.building.plan import plan_of
@@ -52,3 +57,11 @@ def test_a_part_that_is_too_long_is_caught(claimed, monkeypatch):
     monkeypatch.setattr(MomentsEngine, "_unit", lambda self, side, features: 2 * real(self, side, features))
     audit = audit_claim(*claimed, experiments=EXPERIMENTS)
     assert audit.moved > audit.sensitivity * 1.5
+
+
+@pytest.mark.parametrize("sums", [math.nan, math.inf])
+def test_sums_that_are_not_finite_are_no_small_distance(claimed, tmp_path, monkeypatch, sums):
+    trial = MomentTrial.build(claimed[1], tmp_path / "trial")
+    side = SimpleNamespace(aggregate=lambda step: SimpleNamespace(numbers=lambda: torch.full((3,), sums)))
+    monkeypatch.setattr(MomentTrial, "workers", lambda *_: side)
+    assert trial.moved() == math.inf

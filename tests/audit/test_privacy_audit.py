@@ -179,7 +179,9 @@ def test_figures_that_are_no_numbers_never_clear_a_claim():
     assert not audit.contradicted
     for moved in (math.nan, math.inf):
         spoilt = dataclasses.replace(audit, moved=moved)
-        assert spoilt.contradicted and "contradicted" in verdict(publishing.as_json(spoilt))
+        written = json.loads(json.dumps(publishing.as_json(spoilt), allow_nan=False))
+        assert is_audit(written) and written["moved"] is None
+        assert spoilt.contradicted and "contradicted: a sum was not finite" in verdict(written)
     facts = publishing.as_json(audit) | {"day": "2026-01-01"}
     assert is_audit(facts)
     for name in ("moved", "shown", "claim", "sensitivity", "delta"):
@@ -195,3 +197,18 @@ def test_sums_that_are_not_finite_are_no_small_distance(monkeypatch, sums):
         parts=SimpleNamespace(plan=plan), canaries=4, fillers=1, present=lambda rows: rows, with_model=lambda *_: case
     )
     assert most_moved(under) == math.inf
+
+
+def test_a_sum_without_limit_is_reported_and_not_a_crash(tmp_path, dpfed, monkeypatch):
+    spoilt = dataclasses.replace(claim(noise=math.nan), moved=math.inf)
+    monkeypatch.setattr(publishing, "audit_claim", lambda *_, **__: spoilt)
+    (tmp_path / "claim.toml").write_text(parse_config(tree()).dump())
+    code, out, _ = dpfed("audit", "privacy", tmp_path / "claim.toml", "--out", tmp_path / "out")
+    assert code == 3 and "without limit" in out and "a sum was not finite" in out
+    assert json.loads((tmp_path / "out" / "privacy_audit.json").read_text())["contradicted"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="audit-folder"):
+        publishing.audit_config(config_and_plan()[0], tmp_path / "file" / "audit")

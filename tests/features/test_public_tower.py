@@ -84,6 +84,8 @@ def test_captions_need_a_text_tower(towers):
     with pytest.raises(UserError, match="tower-no-text"):
         tower.captions([["a"]])
     text = public_text_tower(towers[1])
+    with pytest.raises(UserError, match="no image tower.*tower-no-images"):
+        text.images(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
     both = text.captions([["a small red circle", "a blue square"], ["a blue square"]])
     alone = text.captions([["a small red circle"]])
     assert not text.reads_images and torch.equal(both[1], text.captions([["a blue square"]])[0])

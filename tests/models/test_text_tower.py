@@ -95,6 +95,8 @@ def spoil(folder, name, content):
         ("config.json", None, "text-no-config"),
         ("config.json", b"{", r"config.json.*\[text-unreadable"),
         ("config.json", {"model_type": "bert"}, r"wrong: 'hidden_size'.*\[text-config"),
+        ("sentence_bert_config.json", {"max_seq_length": "many"}, r"sentence_bert_config.json must be .*\[text-length"),
+        ("sentence_bert_config.json", ["128"], r"sentence_bert_config.json must be .*\[text-length"),
         ("vocab.txt", None, "text-no-tokenizer"),
         ("model.safetensors", None, "text-no-weights"),
         ("model.safetensors", b"nothing", "text-build"),

@@ -16,6 +16,7 @@ from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import load
 from dpfed.errors import UserError
+from dpfed.models.blueprints import blueprint
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.folder import save_encoder
 from dpfed.models.images import preprocessing_of
@@ -195,3 +196,32 @@ def test_borders_of_another_colour_are_refused(tmp_path, mode, colour, refused):
     (tmp_path / "open_clip_config.json").write_text(json.dumps(cfg))
     with pytest.raises(UserError, match="clip-fill-color") if refused else contextlib.nullcontext():
         facts_of(config_of(f"local-dir:{tmp_path}"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"preprocess_cfg": {"resize_mode": "stretch"}}, r"resize_mode must be shortest or .*'stretch'.*\[clip-preprocess"),
+        ({"preprocess_cfg": {"interpolation": "nearest"}}, r"interpolation must be .*\[clip-preprocess"),
+        ({"preprocess_cfg": {"mean": 0.5}}, r"mean must be three numbers.*\[clip-preprocess"),
+        ({"preprocess_cfg": {"std": [1, 1, None]}}, r"std must be three numbers.*\[clip-preprocess"),
+        ({"preprocess_cfg": ["shortest"]}, r"preprocess_cfg must be an object.*\[clip-preprocess"),
+        ({"model_cfg": SMALL | {"vision_cfg": None}}, "vision_cfg must be an object.*clip-config-towers"),
+        ({"model_cfg": SMALL | {"vision_cfg": {"image_size": [32]}}}, "image_size.*clip-config-towers"),
+        ({"model_cfg": SMALL | {"text_cfg": {"vocab_size": None}}}, "vocab_size.*clip-config-towers"),
+    ],
+)
+def test_a_malformed_architecture_is_a_sentence(tmp_path, changes, said):
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({"model_cfg": SMALL, **changes}))
+    with pytest.raises(UserError, match=said):
+        blueprint(ModelConfig(kind="open_clip", architecture=str(path)))
+
+
+def test_preprocessing_that_is_null_is_the_default(tmp_path):
+    path = tmp_path / "odd.json"
+    made = []
+    for further in ({}, {"preprocess_cfg": None}):
+        path.write_text(json.dumps({"model_cfg": SMALL, **further}))
+        made.append(blueprint(ModelConfig(kind="open_clip", architecture=str(path))))
+    assert made[0] == made[1]

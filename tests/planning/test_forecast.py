@@ -41,6 +41,10 @@ def test_the_quick_sigma_is_about_that_of_the_accountant(batch, steps, factor):
     assert quick.promise.target_epsilon == 8.0 * factor and (quick.sampling.batch, quick.steps) == (batch, steps)
 
 
+def test_more_steps_than_a_plan_can_have_are_left_out():
+    assert same_promise(plan_of(steps=600_000_000), 2_000, 1_200_000_000) is None
+
+
 @pytest.mark.long
 def test_a_forecast_has_the_plan_its_neighbours_and_the_best(tiny_config, shapes):
     result = forecast(tiny_config, declared_plan(tiny_config, None, Silent()), Proxy("store", shapes.path, 600))

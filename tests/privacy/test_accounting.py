@@ -231,3 +231,12 @@ def test_noise_of_no_size_is_no_noise(std):
 def test_a_delta_that_is_no_number_is_resolved_by_nothing():
     with pytest.raises(accounting.Unresolved):
         accounting.require_resolution(3, float("nan"))
+
+
+def test_a_search_by_rdp_that_fails_does_not_blame_pld(monkeypatch):
+    real = accounting.epsilon
+    near = {accounting.LEAST_NOISE, accounting.MOST_NOISE}
+    monkeypatch.setattr(accounting, "epsilon", lambda m, *rest: real(m, *rest) if m.noise_multiplier in near else math.inf)
+    with pytest.raises(UserError, match="RDP accounting finds no.*epsilon-rdp-unsettled") as refused:
+        accounting._multiplier.__wrapped__(2.0, Mechanism(PoissonSampler(0.1), 1.0), 5, 1e-5, "rdp")
+    assert "PLD" not in str(refused.value)

@@ -224,3 +224,11 @@ def test_blocks_that_cut_no_sum_are_damage(tmp_path, block):
     Ledger.create(tmp_path / "ledger.jsonl", PLAN, block=block)
     with pytest.raises(UserError, match="line 1: .*ledger-damaged"):
         Ledger.open(tmp_path / "ledger.jsonl")
+
+
+def test_digests_of_a_newer_version_are_no_damage(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpfed.privacy.ledger.UNIVERSAL", "universal-2")
+    path = Ledger.create(tmp_path / "ledger.jsonl", PLAN, universal=True).path
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="'universal-2'.*the version of dpfed that wrote the file.*ledger-digest"):
+        Ledger.open(path)

@@ -110,3 +110,12 @@ def test_a_plan_with_too_little_noise_for_epsilon_is_refused(tiny):
     less, more = (plan.replace(noise_multiplier=factor * plan.noise.multiplier) for factor in (0.99, 1.01))
     assert describes(config, plan) and describes(config, more)
     assert less.promise.target_epsilon < less.epsilon() < 1.1 * less.promise.target_epsilon and not describes(config, less)
+
+
+def test_numbers_too_many_or_given_twice_are_refused_as_python_does():
+    numbers = list(PrivacyPlan.of(**NUMBERS).as_dict().values())
+    assert PrivacyPlan.of(*numbers) == PrivacyPlan.of(**NUMBERS)
+    with pytest.raises(TypeError, match=f"has {len(numbers)} numbers, got {len(numbers) + 1}; .*'more'"):
+        PrivacyPlan.of(*numbers, "more")
+    with pytest.raises(TypeError, match="batch twice"):
+        PrivacyPlan.of(1000, 100, **{name: NUMBERS[name] for name in NUMBERS if name != "records"})

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+import sys
 
 import dp_accounting
 import numpy as np
@@ -226,5 +228,13 @@ def test_a_cost_that_is_none_is_not_admitted(cost):
     ],
 )
 def test_numbers_that_are_none_make_no_filter(numbers):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=re.escape("; got ")):
         RenyiFilter(*numbers)
+
+
+@pytest.mark.parametrize("once", [0.0, 1e-320])
+def test_releases_of_hardly_any_cost_are_not_said_to_cost_all(once):
+    budget = RenyiFilter(1.0, 1e-6, (20.0, 40.0), (0.5, 0.5))
+    assert budget.times((0.0, 0.0), (once, 1.0)) == budget.times((budget.limits[0] / 2, math.inf), (once, 1.0)) == sys.maxsize
+    assert budget.times((2 * budget.limits[0], 0.0), (once, budget.limits[1] / 3)) in (2, 3)
+    assert budget.times((math.nan, math.inf), (once, 1.0)) == 0

@@ -18,6 +18,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.coordinator import DISCARDED, Coordinator
 from dpfed.training.learner import Learner
+from dpfed.training.optimizers import OwnOptimizer
 from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
 from tests.exact_sums import exact
@@ -309,6 +310,14 @@ def test_diverged_parameters_stop_the_run_with_a_sentence(make):
     with pytest.raises(UserError, match=r"learning_rate.*\[optimizer-diverged"):
         for step in range(10):
             coordinator.apply(step, zeros())
+
+
+def test_diverged_parameters_of_an_own_optimizer_blame_no_key(tmp_path):
+    model, own = nn.Linear(8, 1, bias=False), OwnOptimizer(lambda parameters: torch.optim.SGD(parameters, lr=3.0))
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", PLAN)
+    coordinator = Coordinator(PLAN, model, PLAIN, Randomness.from_seed(0), ledger, own_optimizer=own)
+    with pytest.raises(UserError, match=r"learning rate of your optimizer \(now 3\).*optimizer-diverged"):
+        coordinator._update(0, torch.full((8,), math.nan))
 
 
 def test_the_average_of_weights_lags_behind_and_costs_nothing(make):

@@ -51,9 +51,14 @@ def build_engine(
         if_unlike: Action if groups that share a pass change each other's result, see `LayerwiseEngine`.
         records: Approximate number of records of a pass, see `LayerwiseEngine`; ``None``: the engine's default.
         check_every: Number of steps between checks, see `LayerwiseEngine`; ``None``: only one check, before the first pass.
+
+    Raises:
+        ValueError: If there is no engine of this name.
     """
     if name == "layerwise":
         return LayerwiseEngine(model, precision, loss, records, group_size, if_unlike, check_every)
+    if name != "loop":
+        raise ValueError(f"expected an engine named {' or '.join(ENGINES)}, got {name!r}")
     return LoopEngine(model, precision, loss)
 
 
@@ -89,7 +94,8 @@ def choose_engine(
         return "layerwise"
     why = "too little memory" if isinstance(refusal, torch.OutOfMemoryError) else "layerwise does not fit"
     if isinstance(refusal, UserError):  # without its advice, which is for users who configured layerwise
-        why = str(refusal).rpartition(": ")[0]
+        said, colon, _ = refusal.sentence.rpartition(": ")
+        why = said if colon else refusal.sentence.rstrip(".")
     told(f"engine: loop; {why}")
     return "loop"
 

@@ -7,12 +7,22 @@ import torch
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.clipping import clip_factors
-from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine, choose_engine, require_fitting, shared_pass
+from dpfed.bounding.engines import (
+    ENGINES,
+    GroupBatch,
+    LayerwiseEngine,
+    LoopEngine,
+    build_engine,
+    choose_engine,
+    require_fitting,
+    shared_pass,
+)
 from dpfed.bounding.layer_rules import term
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector
+from dpfed.objectives.infonce import group_loss
 
 STARTS = [0, 4, 5, 12, 14, 20]  # groups of 4, 1, 7, 2 and 6 records
 MODELS = {
@@ -293,3 +303,18 @@ def test_owners_sums_keep_the_larger_sensitivity():
     assert (both.values.tolist(), both.sensitivity, both.groups) == ([2, 2, 2], 2.0, 9)
     with pytest.raises(UserError, match="bounding-other-models"):
         BoundedSum(torch.ones(3), 2.0, 4) + BoundedSum(torch.ones(4), 2.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "why"), [("It has no rule: set 'loop'. [a-code]", "It has no rule"), ("No rule fits. [a-code]", "No rule fits")]
+)
+def test_the_choice_always_says_why(monkeypatch, refusal, why):
+    monkeypatch.setattr("dpfed.bounding.engines.choice._refusal", lambda *_: UserError(refusal))
+    told = []
+    choose_engine(build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"]), told=told.append)
+    assert told == [f"engine: loop; {why}"]
+
+
+def test_an_engine_of_an_unknown_name_is_not_built():
+    with pytest.raises(ValueError, match="loop or layerwise, got 'looop'"):
+        build_engine("looop", build_model(MODELS["cnn"], ObjectiveConfig()), "fp32", group_loss, 4)

@@ -389,3 +389,14 @@ def test_dataclasses_of_plans_survive_a_file():
     plan = plan_of()
     assert PrivacyPlan.from_dict(plan.as_dict()) == plan
     assert plan.replace(noise_multiplier=2.0).fingerprint != plan.fingerprint
+
+
+def test_features_that_are_all_zero_are_zero_in_engine_and_heads():
+    bases = public_bases(2)
+    engine = engine_of(2, bases=bases)
+    for side, basis in bases.items():
+        drawn = torch.randn(1, 3, basis.rows.shape[1], generator=torch.Generator().manual_seed(0))
+        drawn[:, 1] = 0
+        expected = engine._unit(engine._maps[side], drawn)
+        assert basis.centre.any() and not expected[:, 1].any() and expected[:, 0].any()
+        assert torch.allclose(basis.project(drawn).double(), expected, atol=1e-5)
