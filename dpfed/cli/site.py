@@ -252,6 +252,9 @@ def serve(
 @app.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
     """Run Flower's SuperNode with shorter polls and longer retries; takes the options of `flower-supernode`."""
+    from dpfed.federation.flower.app_folder import require_flower
+
+    require_flower()
     from dpfed.federation.flower.resident import main
 
     sys.argv = ["dpfed site supernode", *context.args]
@@ -265,6 +268,9 @@ def resident_app(
 ) -> int:
     """Pass a SuperNode's messages to the site's worker, in one resident process."""
     from dpfed.errors import UserError
+    from dpfed.federation.flower.app_folder import require_flower
+
+    require_flower()
     from dpfed.federation.flower.resident import stay
 
     try:
