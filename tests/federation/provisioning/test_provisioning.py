@@ -415,6 +415,26 @@ def test_settings_that_cannot_be_leave_nothing_behind(invited, tmp_path, setting
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("budget=3", "write --budget instead. [option-site-own]"),
+        ("store=x", "write --store instead. [option-site-own]"),
+        ("name=west", "[option-site-name]"),
+        ("weight=x", "did you mean 'weights'? [option-site-unknown]"),
+        ("weights=", "[option-site-empty]"),
+        ("device", "[option-site-empty]"),
+        ("device=cuda", "[option-site-twice]"),
+    ],
+)
+def test_a_set_that_sets_nothing_is_refused(invited, tmp_path, dpfed, text, said):
+    office, done, _ = invited
+    place = ("--coordinator", done.fingerprint, "--store", office.store("south"), "--into", tmp_path / "new")
+    code, _, error = dpfed("site", "setup", done.kits["south"], *place, "--set", "device=cpu", "--set", text)
+    assert code == 2 and error.endswith(f"{said}\n")
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(("copy", "said"), [("public", "no record store"), ("start", "nothing at")])
 def test_a_missing_store_or_copy_is_refused_before_unpacking(office, copy, said):
     done = office.provision()
