@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dpfed.cli.parties import line, show_findings, show_terms, tell
+from dpfed.cli.parties import line, show_findings, show_terms, site_settings, tell
 from dpfed.console import logs
 from dpfed.console.terminal import say
 
@@ -25,7 +25,6 @@ Delta = Annotated[
 Declared = Annotated[
     int | None, typer.Option(help="Number of training records to declare publicly: the true number (default) or a larger one.")
 ]
-_OPTIONS = {"coordinator", "store", "budget", "delta", "declared", "into", "proxy"}  # of `dpfed site setup`
 _SHOWN = 20  # about this many steps of a ledger are shown
 _BEFORE_JOINING = (
     "\nCompare the terms' fingerprint with the coordinator's, by another channel than the file's: for example, by telephone. "
@@ -62,37 +61,11 @@ def set_up_site(
     say(f"checking {kit}", True)
     from dpfed.federation.provisioning.site_paths import SitePaths
 
-    options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **_assigned(settings or [])}
+    options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **site_settings(settings or [])}
     paths = SitePaths.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {paths.reply} to the coordinator. The keys in {paths.path} stay here.")
     read_out = f"Read the card's fingerprint out to the other sites, by telephone: {paths.site.own_card().fingerprint}"
     tell(read_out)
-
-
-def _assigned(settings: list[str]) -> dict[str, str]:
-    """Reads the values of ``--set``.
-
-    Raises:
-        UserError: If a text is not KEY=VALUE, or its key is unknown, given twice, or given in another way.
-    """
-    from dpfed.errors import UserError, nearest
-    from dpfed.federation.site.folder import SiteSettings
-
-    assigned: dict[str, str] = {}
-    known = SiteSettings.model_fields.keys() - _OPTIONS - {"name"}
-    for text in settings:
-        name, _, value = text.partition("=")
-        if name in _OPTIONS:
-            raise UserError(f"--set {text}: {name} has an option of its own: write --{name} instead. [option-site-own]")
-        if name == "name":
-            raise UserError(f"--set {text}: the kit names the site. Leave it out. [option-site-name]")
-        if name not in known:
-            raise UserError(f"--set {name} is not a key of a site: {nearest(name, known)} [option-site-unknown]")
-        if not value.strip():
-            raise UserError(f"--set {text}: expected KEY=VALUE. Give {name} a value, or leave it out. [option-site-empty]")
-        if assigned.setdefault(name, value) != value:
-            raise UserError(f"--set gives {name} two values, {assigned[name]} and {value}: leave one out. [option-site-twice]")
-    return assigned
 
 
 @app.command("doctor")
