@@ -46,7 +46,6 @@ def make_app_folder(folder: Path) -> Path:
     return folder
 
 
-
 def require_flower() -> None:
     """Checks that Flower is installed.
 

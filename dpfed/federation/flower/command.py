@@ -50,8 +50,8 @@ class FlowerCommand:
         program = shutil.which("flwr", path=path)
         if program is None:
             raise UserError(
-                f"Flower's program flwr is neither in {Path(sys.executable).parent} nor in a folder of PATH: repeat pip install "
-                "'dpfed[flower]' in this environment. [flower-no-program]"
+                f"Flower's program flwr is neither in {Path(sys.executable).parent} nor in a folder of PATH: repeat"
+                " pip install 'dpfed[flower]' in this environment. [flower-no-program]"
             )
         self._program = program
         home.mkdir(parents=True, exist_ok=True)
