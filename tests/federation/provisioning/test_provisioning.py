@@ -132,6 +132,19 @@ def test_a_newer_kit_keeps_what_the_site_made(office):
     assert "elsewhere.example.org" in (place.path / "systemd" / "dpfed-node@.service").read_text()
 
 
+def test_the_same_kit_restores_what_was_lost(office):
+    done = office.provision()
+    place = office.set_up("north", done)
+    before = everything(place.path)
+    assert not place.unpack(done.kits["north"])
+    (place.path / "ca.crt").unlink()
+    (place.path / "kit.json").unlink()
+    unit = place.path / "systemd" / "dpfed-node@.service"
+    unit.write_text(unit.read_text()[:40])
+    assert place.unpack(done.kits["north"])
+    assert {path: content for path, content in everything(place.path).items() if path in before} == before
+
+
 def test_anothers_kit_copied_over_a_site_is_noticed_and_mended(office, dpfed):
     done = office.provision()
     place = office.set_up("north", done)
@@ -402,6 +415,26 @@ def test_a_site_and_its_doctor_know_which_copies_it_needs(office, dpfed, public_
     settings.write_text(settings.read_text() + f'public = "{public_store.path}"\n')
     [finding] = [finding for finding in examine_site(places["north"].path) if finding.about == "copies"]
     assert finding.state is State.GOOD
+
+
+def test_a_site_and_its_doctor_know_whether_its_anchors_are_there(office, public_store, tmp_path):
+    shutil.copytree(public_store.path, tmp_path / "anchors")
+    plan = (office.folder / "plan.toml").read_text()
+    batch = f'[model]\nnormalisation = "batch"\nanchors = "{tmp_path / "anchors"}"\nanchor_count = 4\n'
+    (office.folder / "plan.toml").write_text(plan.replace("[model]\n", batch))
+    place = office.joined()["north"]
+    settings = place.site.path / "site.toml"
+
+    def copies():
+        [finding] = [finding for finding in examine_site(place.path) if finding.about == "copies"]
+        return finding
+
+    assert copies().state is State.BAD and "the anchors 'anchors' (`anchors`)" in copies().said
+    settings.write_text(settings.read_text() + f'anchors = "{tmp_path / "anchors"}"\n')
+    assert copies().state is State.GOOD and copies().said.startswith("there; ") and copies().said.endswith(": model.anchors")
+    file = tmp_path / "anchors" / "store.json"
+    file.write_text(file.read_text().replace('"public": true', '"public": false'))
+    assert copies().state is State.BAD and "norm-anchors-private" in copies().said
 
 
 @pytest.mark.parametrize(
