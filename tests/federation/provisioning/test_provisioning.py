@@ -324,6 +324,16 @@ def test_a_project_with_terms_keeps_its_sites_and_its_trust(office):
         office.provision(folder=office.folder / "chest")
 
 
+def test_each_file_that_has_changed_says_what_to_do(office):
+    office.provision()
+    office.write(port=9555, link_port=8222)
+    said = dict(news.split(" has changed: ") for news in office.provision().news if " has changed: " in news)
+    assert said.pop("README.md") == "read it again"
+    assert said.pop("proxy.conf").startswith("run `nginx -t && nginx -s reload`")
+    assert said.pop("systemd/dpfed-superlink@.service").startswith("copy it again")
+    assert said == {"programs/superlink": "restart its program"}
+
+
 def test_a_new_certificate_needs_no_new_kit(office):
     office.provision()
     certificates = office.folder / "chest" / "certificates"
