@@ -46,7 +46,9 @@ def test_one_line_trains_and_the_same_line_finds_it_again(photos):
     run = library.pretrain(**line)
     assert run.finished
     assert run.epsilon <= 8
-    assert library.pretrain(**line).path == run.path
+    assert library.pretrain(**line).path == library.pretrain(**line, resume=True).path == run.path
+    with pytest.raises(UserError, match="run-in-use"):
+        library.pretrain(**line, resume=False)
     text = (run.path / "config.toml").read_text()
     assert "# method: group; given" in text
     assert re.search(r"# held out: 20 records; one record in 6", text)
