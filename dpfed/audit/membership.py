@@ -146,14 +146,20 @@ def audit_membership(
 
     Raises:
         UserError: If the run is unfinished, if its records are elsewhere or its first or last weights are missing, if there are
-            too few records on either side or the non-members lack captions that the model reads, or if the records have a
-            lifetime budget and the justification is missing.
+            too few records on either side or the non-members lack captions that the model reads, if the records have a
+            lifetime budget and the justification is missing, or if there is a justification and no budget.
     """
     run, progress = _finished(folder), progress or Silent()
     parts = build(run.config(), progress=progress, terms=terms_at(run.terms))
     sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
+    asked = False
     for store in {side.store.path: side.store for side in sides.parts}.values():
-        budgeting.not_covered(run, store, "the figures of an audit are exact functions of the records", not_covered)
+        asked |= budgeting.not_covered(run, store, "the figures of an audit are exact functions of the records", not_covered)
+    if not_covered is not None and not asked:
+        raise UserError(
+            "the reason (not_covered) has no effect: the records have no lifetime budget. Leave it out. [attack-no-budget]",
+            command="On the command line: --not-covered.",
+        )
     results = results_in(run.results)
     privacy = results["privacy"]
     promise = Promise(privacy["epsilon"] if privacy["guarantee"] else None, privacy["delta"])

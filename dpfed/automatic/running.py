@@ -35,6 +35,7 @@ def pretrain(
     progress: Progress | None = None,
     callbacks: Iterable[Callback] = (),
     say: Callable[[Chosen], None] | None = None,
+    resume: bool = True,
 ) -> RunDirectory:
     """Makes all choices and trains. The same request resumes an interrupted run; a finished run is only returned.
 
@@ -44,16 +45,17 @@ def pretrain(
         progress: Display of the stages; ``None``: no display.
         callbacks: Callbacks that are called while the model trains.
         say: Function that is called with the choices, before any privacy budget is spent; ``None``: no function.
+        resume: Whether `folder` may hold the run already.
 
     Returns:
         The directory of the finished run.
 
     Raises:
-        UserError: If `choose` raises it, or the folder holds another run.
+        UserError: If `choose` raises it, the folder holds another run, or it is in use and `resume` is not set.
     """
     progress = progress or Silent()
-    config, comments = settle(request, folder, True, progress, say or (lambda chosen: None))
-    preflight = Preflight.of(config, folder, 1, progress, resume=True, comments=comments)
+    config, comments = settle(request, folder, resume, progress, say or (lambda chosen: None))
+    preflight = Preflight.of(config, folder, 1, progress, resume=resume, comments=comments)
     return pretraining.run_pretraining(preflight, progress, callbacks)
 
 

@@ -99,6 +99,8 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
     """
     from dpfed.features.public_tower import public_text_tower, public_tower
 
+    if weights == "":
+        raise UserError("--weights names no weights: give a tag or a file, or leave it out. [tower-no-weights]")
     folder = Path(name).expanduser()
     if name.startswith(SENTENCES) or ((folder / TEXT_CONFIG).is_file() and not (folder / CLIP_CONFIG).is_file()):
         if weights is not None:
@@ -107,7 +109,7 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
             )
         return public_text_tower(name)
     try:
-        towers = given_towers(name, False, {"model.weights": weights} if weights else {})
+        towers = given_towers(name, False, {} if weights is None else {"model.weights": weights})
     except UserError as error:
         if error.code != "automatic-model":
             raise
@@ -117,7 +119,7 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
             f"--model {name}: expected {_TOWER_FORMS}. Give a run as the first argument, without --model. [tower-name]"
         )
     keys = {key.removeprefix("model."): value for key, value in towers.keys.items()}
-    return public_tower(ModelConfig(**keys | ({"weights": weights} if weights else {})))
+    return public_tower(ModelConfig(**keys | ({} if weights is None else {"weights": weights})))
 
 
 def towers_at_hand(reads_text: bool) -> Towers | None:

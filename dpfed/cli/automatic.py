@@ -83,7 +83,7 @@ def requested(config: Path | None, data: str | None, assignments: list[str] | No
         config: Path or name of the configuration; ``None``: not given.
         data: Value of ``--data``; ``None``: not given.
         assignments: Values of ``--set``.
-        options: Values of the other options, by name; ``None``: not given.
+        options: Values of the other options, by name; ``None`` or ``False``: not given.
 
     Raises:
         UserError: If both `config` and `data` are given, or neither; if an option needs ``--data``, or ``--data`` lacks
@@ -96,7 +96,7 @@ def requested(config: Path | None, data: str | None, assignments: list[str] | No
                 "`dpfed pretrain --data my-images --epsilon 8`. [pretrain-nothing]"
             )
         for name, value in options.items():
-            if value:
+            if value is not None and value is not False:  # 0 and "" are given, too
                 key = _FOR_CONFIGURATIONS.get(name)
                 mend = f"write --set {key}={value}" if key else "leave it out, or give --data instead of a configuration"
                 raise UserError(

@@ -55,7 +55,7 @@ def embed(
     """Write features of pictures or captions to a Parquet file (columns name and features) or a NumPy file (.npy)."""
     from dpfed.console.terminal import console, say, watching
 
-    files = places if model else places[1:]
+    files = places[1:] if model is None else places
     _refuse_options(model, weights, captions, contrast, files)
     say(f"reading {', '.join(map(str, files))}")
     from dpfed.data.named_pictures import pictures_at
@@ -71,7 +71,7 @@ def embed(
     pictures = pictures_at(files, split)
     with watching() as progress:
         progress.note("loading PyTorch")
-        if model:
+        if model is not None:
             width = _by_tower(model, weights, captions, pictures, out, progress)
         else:
             from dpfed.encoder import load
@@ -92,10 +92,10 @@ def _refuse_options(model: str | None, weights: str | None, captions: bool, cont
 
     if not files:
         raise UserError("expected a run and pictures, or --model NAME and pictures. [embed-files]")
-    if model is None and (weights or captions):
-        given = "--weights" if weights else "--captions"
+    if model is None and (weights is not None or captions):
+        given = "--captions" if weights is None else "--weights"
         raise UserError(f"{given} works with a public tower only: add --model NAME, or leave {given} out. [embed-no-model]")
-    if model and contrast:
+    if model is not None and contrast:
         raise UserError("--contrast works with a run only: leave out --contrast or --model. [embed-contrast]")
 
 

@@ -62,6 +62,11 @@ def forecast(
         checked_start(loaded)
         plan = declared_plan(loaded, records, progress)
         if plan.bounding.method.closed_form:
+            if public is not None:
+                raise UserError(
+                    f"--public {public} has no effect with bounding.method = '{plan.bounding.method_name}': that forecast "
+                    "follows from public numbers and measures nothing. Leave it out. [forecast-public-unused]"
+                )
             return _forecast_moments(loaded, plan, as_json)
         stand = chosen(public, loaded, plan)
         progress.note("loading PyTorch")

@@ -1,6 +1,7 @@
 """Prints output that `dpfed federation` and `dpfed site` share: lines with a name, terms, findings of the doctors.
 
-The module also declares the options of `dpfed pretrain` that simulate institutions in one process.
+The module also reads the settings of a new site, and declares the options of `dpfed pretrain` that simulate institutions in one
+process.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dpfed.errors import UserError
+from dpfed.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from dpfed.federation.provisioning.network import Finding
     from dpfed.federation.simulated import Simulation
     from dpfed.protocol.terms import Terms
+
+_SETUP = {"coordinator", "store", "budget", "delta", "declared", "into", "proxy"}  # options of `dpfed site setup`
 
 
 def line(name: str, value: str, width: int = 12) -> None:
@@ -61,6 +64,31 @@ def show_findings(findings: list[Finding], as_json: bool) -> None:
         tell("\n" + ", ".join(f"{counts[state]} {state}" for state in State if counts[state]))
     if any(finding.state is State.BAD for finding in findings):
         raise typer.Exit(1)
+
+
+def site_settings(settings: list[str]) -> dict[str, str]:
+    """Reads the values of ``--set`` of `dpfed site setup`.
+
+    Raises:
+        UserError: If a text is not KEY=VALUE, or its key is unknown, given twice, or given in another way.
+    """
+    from dpfed.federation.site.folder import SiteSettings
+
+    assigned: dict[str, str] = {}
+    known = SiteSettings.model_fields.keys() - _SETUP - {"name"}
+    for text in settings:
+        name, _, value = text.partition("=")
+        if name in _SETUP:
+            raise UserError(f"--set {text}: {name} has an option of its own: write --{name} instead. [option-site-own]")
+        if name == "name":
+            raise UserError(f"--set {text}: the kit names the site. Leave it out. [option-site-name]")
+        if name not in known:
+            raise UserError(f"--set {name} is not a key of a site: {nearest(name, known)} [option-site-unknown]")
+        if not value.strip():
+            raise UserError(f"--set {text}: expected KEY=VALUE. Give {name} a value, or leave it out. [option-site-empty]")
+        if assigned.setdefault(name, value) != value:
+            raise UserError(f"--set gives {name} two values, {assigned[name]} and {value}: leave one out. [option-site-twice]")
+    return assigned
 
 
 def _option(help: str) -> typer.models.OptionInfo:

@@ -59,10 +59,11 @@ def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_def
     from dpfed.artifacts.verification import ledger_of
     from dpfed.budgets.refusals import shown, told
     from dpfed.privacy.promise import round_up
+    from dpfed.protocol.statement import terms_at
     from dpfed.runs.budgeting import reservations, stated
 
     folder = RunDirectory.open(run)
-    opened = ledger_of(folder)
+    opened, terms = ledger_of(folder), terms_at(folder.terms)
     plan, promise, charged = opened.plan, opened.plan.promise, opened.charged
     marks = sorted({charged * part // _POINTS for part in range(1, _POINTS + 1)} - {0})
     curve = [(count, plan.epsilon(count)) for count in marks]
@@ -80,7 +81,8 @@ def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_def
             **spent,
             "resumed": opened.resumed,
             "replays": opened.replays,
-            "owners": opened.world_size,
+            "owners": opened.world_size if terms is None else len(terms.sites),
+            "trust": None if terms is None else terms.trust,
             "hash": opened.head,
             "papers": artifacts,
         }
@@ -98,7 +100,10 @@ def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_def
         _print(f"  after {count:>9,} steps   {'' if promised else 'claimed '}epsilon {round_up(epsilon)}")
     _print(_interruptions(opened.resumed))
     _print(f"times that a charged release was computed again, bit for bit, at no further cost: {opened.replays:,}")
-    _print(f"workers that saw sums without noise: at most {opened.world_size:,}")
+    if terms is None:
+        _print(f"workers that saw sums without noise: at most {opened.world_size:,}")
+    else:
+        _print(f"{len(terms.sites):,} sites; trust: {terms.trust_model}")
     if not reserved:
         _print(f"lifetime budget of the records: {stated(folder)}")
     for id, known, entries in reserved:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dpfed.cli.parties import line, show_findings, show_terms, tell
+from dpfed.cli.parties import line, show_findings, show_terms, site_settings, tell
 from dpfed.console import logs
 from dpfed.console.terminal import say
 
@@ -59,15 +59,9 @@ def set_up_site(
 ) -> None:
     """Make a site from the coordinator's kit: check the kit, make keys, write the reply."""
     say(f"checking {kit}", True)
-    from dpfed.errors import UserError, nearest
     from dpfed.federation.provisioning.site_paths import SitePaths
-    from dpfed.federation.site.folder import SiteSettings
 
-    assigned: dict[str, str] = {name: value for name, _, value in (text.partition("=") for text in settings or [])}
-    known = sorted(SiteSettings.model_fields.keys() - {"name", "store", "budget", "delta"})
-    if unknown := [name for name in assigned if name not in known]:
-        raise UserError(f"--set {unknown[0]} is not a key of a site: {nearest(unknown[0], known)} [option-site-unknown]")
-    options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **assigned}
+    options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **site_settings(settings or [])}
     paths = SitePaths.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {paths.reply} to the coordinator. The keys in {paths.path} stay here.")
     read_out = f"Read the card's fingerprint out to the other sites, by telephone: {paths.site.own_card().fingerprint}"
@@ -252,6 +246,9 @@ def serve(
 @app.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
     """Run Flower's SuperNode with shorter polls and longer retries; takes the options of `flower-supernode`."""
+    from dpfed.federation.flower.app_folder import require_flower
+
+    require_flower()
     from dpfed.federation.flower.resident import main
 
     sys.argv = ["dpfed site supernode", *context.args]
@@ -265,6 +262,9 @@ def resident_app(
 ) -> int:
     """Pass a SuperNode's messages to the site's worker, in one resident process."""
     from dpfed.errors import UserError
+    from dpfed.federation.flower.app_folder import require_flower
+
+    require_flower()
     from dpfed.federation.flower.resident import stay
 
     try:

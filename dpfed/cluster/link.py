@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dpfed.errors import UserError
 
-MARK_BYTES = 16  # bytes of the digest that ranks compare
+DIGEST_BYTES = 16
+MARK_BYTES = 3 * DIGEST_BYTES  # digests that ranks compare: of the records, of the user's code, of the plan
 _HOST_BYTES, _TEXT_BYTES = 64, 1024  # bytes of a report for the host's name and for a sentence
 
 
@@ -62,10 +63,11 @@ class Link:
         return [row.tolist() for row in self._all(torch.tensor(numbers))]
 
     def agree(self, mark: bytes, trouble: str = "") -> None:
-        """Checks that every rank can continue, and that all ranks have the same records and plan.
+        """Checks that every rank can continue, and that all ranks have the same records, code and plan.
 
         Args:
-            mark: Digest of `MARK_BYTES` bytes that must be the same on all ranks; ignored if `trouble` is given.
+            mark: Digests of records, user's code and plan, `MARK_BYTES` in all, which must be the same on all ranks; ignored
+                if `trouble` is given.
             trouble: Reason why this rank cannot continue; empty if it can. All ranks see the reason, so it must not be private.
 
         Raises:
@@ -80,10 +82,22 @@ class Link:
         for rank, report in enumerate(reports):
             if text := _text(report[MARK_BYTES + _HOST_BYTES :]):
                 raise UserError(f"{self.worker(rank)}: {text}")
-            if report[:MARK_BYTES] != reports[0][:MARK_BYTES]:
+            starts = range(0, MARK_BYTES, DIGEST_BYTES)
+            records, code, plan = (report[at:][:DIGEST_BYTES] != reports[0][at:][:DIGEST_BYTES] for at in starts)
+            if records:  # first: the plan follows from their number, too
                 raise UserError(
-                    f"{self.worker(rank)} has other records, or other code of yours, than worker 0: data.path or data.stores "
-                    "must lead to the same store on all machines, and the packages must be the same. [worker-other-records]"
+                    f"{self.worker(rank)} has other records than worker 0: data.path or data.stores must lead to the same "
+                    "store on all machines. [worker-other-records]"
+                )
+            if code:
+                raise UserError(
+                    f"{self.worker(rank)} has other code of yours than worker 0: install the same packages on all machines. "
+                    "[worker-other-code]"
+                )
+            if plan:
+                raise UserError(
+                    f"{self.worker(rank)} computes another plan than worker 0 from the same configuration and records: install "
+                    "the same release of dpfed on all machines. [worker-other-plan]"
                 )
 
     def _all(self, tensor: Tensor) -> list[Tensor]:

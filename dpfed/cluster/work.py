@@ -13,7 +13,7 @@ import torch.distributed as dist
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.callbacks import Callback
 from dpfed.cluster.collective import Collective
-from dpfed.cluster.link import MARK_BYTES, Link
+from dpfed.cluster.link import DIGEST_BYTES, Link
 from dpfed.config import Config, read_back
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
@@ -129,14 +129,14 @@ def _follow(link: Link, folder: Path) -> None:
 
 
 def _mark(parts: Parts) -> bytes:
-    """Returns a digest of the plan, the records and the user's own parts, which must be the same on all ranks.
+    """Returns digests of the records, the user's own parts and the plan, which must be the same on all ranks.
 
     If the digests differed, a record could have two owners, or be drawn at another rate. Each machine has its own installation
     of the user's parts.
     """
     user_parts = "".join(f"/{key} {said}" for key, said in sorted(parts.own.items()))
-    marked = f"{parts.plan.fingerprint}/{parts.store.fingerprint}{user_parts}"
-    return hashlib.blake2b(marked.encode(), digest_size=MARK_BYTES).digest()
+    marked = (parts.store.fingerprint, user_parts, parts.plan.fingerprint)
+    return b"".join(hashlib.blake2b(each.encode(), digest_size=DIGEST_BYTES).digest() for each in marked)
 
 
 def _join(link: Link, parts: Parts, randomness: Randomness) -> Collective:

@@ -53,7 +53,7 @@ def pretrain(
     config: Config | str | Path | None = None,
     folder: str | Path | None = None,
     progress: Progress | bool | None = None,
-    resume: bool = False,
+    resume: bool | None = None,
     callbacks: Iterable[Callback] = (),
     *,
     data: str | Path | None = None,
@@ -75,14 +75,14 @@ def pretrain(
         run = dpfed.pretrain("quickstart", "runs/quickstart")
         run = dpfed.pretrain(data="my-images", epsilon=8, out="runs/mine")
 
-    The second form always resumes an interrupted run, and returns a finished run.
+    The second form resumes an interrupted run, and returns a finished run, unless `resume` is ``False``.
 
     Args:
         config: Configuration, its path, or the name of a configuration that dpfed ships (`load_config` reads path and name).
-        folder: Folder of the run. It must not be in use, except by the same run with `resume`.
+        folder: Folder of the run. It must not be in use, except by the same run that `resume` continues.
         progress: Display of the progress. ``None``: bars in terminals and notebooks, and nothing elsewhere; ``True``: elsewhere
             a line now and then; ``False``: nothing at all.
-        resume: Whether to continue a run that `folder` already holds; with `data`, it has no effect.
+        resume: Whether to continue a run that `folder` already holds; default: with `data`, yes; with a configuration, no.
         callbacks: Callbacks that see the steps and evaluations while the model trains.
         data: Folder of images, a table, another data set that dpfed reads, or a record store.
         epsilon: Epsilon of the guarantee; 8 is usual, 1 is strong.
@@ -123,7 +123,7 @@ def pretrain(
         if overrides:
             config = _overridden(config, overrides)
         with shown(progress) as seen:
-            return pretraining.pretrain(config, folder, seen, resume, callbacks)
+            return pretraining.pretrain(config, folder, seen, bool(resume), callbacks)
     if config is not None:
         raise UserError("with data=... dpfed makes the choices itself: give either data or a configuration. [pretrain-two]")
     if epsilon is None:
@@ -131,7 +131,8 @@ def pretrain(
     from dpfed.automatic.running import pretrain as automatic
 
     with shown(progress) as seen:
-        return automatic(Request(data, assignments=tuple(overrides), **options), folder, seen, callbacks, _say(seen))
+        request = Request(data, assignments=tuple(overrides), **options)
+        return automatic(request, folder, seen, callbacks, _say(seen), resume=resume is not False)
 
 
 def _one_of(folder: str | Path | None, out: str | Path | None) -> str | Path:

@@ -24,10 +24,22 @@ def own_folder(folder: Path) -> Iterator[Path]:
     Raises:
         UserError: If the path exists, or the folder cannot be made.
     """
-    if os.path.lexists(folder):
-        raise UserError(f"cannot make {folder}: it exists; choose another folder. [member-folder-exists]")
+    refuse_taken(folder)
     try:
         with new_folder(folder, mode=0o700) as draft:
             yield draft
     except OSError as error:
         raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder. [member-folder-failed]") from error
+
+
+def refuse_taken(folder: Path) -> None:
+    """Refuses a folder that exists, for `own_folder` and before long work that ends with it.
+
+    Args:
+        folder: Path of the folder to make.
+
+    Raises:
+        UserError: If the path exists.
+    """
+    if os.path.lexists(folder):
+        raise UserError(f"cannot make {folder}: it exists; choose another folder. [member-folder-exists]")

@@ -79,7 +79,8 @@ class Terms(Section):
 
         Args:
             config: Configuration of the run, its defaults resolved (`dpfed.runs.resolution.resolve_defaults`); ``[data]`` and
-                ``[evaluation]`` are the coordinator's own.
+                ``[evaluation]`` are the coordinator's own. The terms hold ``[evaluation]``, which sites ignore: the
+                fingerprint counts it, and sites derive their shares of noise from the fingerprint.
             cards: Cards of the sites; their order determines the sites' numbers.
             coordinator: Public signing key of the coordinator, hex.
             options: Further fields: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``, ``basis``.

@@ -46,7 +46,12 @@ def reproduce(
     from dpfed.reproduce.experiments import experiment as named
 
     chosen = named(experiment)
-    asked = data_set(data or chosen.data[0], chosen.data)
+    asked = data_set(chosen.data[0] if data is None else data, chosen.data)
+    if asked.generated and path is not None:
+        raise UserError(
+            f"--path {path} has no effect: dpfed generates the records of {asked.name}. Leave it out, or choose --data. "
+            "[experiment-path-unused]"
+        )
     say(f"{chosen.name} on {asked.name}: planning the runs")
     from dpfed.reproduce.outcome import reproduce as run_reproduction
     from dpfed.reproduce.runs import Request

@@ -224,7 +224,7 @@ def settled(run: RunDirectory, ledger: Ledger, store: RecordSet | None = None) -
     return settle(store, _ids(noted), _reservation(run, run.config().name, ledger))
 
 
-def not_covered(run: RunDirectory, store: RecordSet, what: str, why: str | None) -> None:
+def not_covered(run: RunDirectory, store: RecordSet, what: str, why: str | None) -> bool:
     """Refuses an exact figure of records under a budget, or notes it, with the operator's reason, in the budget's ledger.
 
     Args:
@@ -233,10 +233,13 @@ def not_covered(run: RunDirectory, store: RecordSet, what: str, why: str | None)
         what: Description of the release.
         why: The operator's reason.
 
+    Returns:
+        Whether a budget holds for the records.
+
     Raises:
         UserError: If the records have a budget and there is no reason.
     """
-    note_uncovered(store, f"{_called(run, run.config())}: {what}", why)
+    return note_uncovered(store, f"{_called(run, run.config())}: {what}", why)
 
 
 def stated(run: RunDirectory) -> str:

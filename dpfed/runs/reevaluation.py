@@ -47,8 +47,8 @@ def evaluate_run(
         The figures, first the untrained model's.
 
     Raises:
-        UserError: If there is nothing to measure, the mark cannot be written, or figures computed from training labels lack a
-            reason.
+        UserError: If there is nothing to measure, the mark cannot be written, figures computed from training labels lack a
+            reason, or a reason is given that nothing needs.
     """
     run = RunDirectory.open(folder)
     if isinstance(tasks, str):
@@ -57,7 +57,7 @@ def evaluate_run(
         results_in(run.results)  # fails before anything is measured if the results, which get the figures, are damaged
         ledger_of(run)  # the same for the ledger: the new card states what was spent
     tree = run.config().model_dump(mode="json")
-    tree["evaluation"] |= {"split": split} if split else {}
+    tree["evaluation"] |= {} if split is None else {"split": split}
     tree["evaluation"] |= {"tasks": tasks} if tasks else {}
     saved = Checkpoints(run.checkpoints, 1).paths()
     if not saved:
@@ -69,9 +69,18 @@ def evaluate_run(
         if error.code.startswith("eval-"):  # the run's configuration cannot change, but this command can choose split and tasks
             error.command = f"`dpfed evaluate {folder} --split SPLIT --task TASK` chooses split and task."
         raise
-    if not parts.store.public and uses_labelled_bank(parts.evaluator.tasks):
-        why = not_covered or parts.config.privacy.not_covered
-        budgeting.not_covered(run, parts.store, "k-NN and linear probe are exact functions of training labels", why)
+    labelled, asked = not parts.store.public and uses_labelled_bank(parts.evaluator.tasks), False
+    if labelled:
+        why = parts.config.privacy.not_covered if not_covered is None else not_covered
+        what = "k-NN and linear probe are exact functions of training labels"
+        asked = budgeting.not_covered(run, parts.store, what, why)
+    if not_covered is not None and not asked:
+        raise UserError(
+            "the reason (not_covered) has no effect: the records have no lifetime budget, or these tasks read no private "
+            "training label. Leave it out. [run-figures-covered]",
+            command="On the command line: --not-covered.",
+        )
+    if labelled:
         run.disclose(LABELLED_FIGURES)
     progress.note("measuring the model before training")
     parts.learner.load_weights(saved[0])

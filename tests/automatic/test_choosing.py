@@ -47,7 +47,9 @@ def test_one_line_trains_and_the_same_line_finds_it_again(photos):
     run = library.pretrain(**line)
     assert run.finished
     assert run.epsilon <= 8
-    assert library.pretrain(**line).path == run.path
+    assert library.pretrain(**line).path == library.pretrain(**line, resume=True).path == run.path
+    with pytest.raises(UserError, match="run-in-use"):
+        library.pretrain(**line, resume=False)
     text = (run.path / "config.toml").read_text()
     assert "# method: group; given" in text
     assert re.search(r"# held out: 20 records; one record in 6", text)
@@ -149,6 +151,9 @@ def test_too_little_time_is_refused_and_a_little_makes_the_run_shorter(photos, m
         (["quickstart", "--data", "photos", "--epsilon", "8"], "give either --data or the configuration quickstart"),
         (["quickstart", "--steps", "8"], "write --set privacy.steps=8"),
         (["quickstart", "--dry-run"], "--dry-run is for --data"),
+        (["quickstart", "--epsilon", "0"], "write --set privacy.epsilon=0"),
+        (["quickstart", "--minutes", "0"], "--minutes is for --data"),
+        (["quickstart", "--model", ""], "--model is for --data"),
         (["--data", "photos", "--epsilon", "8", "--set", "privacy.epsilon=4"], "give one key two values"),
         (["--data", "photos", "--epsilon", "8", "--set", "data.path=x"], "leave data.path out"),
         (["--data", "nowhere", "--epsilon", "8"], "there is nothing at"),

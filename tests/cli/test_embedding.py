@@ -90,6 +90,9 @@ def test_files_and_folders_are_embedded_and_mistakes_refused(run_of, pictures, d
         (("embed", run, tmp_path / "empty", "--out", tmp_path / "new"), "[image-nothing]"),
         (("embed", run, tmp_path / "gone", "--out", tmp_path / "new"), "[image-path-missing]"),
         (("search", run, WORDS, "--pictures", pictures), "model-folder-no-text"),
+        (("embed", run, pictures, "--weights", "", "--out", tmp_path / "new"), "[embed-no-model]"),
+        (("embed", "--model", "", pictures, "--out", tmp_path / "new"), "[tower-name]"),
+        (("embed", "--model", "timm/resnet18", "--weights", "", pictures, "--out", tmp_path / "new"), "[tower-no-weights]"),
     ):
         code, _, error = dpfed(*words)
         assert code == 2 and sentence in error and len(error.splitlines()) == 1

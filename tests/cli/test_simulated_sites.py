@@ -29,6 +29,10 @@ def test_each_mode_ends_with_a_card_that_names_it_and_its_sites(dpfed, source, t
     assert json.loads(run.results.read_text())["privacy"]["guarantee"]
     assert ("epsilon above is for whoever sees the model" in card.lower()) == (trust in ("distributed", "local"))
     assert not (run.path / "secret.key").exists()
+    told = json.loads(dpfed("privacy", "ledger", run.path, "--json")[1])
+    assert (told["owners"], told["trust"]) == (3, trust)
+    shown = dpfed("privacy", "ledger", run.path)[1]
+    assert f"3 sites; trust: {trust}: " in shown and "workers that saw" not in shown
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from queue import Empty, Queue
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster import launch, work
 from dpfed.cluster.launch import Resources, _refuse_job_copy, _sized, _with_a_place
+from dpfed.cluster.link import MARK_BYTES, Link
 from dpfed.cluster.relay import Hosts, Relay, relayed
 from dpfed.cluster.torchrun import process_group
 from dpfed.cluster.work import Task, _mark
@@ -157,8 +159,28 @@ def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config
     assert Link.told == ["an image cannot be decoded [image-broken]"]
 
 
-def test_workers_agree_on_the_plan_and_on_the_records():
-    def mark(plan, store):
-        return _mark(SimpleNamespace(plan=SimpleNamespace(fingerprint=plan), store=SimpleNamespace(fingerprint=store), own={}))
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [
+        ({"store": "x", "plan": "x"}, "worker-other-records"),
+        ({"own": {"loss": "x"}}, "worker-other-code"),
+        ({"plan": "x"}, "worker-other-plan"),
+        ({}, None),
+    ],
+)
+def test_workers_agree_on_records_code_and_plan(monkeypatch, other, code):
+    def report(plan="a", store="b", own=None):
+        parts = SimpleNamespace(plan=SimpleNamespace(fingerprint=plan), store=SimpleNamespace(fingerprint=store), own=own or {})
+        return _mark(parts)
 
-    assert len({mark("a", "b"), mark("a", "c"), mark("d", "b")}) == 3 and mark("a", "b") == mark("a", "b")
+    def gathered(self, tensor):
+        theirs = tensor.clone()
+        theirs[:MARK_BYTES] = torch.frombuffer(bytearray(report(**other)), dtype=torch.uint8)
+        return [tensor, theirs]
+
+    monkeypatch.setattr(Link, "_all", gathered)
+    with process_group():
+        if code is None:
+            return Link().agree(report())
+        with pytest.raises(UserError, match=rf"worker 1 on .*\[{code}\]"):
+            Link().agree(report())

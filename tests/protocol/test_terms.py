@@ -311,12 +311,13 @@ def test_a_stranger_does_not_join(parties, shapes, tmp_path):
         stranger.join(Terms.load(agree().terms))
 
 
-def test_folders_are_never_overwritten(parties, shapes, tmp_path):
+def test_folders_are_never_overwritten(parties, shapes, tmp_path, monkeypatch):
     (site, _), agree = parties
     agree()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match="member-folder-exists"):
         SiteFolder.create(site.path, "again", shapes.path)
+    monkeypatch.setattr("dpfed.runs.records.records_of", lambda *_, **__: pytest.fail("records were opened"))
     with pytest.raises(UserError, match="member-folder-exists"):
         agree()
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

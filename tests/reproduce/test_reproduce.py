@@ -128,6 +128,18 @@ def test_the_list_names_every_experiment():
 
 
 @pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("figure4", "--data", "shapes", "--path", "mine"), "experiment-path-unused"),
+        (("figure4", "--data", ""), "experiment-data-set"),
+    ],
+)
+def test_no_option_is_passed_over(dpfed, words, code):
+    ended, _, error = dpfed("reproduce", *words)
+    assert ended == 2 and f"[{code}]" in error
+
+
+@pytest.mark.parametrize(
     ("name", "methods", "message"),
     [
         ("table99", None, "experiment-none"),

@@ -241,6 +241,9 @@ def test_figures_of_training_labels_want_words(config, store, tmp_path):
     ):
         evaluate_run(run.path, "test", ["knn"])
     assert not run.disclosures
+    with pytest.raises(UserError, match="run-figures-covered"):
+        evaluate_run(run.path, "test", ["retrieval"], not_covered="a board's question")
+    assert not run.disclosures and not budget_of(private).uncovered
     evaluate_run(run.path, "test", ["knn"], not_covered="a board's question")
     (entry,) = budget_of(private).uncovered
     assert entry.why.endswith("training labels: a board's question") and run.identity[:16] in entry.why
@@ -251,6 +254,15 @@ def test_an_audit_wants_words(config, store, budget, tmp_path):
     with pytest.raises(UserError, match="release: .*the figures of an audit are exact functions of the records. Do without"):
         audit_membership(run.path, records=200)
     assert not run.audits.exists()
+
+
+def test_words_that_nobody_asks_for_are_refused(config, tmp_path):
+    run = pretrain(parse_config(config), tmp_path / "run")
+    with pytest.raises(UserError, match="attack-no-budget"):
+        audit_membership(run.path, records=200, not_covered="a board's question")
+    with pytest.raises(UserError, match="run-figures-covered"):
+        evaluate_run(run.path, "test", ["knn"], not_covered="a board's question")
+    assert not run.audits.exists() and not run.disclosures
 
 
 SWEEP = """

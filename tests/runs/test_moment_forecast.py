@@ -74,6 +74,13 @@ def test_more_records_and_more_epsilon_leave_more(told):
     assert rows["epsilon 1.00"] < rows["as configured"] < rows["epsilon 9.00"] < rows["6,000 records"]
 
 
+def test_a_forecast_that_measures_nothing_takes_no_public_records(tiny_moments, dpfed, tmp_path):
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(tiny_moments))
+    code, out, err = dpfed("forecast", tmp_path / "mine.toml", "--records", 600, "--public", "nowhere")
+    assert code == 2 and "--public nowhere has no effect with bounding.method = 'moments'" in err
+    assert "forecast-public-unused" in err and "sigma" not in out
+
+
 def test_there_is_nothing_to_rehearse(tiny_moments, dpfed, tmp_path):
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(tiny_moments))
     code, _, err = dpfed("rehearse", tmp_path / "mine.toml", "--records", 600)

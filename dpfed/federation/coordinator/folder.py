@@ -8,7 +8,7 @@ from typing import Any
 
 from dpfed.config import Config, read_back
 from dpfed.errors import UserError
-from dpfed.federation.own_folder import own_folder
+from dpfed.federation.own_folder import own_folder, refuse_taken
 from dpfed.files.atomic import create_file, write_atomically
 from dpfed.files.reading import read_text
 from dpfed.files.toml_file import read_toml
@@ -76,6 +76,7 @@ class CoordinatorFolder:
                 coordinator's records or the public records cannot be used, or if the folder exists.
         """
         folder, progress = cls(Path(path)), progress or Silent()
+        refuse_taken(folder.path)  # before the slow steps
         read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
         refuse_proposal(config, len(read))
         from dpfed.runs.public_basis import proposed_basis, with_basis

@@ -15,6 +15,14 @@ from dpfed.protocol.answers import Answer, Offer, Rejected, Shares, Sum, Vote
 from dpfed.protocol.messages import Content
 from dpfed.protocol.terms import Terms
 
+_REFUSED = {  # why a sum is not added, by the code of the error: for the run's log
+    "share-not-in-roster": "it is not in this step's roster",
+    "share-vector-twice": "it sent a second sum",
+    "share-vector-late": "its sum arrived after the step was closed",
+    "share-roster-unsigned": "it has not signed this step's roster",
+    "share-shape": "its sum has another length",
+}
+
 Ask = Callable[[str, type[Answer], dict[str, Any]], Iterator[tuple[int, Any]]]
 
 
@@ -50,12 +58,13 @@ class SecureSum:
         """Adds a site's masked sum.
 
         Raises:
-            Rejected: If the site is not in the roster or has not signed it, or its sum does not fit.
+            Rejected: If the site is not in the roster or has not signed it, its sum does not fit or is its second one, or the
+                step is closed.
         """
         try:
             self._unmasking.add(number, np.frombuffer(content, "<u4").astype(np.uint32, copy=False), answer.roster or b"")
         except UserError as error:
-            raise Rejected("it has not signed this step's roster, or is not in it") from error
+            raise Rejected(_REFUSED[error.code]) from error
 
     def total(self, ask: Ask) -> tuple[np.ndarray | None, str]:
         """Removes the masks from the total, with the help of the sites that sent the masked sums.

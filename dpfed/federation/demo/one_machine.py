@@ -21,7 +21,7 @@ from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.demo.loopback import RUN, Loopback, loopback
-from dpfed.federation.flower.app_folder import make_app_folder
+from dpfed.federation.flower.app_folder import make_app_folder, require_flower
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.progress import import_progress, signs_of_life
@@ -48,9 +48,10 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
         The finished run.
 
     Raises:
-        UserError: If the path is in use, the records or the terms are impossible, a party does not start, or the run does not
-            finish.
+        UserError: If Flower is not installed, the path is in use, the records or the terms are impossible, a party does not
+            start, or the run does not finish.
     """
+    require_flower()
     goes_on = not RunDirectory.unused(path)
     config, parties = resolve_defaults(config), path.with_name(f"{path.name}-parties")
     if not (parties / _READY).exists():

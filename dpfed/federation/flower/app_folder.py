@@ -1,10 +1,12 @@
 """Makes the app folder for `flwr run`: files that import dpfed's ServerApp and ClientApp, and their Flower settings.
 
-The module also states the version of Flower that dpfed is written for. It imports nothing of Flower.
+The module also states the version of Flower that dpfed is written for, and whether Flower is installed. It imports nothing of
+Flower.
 """
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,18 @@ def make_app_folder(folder: Path) -> Path:
         reason = "it exists" if isinstance(error, FileExistsError) else error.strerror
         raise UserError(f"cannot make {folder}: {reason}; choose another folder. [flower-app-folder]") from error
     return folder
+
+
+def require_flower() -> None:
+    """Checks that Flower is installed.
+
+    Raises:
+        UserError: If it is not; the message has the command that installs it.
+    """
+    try:
+        version("flwr")
+    except PackageNotFoundError as error:
+        raise UserError("this command needs Flower: pip install 'dpfed[flower]'. [flower-missing]") from error
 
 
 FLOWER_VERSION = "1.41"

@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from dpfed.errors import UserError
+from dpfed.federation.flower.app_folder import require_flower
 from dpfed.federation.provisioning.services import FLOWER
 from dpfed.paths import without_proxy
 
@@ -38,13 +39,24 @@ class FlowerCommand:
 
     Attributes:
         environment: Environment variables of the command's processes.
+
+    Raises:
+        UserError: If Flower is not installed, or its program cannot be found.
     """
 
     def __init__(self, home: Path, port: int, authority: Path) -> None:
+        require_flower()
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        program = shutil.which("flwr", path=path)
+        if program is None:
+            raise UserError(
+                f"Flower's program flwr is neither in {Path(sys.executable).parent} nor in a folder of PATH: repeat"
+                " pip install 'dpfed[flower]' in this environment. [flower-no-program]"
+            )
+        self._program = program
         home.mkdir(parents=True, exist_ok=True)
         connection = {"address": f"{HOST}:{port}", "root-certificates": str(authority)}
         (home / "config.toml").write_text(tomli_w.dumps({"superlink": {CONNECTION: connection}}))
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         variables = {"FLWR_HOME": str(home), "PATH": path, "PYTHONUNBUFFERED": "1"}
         self.environment = {**os.environ, **without_proxy(os.environ), **FLOWER, **variables}
 
@@ -75,7 +87,7 @@ class FlowerCommand:
         Raises:
             Unavailable: If the command fails, or does not end in time.
         """
-        command = [self._program(), *words]
+        command = [self._program, *words]
         try:
             done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=START, check=False)
         except subprocess.TimeoutExpired as error:
@@ -88,12 +100,9 @@ class FlowerCommand:
 
     def show(self, *words: str) -> None:
         """Runs a command and shows the operator its output; if this process is interrupted, the command ends, too."""
-        with subprocess.Popen([self._program(), *words], env=self.environment, stdin=subprocess.DEVNULL) as process:
+        with subprocess.Popen([self._program, *words], env=self.environment, stdin=subprocess.DEVNULL) as process:
             try:
                 process.wait()
             except BaseException:
                 process.terminate()
                 raise
-
-    def _program(self) -> str:
-        return shutil.which("flwr", path=self.environment["PATH"]) or "flwr"

@@ -45,8 +45,8 @@ def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) 
         days: Number of days for which the server's certificate is valid; default: 365.
 
     Raises:
-        UserError: If the server's certificate exists, if the key of the authority's certificate is missing, if a key is not of
-            the kind that dpfed makes, or if a host is neither a name nor an IP address.
+        UserError: If the server's certificate exists, if the authority's certificate is damaged or its key is missing, if a key
+            is damaged or not of the kind that dpfed makes, or if a host is neither a name nor an IP address.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _refuse_existing(folder / SERVER)
@@ -148,7 +148,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
     """Returns the authority's certificate and key; makes them if there is no certificate."""
     certificate_file, key_file = folder / AUTHORITY, folder / AUTHORITY_KEY
     if certificate_file.exists() and key_file.exists():
-        return x509.load_pem_x509_certificate(read_bytes(certificate_file)), _private_key(key_file)
+        return certificates_in(certificate_file)[0], _private_key(key_file)
     if certificate_file.exists():
         raise UserError(f"{certificate_file} lacks its key {key_file}: restore both, or use a new folder. [certificate-no-key]")
     key = _private_key(key_file)
@@ -173,7 +173,10 @@ def _private_key(file: Path) -> ec.EllipticCurvePrivateKey:
         key = ec.generate_private_key(_CURVE)
         write_atomically(file, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
         return key
-    loaded = serialization.load_pem_private_key(read_bytes(file), None)
+    try:
+        loaded = serialization.load_pem_private_key(read_bytes(file), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: the key needs a password
+        loaded = None
     if not isinstance(loaded, ec.EllipticCurvePrivateKey):
         raise UserError(f"{file} does not contain a key that dpfed made: restore the original file. [certificate-key]")
     return loaded

@@ -194,8 +194,10 @@ def _copies(site: SiteFolder) -> Iterator[Finding]:
     if site.joined:
         from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
-        if keys := require_copies(site.terms(), site.settings()):
-            yield Finding("copies", State.GOOD, f"as agreed on: {', '.join(keys)}")
+        copies = require_copies(site.terms(), site.settings())
+        for said, compared in (("as agreed on", True), ("there; the coordinator compares them when it greets the site", False)):
+            if keys := [key for key, is_compared in copies.items() if is_compared is compared]:
+                yield Finding("copies", State.GOOD, f"{said}: {', '.join(keys)}")
 
 
 def _budget(site: SiteFolder) -> Iterator[Finding]:

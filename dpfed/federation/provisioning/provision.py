@@ -32,6 +32,11 @@ from dpfed.runs.records import with_absolute_paths
 
 INNER_DAYS = 3650  # the SuperLink's own certificate never leaves its machine
 _LOCK = ".lock"
+_AFTER = {  # what to do when a file of the coordinator, or one in a folder, has changed
+    "README.md": "read it again",
+    "proxy.conf": "run `nginx -t && nginx -s reload`, so that the proxy uses it",
+    "systemd": "copy it again, see README.md, and restart its program",
+}
 
 
 @dataclass
@@ -184,7 +189,7 @@ class _Office:
         for name, text in files.items():
             make_folder((self.path / name).parent)
             if _write_if_other(self.path / name, text.encode(), 0o755 if name.startswith(PROGRAMS) else 0o644):
-                self.news.append(f"{name} has changed: restart its program; copy a systemd unit again first, see README.md")
+                self.news.append(f"{name} has changed: {_AFTER.get(Path(name).parts[0], 'restart its program')}")
         if not os.path.lexists(self.path / "venv"):
             (self.path / "venv").symlink_to(sys.prefix)
 

@@ -17,7 +17,7 @@ from dpfed.federation.provisioning.services import NODE_PORT, PROGRAMS, require_
 from dpfed.federation.site.folder import SiteFolder, records_of_site
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
-from dpfed.files.reading import read_text
+from dpfed.files.reading import read_bytes, read_text
 from dpfed.protocol.terms import Terms
 
 KIT = "kit.json"
@@ -146,8 +146,10 @@ class SitePaths:
     def unpack(self, kit: Path) -> bool:
         """Puts a newer kit in the place of the present one; keys, settings and ledger are not part of kits.
 
+        The present kit restores files of it that were lost or changed.
+
         Args:
-            kit: File of the newer kit.
+            kit: File of the newer kit, or of the present one.
 
         Returns:
             ``True`` if anything changed.
@@ -174,9 +176,10 @@ class SitePaths:
                 )
             if self.site.joined and new.terms is not None and json.loads(self.site.terms().text) != new.terms:
                 raise UserError(f"{kit} holds other terms than {self.site.path} has joined: nothing was changed. [kit-terms]")
-            if new != old:
+            changed = any(_differs(self.path / name, content) for name, content in _contents(new, kit).items())
+            if changed:
                 self._write(new, kit)
-            return new != old
+            return changed
 
     def join(
         self, agreed: Callable[[Terms], bool] | None = None, unconfirmed: bool = False, allowed: Collection[str] = ()
@@ -250,10 +253,8 @@ class SitePaths:
         """Writes a kit and the files that follow from it. The kit comes last, so a call that was cut short can be repeated."""
         for folder in ("systemd", PROGRAMS):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
-        for name, text in site_files(kit.federation, kit.site, kit.superlink).items():
-            write_atomically(self.path / name, text, 0o755 if name.startswith(PROGRAMS) else 0o644)
-        write_atomically(self.path / AUTHORITY, bytes.fromhex(kit.authority), 0o644)
-        write_atomically(self.path / KIT, read_text(file), 0o644)
+        for name, content in _contents(kit, file).items():
+            write_atomically(self.path / name, content, 0o755 if name.startswith(PROGRAMS) else 0o644)
 
     def _write_settings(self, proxy: str | None) -> None:
         """Writes ``.env``, which systemd reads."""
@@ -262,6 +263,16 @@ class SitePaths:
             values["HTTPS_PROXY"] = proxy
         text = "# Settings of this site, for systemd. No kit overwrites this file.\n"
         write_atomically(self.settings, text + "".join(f"{name}={value}\n" for name, value in values.items()), 0o600)
+
+
+def _contents(kit: Kit, file: Path) -> dict[str, bytes]:
+    """Returns the content of the kit's file, and of the files that follow from it; the kit's file is the last."""
+    files = {name: text.encode() for name, text in site_files(kit.federation, kit.site, kit.superlink).items()}
+    return {**files, AUTHORITY: bytes.fromhex(kit.authority), KIT: read_text(file).encode()}
+
+
+def _differs(path: Path, content: bytes) -> bool:
+    return not path.is_file() or read_bytes(path) != content
 
 
 def _refuse_proxy(proxy: str | None) -> None:

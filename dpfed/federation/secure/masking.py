@@ -107,11 +107,10 @@ class Masking:
     """
 
     def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], trust: Trust, context: bytes) -> None:
-        if len(sites) != trust.sites or sites[me].exchange_key != identity.exchange_key:
-            raise UserError(
-                f"these keys are not those of site {me}, or there are {len(sites)} cards and not {trust.sites}: give the keys "
-                "of that site, and the cards of all sites. [mask-other-site]"
-            )
+        if len(sites) != trust.sites:
+            raise UserError(f"there are {len(sites)} cards of {trust.sites} sites: give the cards of all. [mask-cards]")
+        if sites[me].exchange_key != identity.exchange_key:
+            raise UserError(f"these keys are not those of site {me}: give the keys of that site. [mask-other-site]")
         self._me = me
         self._identity = identity
         self._sites = list(sites)

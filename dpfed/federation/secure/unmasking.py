@@ -76,11 +76,12 @@ class Unmasking:
                 does not fit.
         """
         step, size = self._keys.step, len(self._total)
-        if site not in self._round_key or site in self._arrived or self._closed:
-            reason = (
-                "it arrived before" if site in self._arrived else "the step is closed" if self._closed else "it made no offer"
-            )
-            raise UserError(f"step {step}: the vector of site {site} was not added, because {reason}. [share-vector-refused]")
+        if site not in self._round_key:
+            raise UserError(f"step {step}: site {site} made no offer, so its vector is not added. [share-not-in-roster]")
+        if site in self._arrived:
+            raise UserError(f"step {step}: a second vector of site {site} arrived, and is not added. [share-vector-twice]")
+        if self._closed:
+            raise UserError(f"step {step}: the vector of site {site} arrived after the step was closed. [share-vector-late]")
         if masked.shape != (size,) or masked.dtype != np.uint32:
             raise UserError(f"step {step}: site {site} sent {masked.shape} {masked.dtype}, not ({size},) uint32. [share-shape]")
         if self._trust.drops:

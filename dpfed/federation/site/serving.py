@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from dpfed import discovery
 from dpfed.budgets.refusals import percent, shown
 from dpfed.config import Config, DataConfig, EvaluationConfig
 from dpfed.console.interruption import until_asked
@@ -19,6 +20,7 @@ from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.worker import SiteWorker
 from dpfed.models.options import PROCEDURAL
 from dpfed.models.timm_blueprints import timm_blueprint
+from dpfed.paths import is_store
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import method_named
 from dpfed.protocol.terms import Terms
@@ -63,25 +65,28 @@ def _freezes(config: Config) -> bool:
     return (model.external and towers != {"full"}) or statistics or model.pretrained_text is not None
 
 
-def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
+def require_copies(terms: Terms, settings: SiteSettings) -> dict[str, bool]:
     """Checks a site's copies of the files that the terms name and that are not sent; a site needs them before it is served.
 
-    The file of ``model.anchors`` is not read, and weights other than the starting weights are not compared.
+    Anchors are read. The terms hold no digest of them: the coordinator compares them when it greets the site. Weights other
+    than the starting weights are not compared.
 
     Returns:
         The keys of the public records, architecture, starting weights and anchors that the configuration names, such as
-        ``public.path``.
+        ``public.path``, each with ``True`` if the file is the one that was agreed on, and ``False`` if it was only read.
 
     Raises:
-        UserError: If the public records or the starting weights are missing (the message names both), another file is missing,
-            or public records, architecture or starting weights are not those that were agreed on.
+        UserError: If public records, starting weights or anchors are missing (the message names all of them), another file is
+            missing, anchors cannot be used, or public records, architecture or starting weights are not those that were agreed
+            on.
     """
     config = site_config(terms, settings)
-    named = terms.run_config()
+    named, anchors = terms.run_config(), config.model.anchors
     public = method_named(config.bounding.method).public_records and config.public.source == "store"
     lacking = {
         "public": settings.public is None and public and f"the public records '{named.public.path}'",
         "start": settings.start is None and config.model.start and f"the starting weights '{named.model.start}'",
+        "anchors": anchors and not is_store(Path(anchors).expanduser()) and f"the anchors '{named.model.anchors}'",
     }
     if config.model.start == PROCEDURAL and start_is_there(resolve_model_defaults(config)):
         lacking["start"] = False
@@ -92,9 +97,14 @@ def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
         )
     config = resolve_defaults(config)
     starting_weights(config)
-    agreed = {f"model.{name}": getattr(config.model, name) for name in ("architecture", "start", "anchors")}
+    agreed = {f"model.{name}": getattr(config.model, name) for name in ("architecture", "start")}
     agreed["public.path"] = config.public.digest if public else None  # records of a basis stay with the party that made it
-    return [key for key, value in agreed.items() if value is not None]
+    copies = {key: True for key, value in agreed.items() if value is not None}
+    if anchors is not None:
+        anchored = discovery.part("baselines", "anchored_batch_norm")
+        anchored.anchor_images(anchors, config.model.anchor_count, config.data.size)
+        copies["model.anchors"] = False
+    return copies
 
 
 def serve_site(folder: SiteFolder, socket: Path, log: Callable[[str], None], group: str | None = None) -> None:

@@ -271,4 +271,4 @@ def test_a_site_that_signs_another_roster_counts_as_missing(lab):
 
     one.wire.tampers["node0"] = other
     assert one.server.aggregate(0) is not None
-    assert one.events()[-1]["missing"] == {"site-0": "it has not signed this step's roster, or is not in it"}
+    assert one.events()[-1]["missing"] == {"site-0": "it has not signed this step's roster"}

@@ -79,3 +79,15 @@ def test_a_server_certificate_is_renewed_by_the_same_authority(tmp_path):
     assert (tmp_path / "ca.crt").read_bytes() == authority
     assert (tmp_path / "server.pem").read_bytes() != old
     assert handshake(tmp_path, "localhost")
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "ca.key", "server.key"])
+@pytest.mark.parametrize("content", [b"", b"damaged", b"\xff\xfe", "half"])
+def test_a_damaged_file_is_named(tmp_path, name, content):
+    make_certificates(tmp_path, ["localhost"])
+    (tmp_path / "server.pem").unlink()  # as for a renewal
+    file = tmp_path / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if content == "half" else content)
+    with pytest.raises(UserError, match=rf"{name} does not contain a .*\[certificate-(key|format)\]"):
+        make_certificates(tmp_path, ["localhost"])
+    assert not (tmp_path / "server.pem").exists()

@@ -132,6 +132,19 @@ def test_a_newer_kit_keeps_what_the_site_made(office):
     assert "elsewhere.example.org" in (place.path / "systemd" / "dpfed-node@.service").read_text()
 
 
+def test_the_same_kit_restores_what_was_lost(office):
+    done = office.provision()
+    place = office.set_up("north", done)
+    before = everything(place.path)
+    assert not place.unpack(done.kits["north"])
+    (place.path / "ca.crt").unlink()
+    (place.path / "kit.json").unlink()
+    unit = place.path / "systemd" / "dpfed-node@.service"
+    unit.write_text(unit.read_text()[:40])
+    assert place.unpack(done.kits["north"])
+    assert {path: content for path, content in everything(place.path).items() if path in before} == before
+
+
 def test_anothers_kit_copied_over_a_site_is_noticed_and_mended(office, dpfed):
     done = office.provision()
     place = office.set_up("north", done)
@@ -311,6 +324,16 @@ def test_a_project_with_terms_keeps_its_sites_and_its_trust(office):
         office.provision(folder=office.folder / "chest")
 
 
+def test_each_file_that_has_changed_says_what_to_do(office):
+    office.provision()
+    office.write(port=9555, link_port=8222)
+    said = dict(news.split(" has changed: ") for news in office.provision().news if " has changed: " in news)
+    assert said.pop("README.md") == "read it again"
+    assert said.pop("proxy.conf").startswith("run `nginx -t && nginx -s reload`")
+    assert said.pop("systemd/dpfed-superlink@.service").startswith("copy it again")
+    assert said == {"programs/superlink": "restart its program"}
+
+
 def test_a_new_certificate_needs_no_new_kit(office):
     office.provision()
     certificates = office.folder / "chest" / "certificates"
@@ -404,6 +427,26 @@ def test_a_site_and_its_doctor_know_which_copies_it_needs(office, dpfed, public_
     assert finding.state is State.GOOD
 
 
+def test_a_site_and_its_doctor_know_whether_its_anchors_are_there(office, public_store, tmp_path):
+    shutil.copytree(public_store.path, tmp_path / "anchors")
+    plan = (office.folder / "plan.toml").read_text()
+    batch = f'[model]\nnormalisation = "batch"\nanchors = "{tmp_path / "anchors"}"\nanchor_count = 4\n'
+    (office.folder / "plan.toml").write_text(plan.replace("[model]\n", batch))
+    place = office.joined()["north"]
+    settings = place.site.path / "site.toml"
+
+    def copies():
+        [finding] = [finding for finding in examine_site(place.path) if finding.about == "copies"]
+        return finding
+
+    assert copies().state is State.BAD and "the anchors 'anchors' (`anchors`)" in copies().said
+    settings.write_text(settings.read_text() + f'anchors = "{tmp_path / "anchors"}"\n')
+    assert copies().state is State.GOOD and copies().said.startswith("there; ") and copies().said.endswith(": model.anchors")
+    file = tmp_path / "anchors" / "store.json"
+    file.write_text(file.read_text().replace('"public": true', '"public": false'))
+    assert copies().state is State.BAD and "norm-anchors-private" in copies().said
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [({"budget": -1.0}, "budget"), ({"delta": 2.0}, "delta"), ({"declared": 1}, "--declared"), ({"device": "gpu"}, "device")],
@@ -412,6 +455,26 @@ def test_settings_that_cannot_be_leave_nothing_behind(invited, tmp_path, setting
     office, done, _ = invited
     with pytest.raises(UserError, match=said):
         SitePaths.set_up(done.kits["south"], tmp_path / "new", done.fingerprint, office.store("south"), **settings)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("budget=3", "write --budget instead. [option-site-own]"),
+        ("store=x", "write --store instead. [option-site-own]"),
+        ("name=west", "[option-site-name]"),
+        ("weight=x", "did you mean 'weights'? [option-site-unknown]"),
+        ("weights=", "[option-site-empty]"),
+        ("device", "[option-site-empty]"),
+        ("device=cuda", "[option-site-twice]"),
+    ],
+)
+def test_a_set_that_sets_nothing_is_refused(invited, tmp_path, dpfed, text, said):
+    office, done, _ = invited
+    place = ("--coordinator", done.fingerprint, "--store", office.store("south"), "--into", tmp_path / "new")
+    code, _, error = dpfed("site", "setup", done.kits["south"], *place, "--set", "device=cpu", "--set", text)
+    assert code == 2 and error.endswith(f"{said}\n")
     assert not (tmp_path / "new").exists()
 
 

@@ -1,8 +1,10 @@
 """Secure sums: exact for every pattern of drop-outs, opaque before that, and refusing whatever would open a single site."""
 
+import contextlib
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from Crypto.Util import Counter
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dpfed.errors import UserError
+from dpfed.federation.coordinator.secure_sum import SecureSum
 from dpfed.federation.secure.masking import NotOffered
 from dpfed.federation.secure.masks import StepKeys, add_mask, agreed, public_bytes
+from dpfed.protocol.answers import Rejected
 from dpfed.protocol.fixed_point import Grid
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.trust import Trust
@@ -85,7 +89,7 @@ def test_late_vectors_are_not_added_but_their_sites_may_reveal():
     federation, values = Federation(5, 2), vectors(5)
     server, masked = federation.masked_step(0, values, arriving=[0, 2, 4])
     arrived = server.close()
-    with pytest.raises(UserError, match="closed.*share-vector-refused"):
+    with pytest.raises(UserError, match="closed.*share-vector-late"):
         server.add(1, masked[1], federation.signature(1, 0))
     assert server.total(federation.reveals(server, 0, arrived, [1, 3, 4])).tolist() == plain_sum(values, [0, 2, 4])
 
@@ -365,13 +369,35 @@ def test_a_restarted_site_offers_other_secrets_and_a_new_nonce():
 # ---- what the server refuses, and what is said to nobody
 
 
+def test_the_coordinator_says_why_a_sum_is_not_added():
+    federation = Federation(4, 1)
+    server, masked = federation.masked_step(0, vectors(4), roster=[0, 1, 2], arriving=[0, 1])
+    step = SecureSum.__new__(SecureSum)
+    step._unmasking = server
+    for site, vector, by, said in (
+        (3, masked[0], 2, "it is not in this step's roster"),
+        (0, masked[0], 0, "it sent a second sum"),
+        (2, masked[2][:-1], 2, "its sum has another length"),
+        (2, masked[2], 1, "it has not signed this step's roster"),
+        (2, masked[2], 2, None),
+        (1, masked[1], 1, "it sent a second sum"),
+    ):
+        with pytest.raises(Rejected, match=f"^{said}$") if said else contextlib.nullcontext():
+            step.add(site, SimpleNamespace(roster=federation.signature(by, 0)), vector.tobytes())
+    server, masked = federation.masked_step(1, vectors(4), arriving=[0, 1, 2])
+    server.close()
+    step._unmasking = server
+    with pytest.raises(Rejected, match="^its sum arrived after the step was closed$"):
+        step.add(3, SimpleNamespace(roster=federation.signature(3, 1)), masked[3].tobytes())
+
+
 def test_the_server_adds_each_site_of_the_roster_once_in_time():
     federation, values = Federation(4, 1), vectors(4)
     server, masked = federation.masked_step(0, values, roster=[0, 1, 2], arriving=[0, 1])
     right = federation.signature(2, 0)
     for site, vector, signature, reason in (
-        (3, masked[0], right, "made no offer.*share-vector-refused"),
-        (0, masked[0], right, "arrived before.*share-vector-refused"),
+        (3, masked[0], right, "made no offer.*share-not-in-roster"),
+        (0, masked[0], right, "second vector.*share-vector-twice"),
         (2, masked[2][:-1], right, "share-shape"),
         (2, masked[2].astype(np.int64), right, "share-shape"),
         (2, masked[2], b"", "share-roster-unsigned"),
@@ -393,8 +419,9 @@ def test_too_many_drops_are_refused(sites, drops):
 
 def test_a_site_is_who_the_terms_say():
     federation = Federation(3, 1)
-    for identities in (federation.identities[:2], [Identity.fresh(), *federation.identities[1:]]):
-        with pytest.raises(UserError, match="mask-other-site"):
+    others = [Identity.fresh(), *federation.identities[1:]]
+    for identities, code in ((federation.identities[:2], "mask-cards"), (others, "mask-other-site")):
+        with pytest.raises(UserError, match=code):
             type(federation.masking[0])(0, federation.identities[0], identities, federation.parties, TERMS)
 
 
