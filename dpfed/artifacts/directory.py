@@ -340,8 +340,10 @@ class RunDirectory:
             value, kept = given.get(key), there.get(key)
             left_open = value == "auto" or (key in _CHOSEN and value is None)
             if key not in idle and not left_open and value != kept:
+                there_now = f"{key} = {kept!r}" if key in there else f"no {key}"
+                wanted = repr(value) if key in given else "nothing of it"
                 raise UserError(
-                    f"{self.path} holds a run with {key} = {kept!r}, and the configuration now says {value!r}: change it "
+                    f"{self.path} holds a run with {there_now}, and the configuration now says {wanted}: change it "
                     "back to resume that run, or choose another folder. [resume-config-changed]",
                     command="On the command line: --run DIR",
                 )

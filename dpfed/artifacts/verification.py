@@ -1,11 +1,12 @@
 """Checks that a card, a run's ledger, its plan and its model belong together, for the recipient of a model.
 
 These files are neither secret nor signed: a person who can write all of them can forge a set that passes every check. The
-checks detect a card that was edited, a ledger that lost a line, and a card, report or weights that belong to another run.
+checks detect a card that was edited, a ledger that lost a line, and a card, results.json or weights that belong to another run.
 
-This module also compares a run's ledger with every other file in the run's folder that records steps. Each line of a ledger has
-a hash that depends on the lines before, so a line that was changed, or removed from the middle, is detected. If the last lines
-were removed, the ledger itself shows no trace; checkpoints, kept releases and results.json reveal the removal.
+This module also compares the number of a ledger's charged steps with all other files of the run that name steps: results.json,
+checkpoints, kept releases, commits, metrics.jsonl and federation.jsonl. Each line of a ledger has a hash that depends on the
+lines before, so a line that was changed, or removed from the middle, is detected. If the last lines were removed, the ledger
+itself shows no trace; the other files reveal the removal.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dpfed.artifacts.provenance import LEDGER, MODEL
 from dpfed.artifacts.view import results_in
 from dpfed.building.plan import describes
 from dpfed.errors import UserError
+from dpfed.files.json_lines import DamagedLine, read_lines
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.models.folder import weights_digest
 from dpfed.paths import local_path
@@ -35,26 +37,39 @@ def ledger_of(run: RunDirectory) -> Ledger:
         UserError: If the ledger is missing or damaged, has fewer steps than another file of the run shows, or has lost its
             line about the card; also if results.json has no valid number of charged steps.
     """
-    ledger = Ledger.open(run.ledger)
     results = _readable_results(run)
     said = results.get("privacy", {}).get("steps_charged", 0)
-    if type(said) is not int:  # such as NaN: compared with NaN, no ledger is too short
-        raise UserError(f"{run.results}: privacy.steps_charged must be an integer, got {said!r}. Restore it. [results-steps]")
-    witnesses = {
-        "results.json says {}": said,
+    witnesses = {  # before the ledger, which has every charge first: a run may go on meanwhile
         "a checkpoint is of step {}": max(
             (int(path.stem.removeprefix("step-")) for path in run.checkpoints.glob("step-*.safetensors")), default=0
         ),
         "a release of step {} is kept": max((int(path.name.split("-")[0]) for path in run.releases.glob("0*.f32")), default=0),
         "a commit is of step {}": max((int(path.stem) for path in run.commits.glob("*.state")), default=0),
+        "metrics.jsonl has a line of step {}": _last_step(run.metrics),
+        "federation.jsonl has a line of step {}": _last_step(run.journal),
     }
+    ledger = Ledger.open(run.ledger)
+    if type(said) is not int:  # such as NaN: compared with NaN, no ledger is too short
+        raise UserError(f"{run.results}: privacy.steps_charged must be an integer, got {said!r}. Restore it. [results-steps]")
+    witnesses = {"results.json says {}": said, **witnesses}
     for witness, steps in witnesses.items():
-        if steps > ledger.charged:  # a release is kept before its charge: its step, from 0, may equal the charged steps
+        if (
+            steps > ledger.charged
+        ):  # what precedes a charge, as a kept release, has a step from 0, which may equal the charged steps
             last = f"it ends after {ledger.charged:,} charged step{'s' * (ledger.charged != 1)}"
             raise _lost(run, f"{last}, and {witness.format(f'{steps:,}')}")
     if results.get("run", {}).get("ledger") and ledger.artifacts is None:
         raise _lost(run, "results.json names the ledger's hash, and the line that names the card is gone")
     return ledger
+
+
+def _last_step(path: Path) -> int:
+    """Returns the largest step that a line of a file names; 0 if the file is damaged, which its own reader reports."""
+    try:
+        lines = read_lines(path).entries
+    except (OSError, DamagedLine):
+        return 0
+    return max((line["step"] for line in lines if type(line.get("step")) is int), default=0)
 
 
 def _readable_results(run: RunDirectory) -> dict[str, Any]:

@@ -158,8 +158,8 @@ def resume_job(
     Raises:
         UserError: See `resume`; also for a federation's run without terms, and for other records than the run began with.
     """
-    if terms is None and run.terms.is_file():
-        raise UserError(f"{run.path} is a federation's run: restart its server (`flwr run`) to resume it. [resume-federated]")
+    if terms is None:
+        refuse_federations(run)
     randomness = run.randomness()
     if given:
         refuse_other_parts(run.provenance.get("settings", {}), settings_of(given), run.path)
@@ -174,6 +174,24 @@ def resume_job(
     if budget is not None:
         set_given(parts.store, budget, parts.plan.promise.unit)
     return Job(run, parts, randomness)
+
+
+def refuse_federations(run: RunDirectory) -> None:
+    """Refuses the run of a federation, simulated or not, which one owner of records cannot resume.
+
+    Raises:
+        UserError: If the run is a federation's.
+    """
+    if run.simulation.is_file():
+        raise UserError(
+            f"{run.path} simulates a federation: resume it with `dpfed resume {run.path}` alone, or with `dpfed.resume`. "
+            "[resume-simulated]"
+        )
+    if run.terms.is_file():
+        raise UserError(
+            f"{run.path} is a federation's run, which only its coordinator resumes: `dpfed federation run FOLDER`, with the "
+            "coordinator's folder. [resume-federated]"
+        )
 
 
 def in_process(job: Job) -> Transport:

@@ -14,7 +14,7 @@ from dpfed.callbacks import Callback
 from dpfed.config import Config, load_config
 from dpfed.errors import UserError
 from dpfed.progress import Progress, Silent
-from dpfed.runs.job import create_job, resume_job
+from dpfed.runs.job import create_job, refuse_federations, resume_job
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.resolution import resolve_defaults, resolve_model_defaults
@@ -40,9 +40,7 @@ def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iter
     progress = progress or Silent()
     run = RunDirectory.open(folder)
     if run.simulation.is_file():
-        raise UserError(
-            f"{run.path} simulates a federation: resume it with `dpfed resume` or `dpfed.resume`. [resume-simulated]"
-        )
+        refuse_federations(run)
     with run.locked():
         if run.finished:
             run.delete_secrets()  # a crash may have prevented this before

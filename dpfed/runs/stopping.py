@@ -24,5 +24,6 @@ def resuming_command(run: RunDirectory, options: str = "") -> str:
         run: Directory of the run.
         options: Options of the command, with a leading space.
     """
-    institutions = run.terms.is_file() and not run.simulation.is_file()
-    return "its server, started again (`flwr run`)," if institutions else f"`dpfed resume {run.path}{options}`"
+    if run.terms.is_file() and not run.simulation.is_file():
+        return "`dpfed federation run FOLDER` on the coordinator's machine"
+    return f"`dpfed resume {run.path}{options}`"

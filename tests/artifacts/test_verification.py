@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.verification import verify
+from dpfed.artifacts.verification import ledger_of, verify
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
@@ -94,6 +94,17 @@ def test_a_lost_or_changed_ledger_line_is_refused_by_number(run):
             verify(run.card, run.path)
     run.ledger.write_text("".join(lines) + '{"torn')
     assert wrong(run.card, run) == []
+
+
+def test_the_file_of_figures_betrays_what_every_other_file_lost(run):
+    lines = run.ledger.read_text().splitlines(keepends=True)
+    shutil.rmtree(run.checkpoints)
+    run.results.unlink()
+    run.ledger.write_text("".join(lines[:-2]))
+    with pytest.raises(
+        UserError, match=r"ends after 2 charged steps, and metrics.jsonl has a line of step 3.*run-ledger-short"
+    ):
+        ledger_of(run)
 
 
 def test_a_ledger_that_lost_lines_writes_no_card_shows_nothing(run, dpfed):

@@ -7,6 +7,9 @@ import pytest
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.progress import Silent
+from dpfed.runs.job import resume_job
 from tests.sparing import sparing
 
 
@@ -61,4 +64,6 @@ def test_a_simulated_run_is_no_clusters_and_no_other_simulations(dpfed, source, 
     assert code == 2 and "run-in-use" in error
     code, _, error = dpfed("pretrain", source, "--run", run, "--federated", 3, "--resume", "--json")
     assert code == 2 and "2 sites" in error
+    with pytest.raises(UserError, match="simulates a federation.*resume-simulated"):  # as a cluster would take it
+        resume_job(RunDirectory.open(run), Silent(), world_size=2)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}

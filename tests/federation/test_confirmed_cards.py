@@ -96,8 +96,8 @@ def test_the_promise_without_nine_invented_members_is_told(sites, agree, tmp_pat
     assert said.startswith(
         "1 of 10 members: this site. If only these are honest, and the coordinator lies together with the others"
     )
-    assert float(said.split(" holds but ")[1].split(",")[0]) > 2 * terms.privacy_plan.epsilon()
-    assert f"not epsilon {round_up(terms.privacy_plan.epsilon())}" in said
+    assert float(said.split("then epsilon ")[1].split(" ")[0]) > 2 * terms.privacy_plan.epsilon()
+    assert f"holds instead of {round_up(terms.privacy_plan.epsilon())}" in said
 
 
 def test_the_statement_says_when_the_promise_holds(sites, agree):
