@@ -50,7 +50,7 @@ class Learnt(nn.Module):
         (Learnt(), "has parameters of its own"),
         (lambda z: z.sum(dim=(1, 2)), r"gave a tensor \(4,\)"),
         (lambda z: 1.0, "gave float"),
-        (lambda z: contrast(z) * torch.nan, "is nan on embeddings of noise"),
+        (lambda z: contrast(z) * torch.nan, "is nan on random embeddings"),
         (lambda z: contrast(z.detach()) + 0 * z.sum(), "has no gradient"),
         (lambda z: contrast(z.detach()), "has no gradient"),
         (lambda z, labels: contrast(z), "failed on embeddings"),

@@ -12,15 +12,15 @@ from dpfed.errors import UserError
 
 @dataclass(frozen=True)
 class BoundedSum:
-    """Sum of clipped gradients over one or more owners' groups.
+    """Sum of clipped gradients over the groups of one or more workers: processes of a cluster, or clients of a federation.
 
     Attributes:
-        values: Flat vector ``(P,)`` over the trainable parameters, followed by the entries of `dpfed.privacy.group_statistics`,
-            if the plan releases these statistics. Before the noise, the values are int64 and count grid steps
-            (`dpfed.privacy.sum_grid`). With noise, and in runs without privacy, they are float32.
+        values: Flat vector ``(P,)`` over the trainable parameters; ``(P + m,)`` if the plan releases m statistics of the groups
+            (`dpfed.privacy.group_statistics`), which are then at the end. Before the noise, the values are int64 and count
+            grid steps (`dpfed.privacy.sum_grid`). With noise, and in runs without privacy, they are float32.
         sensitivity: Largest L2 change of the sum when one record (or unit) is added or removed.
         groups: Public number of groups summed over, empty ones included.
-        noise_std: Standard deviation of the Gaussian noise that the owners have already added; 0 if they added none.
+        noise_std: Standard deviation of the Gaussian noise that the workers have already added; 0 if they added none.
         unit: Size of one grid step: the sum that this object represents is `values` times `unit`.
     """
 
@@ -31,19 +31,29 @@ class BoundedSum:
     unit: float = 1.0
 
     def __add__(self, other: BoundedSum) -> BoundedSum:
-        """Returns the sum of this sum and another owner's.
+        """Returns the sum of this sum and another worker's.
 
-        A record has one owner, so the sensitivity of the result is the larger of the two sensitivities, not their total.
+        Only one worker has a given record, so the sensitivity of the result is the larger of the two sensitivities, not their
+        total.
+
+        Raises:
+            UserError: If the two vectors differ in length, dtype or grid, or if a sensitivity is NaN.
         """
         if self.values.shape != other.values.shape:
             raise UserError(
-                f"cannot add sums over {self.values.numel():,} and {other.values.numel():,} parameters: the owners hold "
-                "different models. [bounding-other-models]"
+                f"cannot add sums of {self.values.numel():,} and {other.values.numel():,} numbers: the workers (or sites) have "
+                "different models or plans. Start all of them with the same configuration or terms. [bounding-other-models]"
             )
         if math.isnan(self.sensitivity) or math.isnan(other.sensitivity):  # `max` would drop one of them
-            raise UserError("cannot add a sum without a sensitivity: its owner ignores the plan. [bounding-sensitivity]")
+            raise UserError(
+                "cannot add a sum whose sensitivity is not a number: its worker (or site) does not follow the plan. Start all "
+                "of them with the same configuration or terms. [bounding-sensitivity]"
+            )
         if self.unit != other.unit or self.values.dtype != other.values.dtype:
-            raise UserError("cannot add sums on different grids: the owners have different plans. [bounding-other-grids]")
+            raise UserError(
+                "cannot add sums on different grids: the workers (or sites) have different plans. Start all of them with the "
+                "same configuration or terms. [bounding-other-grids]"
+            )
         return BoundedSum(
             self.values + other.values,
             max(self.sensitivity, other.sensitivity),

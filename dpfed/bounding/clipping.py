@@ -26,8 +26,8 @@ class Clip:
 
     Args:
         bound: Norm C; infinity if nothing is to be clipped.
-        most: Largest factor. With 1, g is clipped to norm C. With C / c, g is clipped to another norm c, and the result is in
-            units of c / C. With infinity, every gradient is scaled to norm C.
+        most: Largest factor. With 1, g is clipped to norm C. With C / c, g is clipped to another norm c, and then
+            multiplied by C / c. With infinity, every gradient is scaled to norm C.
         stability: Term added to the norm, so that a gradient close to zero is not amplified without limit.
 
     Each of these three values may be a scalar tensor, which the device reads when it computes the factors.

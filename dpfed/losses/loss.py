@@ -121,7 +121,7 @@ class BarlowTwins(_Named):
     Each dimension should agree between the views, and different dimensions should not be correlated.
 
     Args:
-        redundancy: Weight of the correlations of different dimensions; default: 5e-3, as in configurations.
+        redundancy: Weight of the squared correlations between different dimensions; default: 5e-3, as in configurations.
     """
 
     name = "barlow_twins"
@@ -134,8 +134,9 @@ class SupCon(_Named):
     """The supervised contrast (Khosla et al. 2020): views of one class attract each other, views of different classes repel.
 
     Labels may be private. A record's class is part of the record, so the same noise protects it (docs/guarantee.md, Labels in a
-    loss). The loss sees which records of its group share a class, and nothing else. In a group in which no two records do, only
-    the views of one record attract each other, and labels add nothing. Groups of 16 records suit 10 classes, but not 1,000.
+    loss). The loss sees which records of its group share a class, and nothing else. In a group in which no two records share a
+    class, only the views of one record attract each other, and labels add nothing. Groups of 16 records suit 10 classes, but
+    not 1,000.
 
     Args:
         temperature: Divisor of the cosine similarities; default: the model's temperature, and 0.1 without a model.
@@ -159,5 +160,7 @@ class SupCon(_Named):
             UserError: If `label` is missing.
         """
         if label is None:
-            raise UserError("SupCon needs label=, the class of each record: give it. [loss-labels-missing]")
+            raise UserError(
+                "SupCon needs label=, the class of each record: call loss(image, label=classes). [loss-labels-missing]"
+            )
         return self._of({"image": image}, label=label)

@@ -15,7 +15,7 @@ class VICReg(PairLoss):
 
     Variances and covariances are computed over the S records of one group, not over a batch as in the paper. A covariance
     matrix has rank S - 1 at most: with fewer records than dimensions, the covariance term is mostly noise. Groups of 16 or more
-    work better.
+    records work better.
 
     The loss depends on the length of embeddings. So `prepare` makes a `SimCLR` or `TwoTower` stop normalising them. Any other
     model must return embeddings that are not normalised.

@@ -57,7 +57,9 @@ def keys_of_losses() -> dict[str, tuple[str, ...]]:
         for key, field in loss.options.model_fields.items():
             others = by_key.get(key, ())
             if others and repr(OBJECTIVES[others[0]].options.model_fields[key]) != repr(field):
-                raise ValueError(f"the losses '{others[0]}' and '{name}' mean different things by 'objective.{key}'")
+                raise ValueError(
+                    f"the losses '{others[0]}' and '{name}' declare the key 'objective.{key}' differently: rename one key"
+                )
             by_key[key] = (*others, name)
     return dict(sorted(by_key.items(), key=lambda item: -len(item[1])))
 
@@ -71,7 +73,7 @@ def _keys_of_losses() -> Any:
         fields[key] = (Annotated[field.annotation, only("objective.name", *losses)], field)
     titles = "; ".join(f"{name}: {loss.title}" for name, loss in OBJECTIVES.items())
     titles += "; or 'package.module:function', a loss of one group"
-    fields["options"] = (Annotated[Arguments, _OWN], Field({}, description="arguments, if objective.name names a class"))
+    fields["options"] = (Annotated[Arguments, _OWN], Field({}, description="arguments of the class that objective.name names"))
     return create_model("KeysOfLosses", __base__=Section, name=(str, Field("infonce", description=titles)), **fields)
 
 

@@ -2,8 +2,8 @@
 
 The cross-correlation between the two views' embeddings, over the records of one group, should be the identity: each dimension
 is the same for both views, and different dimensions are uncorrelated. The loss couples all records of a group, and no others,
-so the group remains the unit of clipping. A correlation over few records is mostly noise (over two records, it is always 1 or
--1). So groups of 16 or more records work better than smaller groups.
+so each group's gradient is clipped as for other losses. A correlation over few records is mostly noise (over two records, it is
+always 1 or -1). So groups of 16 or more records work better than smaller groups.
 Shapes: S records in the group (padding included), V image views, W text views, D embedding dimensions.
 """
 
@@ -25,7 +25,9 @@ _EPSILON = 1e-5  # added to variances, as in the paper's batch normalisation: a 
 class Options(Section):
     """Options of the loss: the weight of its second term, the squared correlations between different dimensions."""
 
-    redundancy: float = Field(5e-3, ge=0, le=1000, description="lambda, weight of the correlations between dimensions")
+    redundancy: float = Field(
+        5e-3, ge=0, le=1000, description="lambda, weight of the squared correlations between different dimensions"
+    )
 
 
 def group_loss(
@@ -42,7 +44,7 @@ def group_loss(
 
     Args:
         embeddings: Embeddings ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``; not
-            normalised.
+            normalised. The loss compares a record's first two image views, or its first image view and first text.
         present: Mask ``(S,)`` bool, False for padding, which is ignored.
         temperature: Ignored, because nothing is contrasted.
         bias: Ignored, because nothing is contrasted.

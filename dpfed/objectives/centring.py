@@ -2,7 +2,7 @@
 
 A term of the loss moves the centres. `dpfed.models.centres` gives the reason.
 
-Shapes: S records in the group, padding included; V views of a modality; D dimensions.
+Shapes: S records in the group, padding included; V image views; W text views; D dimensions.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class Objective:
             key ``bias``. ``None``: the loss adds no bias to its logits.
         own_terms: Whether the loss is a sum of terms that each belong to one record, or to a pair of records. `loss` then takes
             ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present). In a group with
-            public records, these terms are then the contribution of the private records; otherwise their contribution is the
-            difference of two losses (`dpfed.objectives.of_groups`).
+            public records, the contribution of the private records is then the sum of their terms. For a loss without such
+            terms, it is the difference of two losses (`dpfed.objectives.of_groups`).
         range: Loss per record that training rarely exceeds, as a function of the options and the number of contrasted
             records; usually twice the loss of a model that guesses. Released metrics do not distinguish larger losses.
             ``None``: unknown.

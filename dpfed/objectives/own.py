@@ -75,22 +75,24 @@ _ORDER = ("image", "text")
 
 
 def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
-    """Tries a user's loss on embeddings of noise, and refuses a loss that cannot be used.
+    """Tries a user's loss on the given embeddings and on random ones, and refuses a loss that cannot be used.
 
     Args:
         function: Function of the embeddings of one group, see `OwnLoss`.
-        rows: Embeddings of one group, ``(S, V, D)`` each.
+        rows: The model's embeddings of one group of random records, ``(S, V, D)`` each.
 
     Raises:
-        UserError: If the loss is not callable, fails, is not a scalar, is not finite, has no gradient or a gradient that is
-            not finite, has trainable parameters of its own, or gives another value for the same embeddings after other calls.
+        UserError: If the loss is not callable, fails, is not a scalar, is not finite, has no gradient, a gradient of 0 or one
+            that is not finite, has trainable parameters of its own, or gives another value for the same embeddings after
+            other calls.
     """
     import torch
 
     name = getattr(function, "__name__", type(function).__name__)
     if not callable(function):
         raise UserError(
-            f"expected a function of the embeddings of one group as loss, got {type(function).__name__}. [loss-own]"
+            f"expected a function of the embeddings of one group as loss, got {type(function).__name__}: give a function, or "
+            "a loss of dpfed.losses, such as DCL(). [loss-own]"
         )
     if isinstance(function, torch.nn.Module) and any(parameter.requires_grad for parameter in function.parameters()):
         raise UserError(
@@ -143,11 +145,20 @@ def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], g
             f"the loss {name} gave {what} for one group, expected a scalar: the mean over its records. [loss-no-scalar]"
         )
     if not bool(value.isfinite()):
-        raise UserError(f"the loss {name} is {float(value.detach())} on embeddings of noise {shapes}. [loss-not-finite]")
+        raise UserError(
+            f"the loss {name} is {float(value.detach())} on random embeddings {shapes} of a group (S, V, D): correct the loss, "
+            "for example where it divides by 0, or takes the logarithm of 0. [loss-not-finite]"
+        )
     if gradient:
         parts = torch.autograd.grad(value, given, allow_unused=True) if value.requires_grad else [None]
         if all(part is None or not bool(part.any()) for part in parts):
-            raise UserError(f"the loss {name} has no gradient: nothing would be learnt. [loss-no-gradient]")
+            raise UserError(
+                f"the loss {name} has no gradient, or a gradient of 0, so nothing would be learnt: compute it by functions of "
+                "torch, and do not detach all embeddings. [loss-no-gradient]"
+            )
         if not all(part is None or bool(part.isfinite().all()) for part in parts):
-            raise UserError(f"the gradient of the loss {name} is not finite on embeddings of noise. [loss-gradient-infinite]")
+            raise UserError(
+                f"the gradient of the loss {name} is not finite on the model's embeddings of random records {shapes}: correct "
+                "the loss, for example where it divides by 0, or takes a root of 0. [loss-gradient-infinite]"
+            )
     return value.detach()

@@ -21,7 +21,7 @@ _ABSENT = -1e9  # finite, as for InfoNCE
 
 
 class Options(ContrastOptions):
-    """Options of the loss: the name of the label."""
+    """Options of the loss, including the name of the label."""
 
     label: str | None = Field(None, description="name of the label that holds the class; default: the only label")
 

@@ -54,7 +54,7 @@ class PublishedSimilarity:
         return self._noise.add_(similarity, step)
 
     def given(self, noisy: Tensor, embeddings: Tensor, temperature: Tensor) -> Cotangents:
-        """Returns the cotangents at given noisy similarities. They contain *clean* embeddings of other records."""
+        """Returns the cotangents at given noisy similarities. A cotangent contains *clean* embeddings of other records."""
         noisy = noisy.detach().requires_grad_()
         temperature = temperature.detach().requires_grad_()
         weights, of_temperature = torch.autograd.grad(self._loss(noisy / temperature), (noisy, temperature))

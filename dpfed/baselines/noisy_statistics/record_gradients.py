@@ -82,7 +82,7 @@ class StatisticsEngine(Engine):
         by_view: Whether each view's gradient is clipped separately, rather than each record's.
 
     Raises:
-        UserError: If the model draws random numbers.
+        UserError: If the model draws random numbers, or has no trainable parameter.
     """
 
     name = "statistics"

@@ -57,7 +57,7 @@ class ReleasedEmbeddings:
     """Releases the embeddings of a batch in noisy slots and contrasts every record with them.
 
     Args:
-        slots: M, public.
+        slots: M, the public number of slots.
         batch: B, the expected number of records in a step.
         noise: Noise whose standard deviation is the release's noise multiplier times `SENSITIVITY`.
         randomness: Secret randomness of the workers, for the slots.

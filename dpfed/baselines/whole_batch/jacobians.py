@@ -129,7 +129,7 @@ class Jacobians:
     Attributes:
         names: Names of the trainable parameters that the tower uses.
         dimensions: D, the number of dimensions of an embedding.
-        floats_per_row: Number of floats in the factors of one embedding row.
+        floats_per_row: Number of floats that are kept for one embedding: factors, and the rows of all other parameters.
         parameters: Number of trainable parameters that the tower uses.
     """
 

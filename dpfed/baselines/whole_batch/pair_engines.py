@@ -156,11 +156,11 @@ class LogitEngine(_PairEngine):
         max_batch: Largest number of records in a batch, public.
         norms: Norms to clip by: ``exact`` norms, upper bounds (``bound``), or ``auto``. With ``auto``, norms are exact if the
             towers share no trained parameter, and exact norms need little memory and work.
-        one_sided: Whether only the first views are anchors, as in the paper, rather than both directions of the contrast.
+        one_sided: Whether only the first views (with text, the images) are anchors, as in the paper, not both directions.
         spread_out: Weight of the spread-out regulariser.
 
     Raises:
-        UserError: If the model draws random numbers.
+        UserError: If the model draws random numbers, or has no trainable parameter.
     """
 
     name = "logit"
@@ -189,7 +189,10 @@ class LogitEngine(_PairEngine):
 
 
 class SampleEngine(_PairEngine):
-    """Clips the gradient of each record's own loss in the whole batch, with both directions as one (DP-GCL, equation 6)."""
+    """Clips the gradient of each record's own loss in the whole batch, with both directions as one (DP-GCL, equation 6).
+
+    `LogitEngine` describes the arguments and errors.
+    """
 
     name = "sample"
 

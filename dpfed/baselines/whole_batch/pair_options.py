@@ -47,13 +47,19 @@ from dpfed.schema.section import Section
 class PairOptions(Section):
     """Keys of the section ``[bounding.options]`` for the method `sample`."""
 
-    norms: Literal["auto", "exact", "bound"] = Field("auto", description="exact norms, or bounds by the triangle inequality")
+    norms: Literal["auto", "exact", "bound"] = Field(
+        "auto",
+        description="norms to clip by: 'exact'; 'bound', upper bounds by the triangle inequality; 'auto': exact norms if the "
+        "towers share no trained parameter and a full batch needs little memory and work, else bounds",
+    )
 
 
 class LogitOptions(PairOptions):
     """Keys of the section ``[bounding.options]`` for the method `logit`."""
 
-    one_sided: bool = Field(False, description="only the first views are anchors, as in the paper: half the sensitivity")
+    one_sided: bool = Field(
+        False, description="only the first views (with captions, the images) are anchors, as in the paper: half the sensitivity"
+    )
     spread_out: float = Field(0.0, ge=0, description="weight of the spread-out regulariser")
 
 
@@ -115,7 +121,7 @@ def contrastive_change_below_cap(batch: int, temperature: float, candidates: int
 
 
 def spread_out_change() -> float:
-    """Returns the bound of `contrastive_change` for the spread-out regulariser: the same number for every batch."""
+    """Returns the bound of `contrastive_change` for the spread-out regulariser of weight 1, for every batch."""
     return 8.0
 
 

@@ -1,12 +1,12 @@
 """Checks that a device computes the same bits for a group, at any position in a pass and with any other groups in it.
 
 A pass is one forward and one backward computation over the records of many groups. No library guarantees that the bits of one
-group do not depend on the others. So an engine tests the device before its first pass, and again from time to time. The test
-puts the same group into several passes, of every public shape (later, of some), at other positions, and beside other groups
-whose values are ordinary, huge or NaN. Then it compares everything from which this group's part of the sum is computed. The
-groups that are compared are called probes. They have every size. Some consist of noise, some of nearly equal records, and some
-of equal records. If there is a difference, the check compares the operations of the two passes one by one. The error names the
-first operation that differs.
+group do not depend on the others. So an engine tests the device before its first pass, and perhaps again from time to time. The
+test puts the same group into several passes, of every public shape (later, of some), at other positions, and beside other
+groups whose values are ordinary, huge or NaN. Then it compares everything from which this group's contribution to the sum is
+computed. The groups that are compared are called probes. In the first test they have every size. Some consist of random
+records, some of nearly equal records, and some of equal records. If there is a difference, the check compares the operations of
+the two passes one by one. The error names the first operation that differs, if there is one.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def require_batch_invariance(
         vocabulary: Number of distinct tokens that a text may contain.
         brief: Whether to compare in the smallest, the largest and a middle shape only, as a first test. A brief check does not
             suffice for private records.
-        before: Number of earlier checks in this run. Checks after the first are short, use other noise, and begin with other
-            groups.
+        before: Number of earlier checks in this run. Checks after the first are short, use other random records, and
+            begin with other groups.
 
     Raises:
         DependsOnOthers: If a group's result differs, or if the model draws random numbers, which would hide a difference.
@@ -186,16 +186,17 @@ def trials(
     before: int = 0,
     sizes: Iterable[int] | None = None,
 ) -> Iterator[Trial]:
-    """Yields passes over generated noise, in which the probes recur at other positions and beside other groups.
+    """Yields passes over random records, in which the probes recur at other positions and beside other groups.
 
     Args:
         views: Views of any records; only their shapes and dtypes are read.
         padding: Public shapes of passes.
         totals: Number of records of each pass. ``None`` means one pass of every shape, and then further passes of the largest
-            shape until every probe has occurred twice.
+            shape until there are six passes and every probe has occurred twice.
         vocabulary: Number of distinct tokens that a text may contain.
-        before: Number of earlier checks in this run; it selects other noise and another order.
-        sizes: Sizes of the probes that consist of independent noise; default: all sizes of groups that may share a pass.
+        before: Number of earlier checks in this run; it selects other random records and another order.
+        sizes: Sizes of the probes that consist of independent random records; default: all sizes of groups that may share a
+            pass.
     """
     generator = torch.Generator().manual_seed(before)
     probes = _probes(padding, range(2, padding.slots + 1) if sizes is None else sizes, before)

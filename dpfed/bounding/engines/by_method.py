@@ -29,8 +29,7 @@ class EngineInputs:
     Attributes:
         model: Model, on its device.
         plan: Plan of the private run.
-        randomness: Secret randomness of the workers, for methods that release noisy statistics within a step
-            (`GroupBatch.step`).
+        randomness: Secret randomness of the workers, for methods that release noisy statistics within a step.
         rank: Number of the worker, from 0.
         precision: Precision of the forward pass.
         loss: Loss of one group.
@@ -39,7 +38,7 @@ class EngineInputs:
         contrasted: Expected number of records that are contrasted with each other.
         reads_text: Whether the model contrasts images with captions.
         options: Checked options of the method.
-        engine: Name of the engine in `dpfed.bounding.engines.ENGINES`, for methods that have several.
+        engine: Name of the engine in `dpfed.bounding.engines.ENGINES`, for methods with `Method.picks_engine`.
         microbatch: Number of records whose activations are in memory at a time.
         pass_records: Approximate number of records of a pass over several groups; ``None``: the engine's default.
         check_every: Number of steps after which `layerwise` repeats its check of batch invariance; ``None``: never.

@@ -54,6 +54,7 @@ def build_engine(
 
     Raises:
         ValueError: If there is no engine of this name.
+        UserError: If the model has no trainable parameter, or the engine is `layerwise` and a layer mixes records.
     """
     if name == "layerwise":
         return LayerwiseEngine(model, precision, loss, records, group_size, if_unlike, check_every)
@@ -71,16 +72,17 @@ def choose_engine(
     told: Callable[[str], None] = lambda text: None,
     records: int | None = None,
 ) -> str:
-    """Returns ``layerwise`` if this engine works for the model, and ``loop`` otherwise; the test reads generated views only.
+    """Returns ``layerwise`` if this engine fits the model and the run is long enough, and ``loop`` otherwise.
 
     Args:
         model: Model, on its device.
-        batch: Groups of the shape that training will use, filled with noise; only a few of them are used.
+        batch: Groups of the shape that training will use, filled with random numbers, on which the engines are compared; only a
+            few of the groups are used.
         precision: Precision of the forward pass.
         loss: Loss of one group.
-        groups: Number of groups in the whole run. A run of few groups uses ``loop``, which needs no check.
-        told: Callback that receives the choice and its reason. It is not called for a model with BatchNorm over a group, which
-            no other engine than ``loop`` fits.
+        groups: Number of groups in the whole run. A run of fewer than 1,000 groups uses ``loop``, which needs no check.
+        told: Callback that receives the choice, and the reason for ``loop``. It is not called for a model with
+            BatchNorm over a group, which no other engine than ``loop`` fits.
         records: Approximate number of records of a pass, see `LayerwiseEngine`; ``None``: the engine's default.
     """
     if mixes_records(model):
@@ -103,6 +105,8 @@ def choose_engine(
 def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = "fp32", loss: GroupLoss = group_loss) -> None:
     """Rejects `layerwise` if its result differs from that of `loop`, for example because it assigns records to wrong groups.
 
+    The two engines are compared on `batch`, groups of the shape that training will use, filled with random numbers.
+
     `layerwise` is not rejected on a device where groups that share a pass change each other's result. There it takes one group
     at a time, and warns.
 
@@ -114,7 +118,9 @@ def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = 
         raise refusal
     if isinstance(refusal, RuntimeError):
         said = str(refusal).partition("\n")[0]
-        raise UserError(f"bounding.engine = 'layerwise' fails for this model ({said}): set 'auto' or 'loop'. [engine-fails]")
+        raise UserError(
+            f"bounding.engine = 'layerwise' fails for this model ({said}): set it to 'auto' or 'loop'. [engine-fails]"
+        )
 
 
 def _refusal(
@@ -144,8 +150,8 @@ def _refusal(
         build_engine("layerwise", exact, "fp32", loss, size, "go on").add_clipped(few, _NORMALISED, actual)
         if not torch.linalg.vector_norm(actual - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):
             raise UserError(
-                "bounding.engine = 'layerwise' gives other clipped gradients than 'loop' for this model (compared on noise): "
-                "set it to 'auto' or 'loop'. [engine-differs]"
+                "bounding.engine = 'layerwise' gives other clipped gradients than 'loop' for this model (compared on "
+                "random views): set it to 'auto' or 'loop'. [engine-differs]"
             )
         engine = build_engine("layerwise", model, precision, loss, size, "try", records)
         engine.add_clipped(batch.first(_FEW), _NORMALISED, engine.zeros())

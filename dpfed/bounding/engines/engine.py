@@ -31,9 +31,9 @@ class GroupBatch:
     """The views of the records of one or more groups, one group after the other.
 
     Attributes:
-        views: Views ``{"image": (n, V, C, H, W), "text": (n, W, L)}`` of n records on the model's device: V images of C
-            channels and H x W pixels, and W texts of L tokens. For losses that read labels also ``"label": (n, 1, 1)`` int64.
-            If the features of frozen towers are computed once, they replace images and texts: ``(n, V, F)``.
+        views: Views ``{"image": (n, V, C, height, width), "text": (n, W, L)}`` of n records on the model's device: V images of
+            C channels, and W texts of L tokens. For losses that read labels also ``"label": (n, 1, 1)`` int64. If the features
+            of frozen towers are computed once, they replace images ``(n, V, F)`` and texts ``(n, W, F)``.
         offsets: Boundaries of the G groups, G + 1 row numbers; group g has the rows ``offsets[g]:offsets[g + 1]``.
         step: Training step.
     """
@@ -89,8 +89,8 @@ class Engine(ABC):
 
     Attributes:
         name: Name in configurations and messages.
-        adds_whole_parts: Whether the engine can add to integer sums, in which every group's part is a vector of integers and
-            the sum is exact.
+        adds_whole_parts: Whether the engine can add to integer sums, in which every group's contribution is an integer vector
+            and the sum is exact.
 
     Raises:
         UserError: If the model has no trainable parameter.
@@ -247,7 +247,7 @@ class LossOfViews(nn.Module):
         return {**precise, LABEL: views[LABEL]} if LABEL in views else precise
 
     def scalars(self) -> tuple[Tensor, Tensor | None]:
-        """Returns the model's current temperature and bias."""
+        """Returns the model's current temperature and bias; the bias is ``None`` if the model has none."""
         return temperature_of(self.model), bias_of(self.model)
 
     def of(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:

@@ -40,14 +40,14 @@ class BatchEngine(Engine):
     Usually the group is a whole batch.
 
     Args:
-        model: Model that embeds each record independently and draws no random numbers: the second pass must yield the same
-            embeddings.
+        model: Model that embeds each record independently and draws no random numbers: each record is embedded twice, and must
+            get the same embeddings both times.
         precision: Precision of the forward pass.
         loss: Loss of all records together.
         microbatch: Number of records whose activations are in memory at a time.
 
     Raises:
-        UserError: If the model draws random numbers.
+        UserError: If the model draws random numbers, or has no trainable parameter.
     """
 
     name = "batch"

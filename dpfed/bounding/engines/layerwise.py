@@ -49,7 +49,7 @@ class LayerwiseEngine(Engine):
     a few public shapes (`dpfed.bounding.engines.padding`). The engine checks before its first pass that the device computes the
     same bits for a group in all of these shapes (`dpfed.bounding.engines.batch_invariance`). And only clipped gradients are
     added to the sum. On a device that fails the check, the engine warns, and takes one group after the other, as `LoopEngine`
-    does.
+    does; `if_unlike` may change this.
 
     On a GPU with Triton, a pass is recorded as a CUDA graph and then replayed, if the replay gives the same bits
     (`dpfed.bounding.engines.repeated_pass`).
@@ -103,7 +103,9 @@ class LayerwiseEngine(Engine):
         Raises:
             Unsupported: If the rules do not cover the model: for example, a trainable parameter is used twice, or takes no part
                 in the loss; or if a kernel of Triton fails.
-            DependsOnOthers: If groups that share a pass change each other's result, and `if_unlike` is ``raise`` or ``try``.
+            DependsOnOthers: If groups that share a pass change each other's result, or a layer has dropout, and `if_unlike` is
+                ``raise`` or ``try``.
+            RuntimeError: If passes cannot be recorded as a CUDA graph, and `if_unlike` is ``raise``.
         """
         try:
             return self._add_passes(batch, clip_norm, into, losses)
@@ -201,7 +203,7 @@ class LayerwiseEngine(Engine):
         if unlike is None:
             return repeated
         if self._if_unlike != "try":
-            text = "they run without it, with the same result, but slower"
+            text = "they run without this recording, with the same result, but slower"
             warnings.warn(f"recording training passes as a CUDA graph failed ({unlike}): {text}.", Notice, stacklevel=4)
         return None
 

@@ -119,5 +119,5 @@ class Padding:
         return passes
 
     def alone(self, batch: GroupBatch) -> list[int]:
-        """Returns the groups that need a pass of their own, because they have more than `slots` records."""
+        """Returns the indices of the groups that need a pass of their own, because they have more than `slots` records."""
         return [group for group in batch.by_size() if batch.sizes[group] > self.slots]

@@ -1,8 +1,8 @@
 """Records a pass once, and replays it over other records; on a GPU as a CUDA graph, which the host launches in one call.
 
 Whatever differs from pass to pass lies in tensors at fixed addresses: the views, the offsets of groups and the clipping rule.
-The model's weights keep their addresses. Replays are used only if, on generated noise, they give the same bits as a pass that
-is not recorded.
+The model's weights keep their addresses. Replays are used only if, on random records, they give the same bits as a pass that is
+not recorded.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ Add = Callable[[GroupBatch, list[list[int]], "float | Clip", Tensor], Tensor]
 
 
 def first_unlike(repeated: Add, direct: Add, views: Views, padding: Padding, zeros: Tensor) -> str | None:
-    """Returns how replays on noise differ, bit by bit, from passes that are not recorded; ``None``: they do not.
+    """Compares replays on random records, bit by bit, with passes that are not recorded.
 
     Several replays follow one another, so that leftovers of an earlier replay would show.
 

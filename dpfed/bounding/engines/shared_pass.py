@@ -159,7 +159,8 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
         device: Device of the model.
 
     Raises:
-        Unsupported: If a layer does not have twice as many rows for two records as for one.
+        Unsupported: If a layer does not have twice as many rows for two records as for one, or no rule covers the use of a
+            trainable parameter.
     """
     rows: list[list[int]] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -156,7 +156,7 @@ class Geometry:
     def taps(self, size: tuple[int, int], positions: tuple[int, int]) -> tuple[range, range]:
         """Returns the rows and the columns of the kernel that ever lie over the image.
 
-        At every position, all others lie over padding and so have a gradient of 0.
+        The other rows and columns lie over padding at every position, and so have a gradient of 0.
 
         Args:
             size: Height and width of the input.

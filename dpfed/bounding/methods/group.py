@@ -2,7 +2,7 @@
 
 Every drawn record joins one of K groups, chosen independently of all others. Two neighbouring data sets differ in one record,
 so all their groups are the same except one. The clipped gradient of this group lies in a ball of radius C in both data sets, so
-the sum moves by at most **2C** (docs/guarantee.md has the full proof, with units, caps, and several owners).
+the sum moves by at most **2C** (docs/guarantee.md has the full proof, with units, caps, and several workers).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ over their length, o, the projection, its length, the centre and the distance fr
 and each is divided or rounded separately. So a record's vector is a function of the record, bit by bit. Unit vectors are then
 truncated to steps of 2^-g, which makes none longer, and products of them are integers in steps of 2^-2g. They are added up as
 integers, and multiplied by integers that are no larger than R times the scales above. So the lemma, times C, holds for the
-computed numbers: for any N, with any number of owners (`dpfed.bounding.pair_moments`, `dpfed.models.moment_layout`,
+computed numbers: for any N, with any number of workers (`dpfed.bounding.pair_moments`, `dpfed.models.moment_layout`,
 docs/guarantee.md).
 
 Units: the contributions of a unit's records are averaged, so a unit moves the sum as one record does.
@@ -59,29 +59,39 @@ BASIS_ROWS = 256  # rows of a public basis: more dimensions add more noise than 
 
 class _Options(Section):
     dimensions: int = Field(
-        0, ge=0, le=4096, description="k: number of dimensions after the projection of the features; 0: chosen from N and sigma"
+        0,
+        ge=0,
+        le=4096,
+        description="k: number of dimensions after the projection of the features; 0: chosen from the number of records and "
+        "sigma, or all dimensions for towers that are aligned already",
     )
     views: int | None = Field(
-        None, ge=0, le=64, description="random views of an image; 0: the image as it is (default with captions); else 8"
+        None,
+        ge=0,
+        le=64,
+        description="number of random views of an image; 0: the image as it is; default: 0 with captions, 8 without",
     )
     basis: Literal["generated", "store", "random"] | None = Field(
         None,
-        description="source of the projection: public pictures and words that dpfed has (default), the records of "
-        "public.path, or random numbers (default for towers that are aligned already)",
+        description="source of the projection: 'generated', public pictures and words that dpfed has (default); 'store', the "
+        "records of public.path; or 'random', random numbers (default without captions, and for towers that are aligned "
+        "already)",
     )
     layers: Literal["last", "several"] | None = Field(
         None,
-        description="which layers of towers give the features: the last, or several concatenated (default with a public "
-        "basis of images and texts): also the last two stages of a convolutional tower, and the middle layer of a text tower",
+        description="which layers of the towers give the features: 'last'; or 'several' (default with a public basis), which "
+        "adds the last two stages of a convolutional tower, and the middle layer of a text tower",
     )
-    basis_digest: str | None = Field(None, description="a run writes it: the fingerprint of its basis")
+    basis_digest: str | None = Field(None, description="fingerprint of the basis; the run writes this key itself")
 
 
 def _numbers(inputs: MethodInputs) -> dict[str, Any]:
     options: _Options = inputs.options
     views = options.views if options.views is not None else 0 if inputs.reads_text else _VIEWS
     if not inputs.reads_text and views < 2:
-        raise UserError(f"images alone need two views or more: set bounding.options.views = 2, got {views}. [moments-views]")
+        raise UserError(
+            f"images alone need two views or more, got bounding.options.views = {views}: set it to 2 or more. [moments-views]"
+        )
     basis = options.basis or ("random" if inputs.aligned else "generated")
     share = CROSS_SHARE if basis == "random" else CROSS_SHARE_OF_PUBLIC
     return {"dimensions": options.dimensions, "views": views, "mean_share": MEAN_SHARE, "cross_share": share}
