@@ -1,4 +1,4 @@
-"""The Flower app that `flwr run .` bundles; dpfed itself is installed wherever it runs."""
+"""The ClientApp of the app that `flwr run .` bundles. Each site has dpfed itself installed: the app only imports it."""
 
 from dpfed.federation.flower.client_app import app
 

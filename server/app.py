@@ -1,4 +1,4 @@
-"""The Flower app that `flwr run .` bundles; dpfed itself is installed wherever it runs."""
+"""The ServerApp of the app that `flwr run .` bundles. The SuperLink's host has dpfed installed: the app only imports it."""
 
 from dpfed.federation.flower.server_app import app
 

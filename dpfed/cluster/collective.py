@@ -3,9 +3,9 @@
 A step has one broadcast of the trained parameters, in float32, and one reduction of the clipped sums to rank 0, as 64-bit
 integers, whose sum is exact in any order (in runs without privacy, float32). Small messages precede the broadcast and the
 reduction (`dpfed.cluster.link`). After the reduction, the coordinator on rank 0 adds the noise, charges the ledger and takes
-the optimizer's step. So exactly one process adds noise, however many processes there are. Only rank 0 holds the optimizer's
-state. All ranks have bit for bit the parameters that rank 0 sent. Sending parts of a sum earlier would gain nothing: a group's
-clip factor needs the norm over all layers, so any element may change until the last group has been added.
+the optimizer's step. So exactly one process adds noise to a sum, however many processes there are. Only rank 0 holds the
+optimizer's state. All ranks have bit for bit the parameters that rank 0 sent. Sending parts of a sum earlier would gain
+nothing: a group's clip factor needs the norm over all layers, so any element may change until the last group has been added.
 
 The sums travel without noise: the network between the workers lies inside the trust boundary.
 """
@@ -37,7 +37,11 @@ class Collective:
         self._link, self._vector, self._worker = link, TrainableVector(model), worker
 
     def set_clip_threshold(self, threshold: float) -> None:
-        """Sets the clipping threshold on rank 0. Each step sends the threshold to the other ranks. See `Transport`."""
+        """Sets the clipping threshold on rank 0; see `Transport`.
+
+        If the plan releases statistics of the groups, each step sends the threshold to the other ranks. Otherwise, the
+        threshold has no effect.
+        """
         self._worker.threshold = threshold
 
     def aggregate(self, step: int) -> BoundedSum:
@@ -75,7 +79,7 @@ class Collective:
         failed = [self._link.worker(rank) for rank, (there, _) in enumerate(reports) if not there]
         if bounded is None or failed:
             raise UserError(
-                f"step {step}: {', '.join(failed)} could not compute the sum of the records there. Check the store on that "
+                f"step {step}: {', '.join(failed)} could not compute the sum of its records. Check the store on that "
                 "machine; the reason is not shown, because it may name a record. [worker-store]"
             )
         dist.reduce(bounded.values, 0)

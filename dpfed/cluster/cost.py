@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 @app.command()
 def plan(
     config: Annotated[
-        Path, typer.Argument(help="A TOML file, or a name such as imagenet, with plan and model.", show_default=False)
+        Path, typer.Argument(help="Configuration: a TOML file, or a shipped name, such as imagenet.", show_default=False)
     ],
     records: Annotated[int, typer.Option(help="N: training records (units, if units are protected).", show_default=False)],
     workers: Annotated[list[int], typer.Option(help="W: workers, one GPU each; may be repeated.", show_default=False)],

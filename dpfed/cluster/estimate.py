@@ -3,8 +3,9 @@
 A step has three parts, one after the other. First, every worker draws its records, reads them, makes their views and computes
 the clipped gradients of its groups. All workers wait for the worker that has most records. Second, the sums go to the
 coordinator, which adds the noise and takes the optimizer's step. Third, the new parameters go to the workers. The coordinator
-computes the digest of a release while the next sum is computed; all workers wait for a commit. Checkpoints, failures of workers
-and evaluation are not counted.
+computes the digest of a release while the next sum is computed. About every ten seconds, the coordinator makes a commit: it
+writes the state of the training, and charges all steps since the last commit. All workers wait for a commit. Checkpoints,
+failures of workers and evaluation are not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SET_ASIDE = 0.15  # cost of skipping a drawn record of another worker's group, 
 class Machines:
     """Measured or assumed figures of the machines, from which costs are estimated.
 
-    If a figure is zero, what it stands for is not counted.
+    Where a time or the price is zero, the estimate leaves it out.
 
     Args:
         throughput: Records per second whose clipped group gradients one GPU computes.
@@ -40,8 +41,8 @@ class Machines:
         bookkeeping: Seconds of the coordinator per million parameters for the digest, while workers compute the next sum.
         price: Dollars per GPU and hour.
         gpus_per_node: Number of GPUs that are rented together.
-        keys: Seconds in which a worker draws, for each of a million records, in which steps of one block the record takes part.
-            Measured for a block in which a record is drawn once on average.
+        keys: Seconds in which a worker draws, for a million records, in which steps of one block each record takes part. A
+            block is a number of steps whose draws are made together; here, a record is drawn once in a block, on average.
         drawn: Seconds in which a worker assigns a million records, already drawn, to groups.
         decoding: Seconds in which a worker reads and decodes a record's image.
         ahead: Whether images are read and decoded, and the records of the next step drawn, while gradients are computed.
@@ -84,15 +85,15 @@ class Estimate:
         workers: W, the number of workers, one GPU each.
         gpus: Number of rented GPUs, in whole nodes.
         largest_shard: Expected number of records of the busiest worker in a step.
-        sampling: Seconds of a step in which the busiest worker waits for draws; the time for a block is divided among its
-            steps.
+        sampling: Seconds of a step in which the busiest worker waits for draws. Draws of a block of steps are made together,
+            and their time is divided among these steps.
         decoding: Seconds of a step in which the busiest worker waits for images.
         views: Seconds of a step in which the busiest worker makes views.
         gradients: Seconds of a step in which the busiest worker computes gradients.
         transport: Seconds of a step for reduce and broadcast.
         coordinator: Seconds of a step in which all workers wait for noise, optimizer, commit, or a digest that takes longer
-            than a sum. The time of a commit is divided among its steps.
-        bytes_per_step: Bytes of a worker's own sum and of the new parameters together.
+            than a sum. The time of a commit is divided among the steps that it charges.
+        bytes_per_step: Bytes of a worker's own sum and of the new parameters together; 0 with one worker.
         hours: Hours of the whole run.
         dollars: Dollars of the whole run: hours x GPUs x price.
         efficiency: Seconds of a step with one worker, divided by W times the seconds of a step with W workers; 1 is perfect.
@@ -148,7 +149,7 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
     step, alone = (_seconds(plan, machines, parameters, count) for count in (workers, 1))
     gpus = math.ceil(workers / machines.gpus_per_node) * machines.gpus_per_node
     hours = plan.steps * sum(step.values()) / 3600
-    _check(math.isfinite(hours * gpus * machines.price), "the run's time or cost is not a finite number; give smaller figures")
+    _check(math.isfinite(hours * gpus * machines.price), "the run's time or cost is not a finite number; check the figures")
     return Estimate(
         workers=workers,
         gpus=gpus,

@@ -69,7 +69,10 @@ class Resources:
 
     def __post_init__(self) -> None:
         _check(self.workers >= 1, f"--workers must be at least 1, got {self.workers}")
-        _check(self.least is None or 1 <= self.least <= self.workers, f"--workers {self.least}-{self.workers} is not a range")
+        _check(
+            self.least is None or 1 <= self.least <= self.workers,
+            f"--workers {self.least}-{self.workers} is not a range: expected 1 <= first <= last",
+        )
         _check(self.gpus in (None, 0, 1), f"--gpus-per-worker must be 0 or 1, got {self.gpus}")
         _check(self.cpus is None or self.cpus >= 1, f"--cpus-per-worker must be at least 1, got {self.cpus}")
         _check(self.restarts >= 0, f"--restarts must not be negative, got {self.restarts}")
@@ -78,7 +81,8 @@ class Resources:
 def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory:
     """Carries out a task on a Ray cluster.
 
-    The cluster is the one that RAY_ADDRESS names, or the one that runs on this machine, or a new one on this machine.
+    The cluster is the one to which this process is connected, or else the one that RAY_ADDRESS names, or the one that runs on
+    this machine, or a new one on this machine.
 
     Args:
         task: Run to begin or to resume.
@@ -89,8 +93,8 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
         The finished run.
 
     Raises:
-        UserError: If the run cannot be begun, resumed or carried out, Ray is missing or does not answer, this machine alone has
-            no room for the workers, or workers died more often than `resources` allows.
+        UserError: If the run cannot be begun, resumed or carried out, Ray is missing or does not answer, a new cluster on
+            this machine has no room for the workers, or workers died more often than `resources` allows.
     """
     task = _with_a_place(task)
     task.check()
@@ -295,7 +299,10 @@ def _sized(resources: Resources, there: list[dict[str, float]], is_local: bool, 
     if room(cpus) < (resources.least or resources.workers):
         wanted = f"{resources.workers} workers with {cpus} CPU{'s' if cpus > 1 else ''}{' and a GPU' if gpus else ''} each"
         if is_local:
-            raise UserError(f"this machine has room for {room(cpus)}, not for {wanted}: use fewer. [ray-too-small]")
+            raise UserError(
+                f"this machine has room for {room(cpus)}, not for {wanted}: reduce --workers, --cpus-per-worker or "
+                "--gpus-per-worker. [ray-too-small]"
+            )
         progress.note(f"waiting for machines: the cluster has room for {room(cpus)}, not for {wanted}")
     return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
 

@@ -44,7 +44,7 @@ class Link:
         return message.numpy().tobytes()
 
     def announce(self, step: int | None) -> int | None:
-        """Sends rank 0's next step to all ranks, and returns it; ``None``: no step is left.
+        """Sends the number of rank 0's next step to all ranks, and returns this number; ``None``: no further step follows.
 
         The argument of other ranks is ignored.
         """
@@ -66,12 +66,12 @@ class Link:
         """Checks that every rank can continue, and that all ranks have the same records, code and plan.
 
         Args:
-            mark: Digests of records, user's code and plan, `MARK_BYTES` in all, which must be the same on all ranks; ignored
-                if `trouble` is given.
+            mark: Digests of records, user's code and plan, `MARK_BYTES` bytes in all, which must be the same on all ranks;
+                ignored if `trouble` is given.
             trouble: Reason why this rank cannot continue; empty if it can. All ranks see the reason, so it must not be private.
 
         Raises:
-            UserError: If a rank cannot continue, or the digests differ. Every rank raises the same first error.
+            UserError: If a rank cannot continue, or the digests differ. All ranks raise the error of the lowest such rank.
         """
         message = torch.zeros(MARK_BYTES + _HOST_BYTES + _TEXT_BYTES, dtype=torch.uint8)
         host = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
@@ -91,8 +91,8 @@ class Link:
                 )
             if code:
                 raise UserError(
-                    f"{self.worker(rank)} has other code of yours than worker 0: install the same packages on all machines. "
-                    "[worker-other-code]"
+                    f"{self.worker(rank)} has another version of your own code than worker 0: install the same packages on all "
+                    "machines. [worker-other-code]"
                 )
             if plan:
                 raise UserError(

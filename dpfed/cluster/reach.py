@@ -34,7 +34,7 @@ def require_cluster(progress: Progress, wait: float = 60.0, remedy: str = REMEDY
     """Refuses a cluster that does not answer, or that expects another token.
 
     The cluster is the one that RAY_ADDRESS names, or else the one that the last `ray start` noted on this machine. If there is
-    none, or RAY_ADDRESS is ``local``, nothing is checked.
+    none, or RAY_ADDRESS is ``local`` or has another scheme than ``ray://``, nothing is checked.
 
     Args:
         progress: Progress, which shows a note while the function waits for the head.

@@ -1,4 +1,4 @@
-"""Sets up the default process group, and carries out runs as one of torchrun's processes. This module works without Ray.
+"""Sets up the default process group, and carries out runs as one of torchrun's processes. The module loads without Ray.
 
 The module also chooses the network interface of gloo. By default, gloo uses the address to which the host's own name resolves.
 In Debian's and Ubuntu's `/etc/hosts` that is 127.0.1.1, which other machines cannot reach: processes on several machines would
@@ -31,7 +31,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 def take_network_of(address: str) -> None:
-    """Makes gloo use, in this process, the interface that has an address, unless the user has chosen an interface.
+    """Makes gloo use, in this process, the interface that has an address, unless GLOO_SOCKET_IFNAME names one.
 
     Args:
         address: IPv4 address of this machine. If no interface has it, nothing changes.

@@ -31,14 +31,15 @@ _ENDING = 150.0  # seconds that a previous rank 0 may still hold the run; a dead
 class Task:
     """The task of a cluster's processes: to begin or to resume a run.
 
-    The processes may be started again after a fault. So they begin the run if it does not exist, and otherwise resume it.
+    The processes may be started again after a fault. With `resume`, they begin the run if it does not exist, and otherwise
+    resume it.
 
     Attributes:
         folder: Directory of the run, an absolute path that is the same on every machine where rank 0 may start.
         config: Configuration of the run, with absolute paths; ``None``: the run exists.
-        resume: Whether to resume a run that exists.
-        beside: Folder that the launcher made beside the run's directory. A process that does not see this folder is on other
-            storage.
+        resume: Whether to resume a run that exists; ``False``: a folder in use is refused. Without `config`, it has no effect.
+        beside: Folder that the launcher made beside the run's directory. If rank 0 does not see this folder, its machine has
+            other storage, and the task is refused. ``None``: this is not checked.
         callbacks: Callbacks that the process of rank 0 calls; this process may be on another machine.
         comments: Lines that explain the configuration, written above it in the run's ``config.toml``.
     """
@@ -54,7 +55,7 @@ class Task:
         """Refuses a run that is missing, or a folder that is in use and is not the run to be resumed.
 
         Raises:
-            UserError: If the run is missing, the folder is in use, or the run in it has another configuration.
+            UserError: If the run is missing, the folder is in use or cannot be made, or its run has another configuration.
         """
         if self.config is None:
             RunDirectory.open(self.folder)
@@ -131,8 +132,8 @@ def _follow(link: Link, folder: Path) -> None:
 def _mark(parts: Parts) -> bytes:
     """Returns digests of the records, the user's own parts and the plan, which must be the same on all ranks.
 
-    If the digests differed, a record could have two owners, or be drawn at another rate. Each machine has its own installation
-    of the user's parts.
+    If the digests differed, a record could belong to two workers, or be drawn at another rate. Each machine has its own
+    installation of the user's parts.
     """
     user_parts = "".join(f"/{key} {said}" for key, said in sorted(parts.own.items()))
     marked = (parts.store.fingerprint, user_parts, parts.plan.fingerprint)

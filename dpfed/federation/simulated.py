@@ -11,7 +11,7 @@ from dpfed.protocol.trust import Mode, Trust
 
 
 class Simulation(Section):
-    """A simulated federation: its number of sites, their trust mode, and the skew of their records."""
+    """A simulated federation: number of sites, trust mode, how many may drop out or collude, and skew of their records."""
 
     sites: int = Field(3, ge=2, le=1000)
     trust: Mode = "central"

@@ -180,7 +180,7 @@ def resume_simulation(
 
     Raises:
         UserError: If the run is not a simulated federation, simulates another federation, is damaged, or is held by another
-            process.
+            process; or if its records have changed.
     """
     if not run.simulation.is_file():
         raise UserError(

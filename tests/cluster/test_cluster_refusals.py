@@ -22,7 +22,7 @@ REFUSED = {
     "no torchrun to resume": (False, "resume F --cluster torchrun", "-- dpfed resume RUN --cluster torchrun`"),
     "workers alone": (False, "pretrain C --run N --workers 2", "option-ray-only"),
     "workers of torchrun": (True, "pretrain C --run N --cluster torchrun --workers 2", "option-ray-only"),
-    "range upside down": (False, "pretrain C --run N --cluster ray --workers 3-2", "3-2 is not a range. [ray-resources]"),
+    "range upside down": (False, "pretrain C --run N --cluster ray --workers 3-2", "1 <= first <= last. [ray-resources]"),
     "no number": (False, "pretrain C --run N --cluster ray --workers x", "option-workers-wrong"),
     "no run": (False, "resume N --cluster ray", "run-no-config"),
     "no run for torchrun": (True, "resume N --cluster torchrun", "run-no-config"),

@@ -67,7 +67,7 @@ def test_a_round_of_too_few_sites_is_charged_and_never_released(agreed, tmp_path
     released = lab.parts.model.moments.released
     assert [bool(released[layout.place(step)].any()) for step in range(2)] == [lost == 1, lost == 0]
     assert lab.ledger(2).charged == 2 and lab.paid.charged == 2
-    assert any("1 of 3 sites answered, 2 are needed" in note for note in lab.notes)
+    assert any("1 of 3 sites answered, 2 sites are needed" in note for note in lab.notes)
     heads = [lab.parts.model.moments.head(side).matrix for side in ("image", "text")]
     assert all(torch.allclose(head, torch.eye(len(head)), atol=1e-5) for head in heads) == (lost == 1)  # the public model
 

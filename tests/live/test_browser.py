@@ -55,7 +55,7 @@ def served(make, tmp_path, shapes):
     journal.write(
         "discarded",
         3,
-        reason="1 of 3 sites answered, 2 are needed",
+        reason="1 of 3 sites answered, 2 sites are needed",
         arrived=["north"],
         missing={"south": "gone", "west": "gone"},
     )

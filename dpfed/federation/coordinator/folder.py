@@ -37,7 +37,7 @@ class CoordinatorFolder:
         self._left = self.path / "left.json"
 
     def note_left(self, sites: list[str]) -> None:
-        """Records which sites have left the federation permanently, so that a resumed run can report it."""
+        """Records which sites have left the federation permanently, so that the run can say why they are absent."""
         if sites != self.left():
             write_atomically(self._left, json.dumps(sites) + "\n")
 
@@ -72,8 +72,8 @@ class CoordinatorFolder:
             The new folder.
 
         Raises:
-            UserError: If the terms are impossible (see `refuse_proposal` and `Terms.agree`), if the starting weights, the
-                coordinator's records or the public records cannot be used, or if the folder exists.
+            UserError: If the terms are impossible (see `refuse_proposal` and `Terms.agree`), if a card, the starting weights,
+                the coordinator's records or the public records cannot be used, or if the folder exists.
         """
         folder, progress = cls(Path(path)), progress or Silent()
         refuse_taken(folder.path)  # before the slow steps
@@ -108,7 +108,10 @@ class CoordinatorFolder:
         """
         folder = cls(Path(path))
         if not folder.terms.is_file():
-            raise UserError(f"{path} is not a federation: `dpfed federation provision` makes one. [coordinator-missing]")
+            raise UserError(
+                f"{path} holds no terms: `dpfed federation provision` makes them once all sites have replied. "
+                "[coordinator-missing]"
+            )
         return folder
 
     def identity(self) -> Identity:

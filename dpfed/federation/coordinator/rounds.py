@@ -1,9 +1,9 @@
 """The coordinator's side of the protocol: a `Transport` whose workers are institutions.
 
 In a step, the coordinator sends the parameters to all sites that can take part, takes the answers that come before the
-deadline, checks them, and adds them up in the order of the terms. Sites that are new, or missed a step, are greeted at the same
-time and take part from the next step on. A missing sum counts as zeros: the divisor and the planned noise do not depend on
-which sites answered.
+deadline, checks them, and adds them up: masked sums as they come, other sums in the order of the terms. Sites that are new, or
+missed a step, are greeted at the same time and take part from the next step on. A missing sum counts as zeros: the divisor and
+the planned noise do not depend on which sites answered. If too few sites answer, the step is discarded.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Federation:
         """
         if self._paid.release_of(step) is not None:
             raise UserError(
-                f"step {step} was released, and its release is not kept any more; the sites do not answer a step twice. Resume "
-                "from the newest checkpoint. [round-released]"
+                f"step {step} was released, and its release is not kept any more; the sites do not answer a step twice. "
+                "Restore the run's newest checkpoint, then resume. [round-released]"
             )
         if self._journal.opened(step):  # by a server that died during the step
             reason = "the server stopped during it"
@@ -109,7 +109,7 @@ class Federation:
         self._journal.write("opened", step)
         arrived, missing = self._ask(step)
         names = [self._terms.sites[number].name for number in sorted(arrived)]
-        total, reason = None, f"{len(arrived)} of {self._trust.sites} sites answered, {self._trust.least} are needed"
+        total, reason = None, f"{len(arrived)} of {self._trust.sites} sites answered, {self._trust.least} sites are needed"
         if len(arrived) >= self._trust.least:
             if self._secure:
                 total, reason = self._unmasked(step, arrived, missing)
@@ -162,7 +162,7 @@ class Federation:
             if absent != (absent := list(self._members.absent(step).values())):
                 self._arrival_log.ask(step, absent, left or None)
             if time.monotonic() > say_at:
-                counts = f"{there} of {self._trust.sites}, {self._trust.least} are needed"
+                counts = f"{there} of {self._trust.sites} sites are ready, {self._trust.least} sites are needed"
                 long = f", at most {left:.0f} s more for all of them" if left and there >= self._trust.least else ""
                 self._note(f"waiting for sites{long}: {counts}. {self._members.absence(step)}")
                 say_at = time.monotonic() + _AGAIN

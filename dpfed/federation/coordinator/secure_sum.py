@@ -1,4 +1,4 @@
-"""The total of masked sums, at the coordinator. The sites that sent sums agree on whose sums arrived, and help to unmask it."""
+"""The total of masked sums, at the coordinator. The sites whose sums arrived help to unmask the total."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class SecureSum:
             The total, shape ``(P,)``, uint32, and an empty text; or ``None`` and the reason why there is no total.
 
         Raises:
-            UserError: If sums of fewer sites than are needed have arrived.
+            UserError: If sums of fewer sites have arrived than the trust mode needs.
         """
         arrived = sorted(self._unmasking.close())
         if not self._trust.drops:
@@ -90,7 +90,7 @@ class SecureSum:
                 if self._unmasking.confirmed:
                     break
             if not self._unmasking.confirmed:
-                return None, f"{len(self._unmasking.votes)} sites confirmed the arrivals, {self._trust.least} are needed"
+                return None, f"{len(self._unmasking.votes)} sites confirmed the arrivals, {self._trust.least} sites are needed"
         rosters, votes = self._unmasking.rosters, sorted(self._unmasking.votes.items())
         fields |= {"rosters": _text(b"".join(rosters[number] for number in arrived))}
         fields |= {"voters": [number for number, _ in votes], "votes": _text(b"".join(vote for _, vote in votes))}

@@ -23,9 +23,9 @@ START = 120.0  # seconds that one of Flower's programs may take, on a busy machi
 
 
 class Unavailable(UserError):
-    """Raised if a command of Flower fails: often the SuperLink does not answer, or has not started yet.
+    """Raised if a command of Flower fails, or no SuperLink listens.
 
-    The caller may try again.
+    Often the SuperLink has not started yet, so the caller may try again.
     """
 
 

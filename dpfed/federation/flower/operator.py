@@ -38,6 +38,9 @@ class Operator:
     Args:
         folder: Coordinator's folder, as it was provisioned.
         port: Port of the SuperLink, on loopback; default: the port for which the folder was provisioned.
+
+    Raises:
+        UserError: If the folder does not hold terms yet, or Flower is not installed.
     """
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
@@ -202,8 +205,8 @@ def operate(folder: Path, port: int | None = None) -> int:
         The exit code: 0 if the run is complete, otherwise 1.
 
     Raises:
-        Unavailable: If the SuperLink does not answer, or another command of Flower fails.
-        UserError: If the folder was not provisioned completely, or the app folder cannot be made.
+        Unavailable: If no SuperLink listens, or a command of Flower fails.
+        UserError: If the folder was not provisioned completely, Flower is not installed, or the app folder cannot be made.
     """
     operator = Operator(folder, port)
     operator.wait_for_link()

@@ -102,7 +102,7 @@ def make_site_keys(folder: Path) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Returns whether the private key of a site's SuperNode matches its public half."""
+    """Returns whether the private key of a site's SuperNode is undamaged, and matches the public key beside it."""
     try:
         key = serialization.load_ssh_private_key(read_bytes(folder / NODE), password=None)
     except (ValueError, UnsupportedAlgorithm):

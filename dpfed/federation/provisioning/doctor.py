@@ -36,7 +36,10 @@ _RESTORE = "restore it, if it was moved away; otherwise this site cannot continu
 
 
 def examine_site(folder: Path) -> list[Finding]:
-    """Checks everything about a site that was set up from a kit. Nothing is changed.
+    """Checks a site that was set up from a kit. Nothing is changed.
+
+    The checks are of versions, keys, certificate, the way to the coordinator, records, terms, code and budgets; unless the site
+    has left, also of the SuperNode's port, the socket's folder, and copies of files.
 
     Args:
         folder: Folder of the kit.

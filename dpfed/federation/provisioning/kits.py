@@ -86,7 +86,7 @@ class Kit(Origin):
         """Reads a kit.
 
         Raises:
-            UserError: If the file is not a kit, or is not as its coordinator signed it.
+            UserError: If the file cannot be read, is not a kit, or is not as its coordinator signed it.
         """
         try:
             signed, signature, tree = _opened(path, _KIT)
@@ -95,7 +95,7 @@ class Kit(Origin):
             raise UserError(f"cannot read the kit {path}: {error.strerror or error}. [kit-unread]") from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(
-                f"{path} is not a kit of this release: `dpfed federation provision` makes one. [kit-file]"
+                f"{path} is not a kit of this release of dpfed: ask the coordinator for the kit again. [kit-file]"
             ) from error
         if not is_signed(signed, signature, kit.coordinator):
             raise UserError(f"{path} is not as it was signed: ask the coordinator for the kit again. [kit-altered]")
@@ -135,7 +135,7 @@ class Reply(Section):
         """Reads a reply that a site sent.
 
         Raises:
-            UserError: If the file is not a reply, or its site did not sign it.
+            UserError: If the file cannot be read, is not a reply, or its site did not sign it.
         """
         try:
             signed, signature, tree = _opened(path, _REPLY)
@@ -175,7 +175,10 @@ class Reply(Section):
                 f"with protocol {PROTOCOL}: install the same release on both sides. [kit-reply-release]"
             )
         if not _is_node_key(self.node_key):
-            raise UserError(f"{path} holds an invalid SuperNode key: `dpfed site setup` makes it. [kit-reply-key]")
+            raise UserError(
+                f"{path} holds an invalid SuperNode key: ask the site to remove keys/node, keys/node.pub and reply.json, and "
+                "to repeat `dpfed site setup`. [kit-reply-key]"
+            )
 
 
 def _sealed(domain: bytes, content: Section, identity: Identity) -> str:

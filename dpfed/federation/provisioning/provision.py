@@ -175,7 +175,7 @@ class _Office:
             raise UserError(
                 f"{self.certificates / SERVER} is not for the host {self._project.host!r}, so the sites would refuse it: "
                 f"restore the project's host, or move {SERVER} and {SERVER_KEY} away and put {AUTHORITY_KEY} beside "
-                f"{AUTHORITY}. [project-host]"
+                f"{AUTHORITY}, and run this command again. [project-host]"
             )
         renew = f"move {SERVER} and {SERVER_KEY} away, put {AUTHORITY_KEY} beside {AUTHORITY}, and run this command again"
         for finding in of_certificate(self.certificates / SERVER, renew):

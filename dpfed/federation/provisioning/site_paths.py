@@ -146,7 +146,7 @@ class SitePaths:
     def unpack(self, kit: Path) -> bool:
         """Puts a newer kit in the place of the present one; keys, settings and ledger are not part of kits.
 
-        The present kit restores files of it that were lost or changed.
+        If the present kit is given again, files of it that were lost or changed are restored.
 
         Args:
             kit: File of the newer kit, or of the present one.
@@ -239,6 +239,7 @@ class SitePaths:
 
         Raises:
             UserError: If the file is not text.
+            OSError: If the file cannot be read.
         """
         try:
             text = read_text(self.settings)

@@ -28,7 +28,11 @@ _PENDING = 4  # most steps with offers at a time; two SuperNodes at one site, or
 
 
 class NotOffered(UserError):
-    """Raised for a step for which this site holds no offer of its own: it has masked the step already, or was restarted."""
+    """Raised for a step that this site cannot mask, or cannot help to unmask because it masked another step last.
+
+    A site cannot mask a step for which it holds no offer: it has masked this step or a later one, was restarted, never made the
+    offer, or has made four later ones.
+    """
 
 
 class OtherView(UserError):
@@ -103,7 +107,7 @@ class Masking:
         context: Fingerprint of the run's agreed terms.
 
     Raises:
-        UserError: If the number of sites is not the trust mode's, or this site's card has other keys.
+        UserError: If the number of sites is not the trust mode's, or this site's card has another exchange key.
     """
 
     def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], trust: Trust, context: bytes) -> None:
@@ -165,6 +169,7 @@ class Masking:
             NotOffered: If this site holds no offer of its own for the step.
             BadOffer: If a stated sender did not make its offer for this site, step and run.
             OtherView: If the roster is too small.
+            UserError: If a public key is not valid.
         """
         if (offered := self._offered.get(step)) is None:
             raise NotOffered(
@@ -194,7 +199,7 @@ class Masking:
             The masked vector, shape ``(P,)``, uint32; uniformly distributed to anyone who does not hold the step's secrets.
 
         Raises:
-            NotOffered: If this site has already masked a vector for this step or a later one.
+            NotOffered: If this site has already masked a vector for this step or a later one, or no longer holds its offer.
             ValueError: If the vector has another shape or dtype.
         """
         if values.dtype != np.uint32 or values.ndim != 1:
@@ -288,7 +293,8 @@ class Masking:
             raise OtherView(f"step {step}: sites {strangers}, said to have arrived, are not in its roster. [mask-strangers]")
         if len(arrived) < self._trust.least:
             raise OtherView(
-                f"step {step}: {len(arrived)} sites arrived, {self._trust.least} are needed; nothing is revealed. [mask-sites]"
+                f"step {step}: {len(arrived)} sites arrived, {self._trust.least} sites are needed; nothing is revealed. "
+                "[mask-sites]"
             )
 
     def _is_signed(self, site: int, statement: bytes, signatures: dict[int, bytes]) -> bool:

@@ -26,8 +26,9 @@ TRIES = 40  # combinations of revealing sites that are tried at most; each takes
 class Unmasking:
     """Adds up the masked vectors of one step, and unmasks their sum.
 
-    The caller calls `add` for each vector that arrives, and then `close`. If sites may drop out, it asks the sites to confirm
-    the arrivals (`vote`) and to reveal shares. Finally it calls `total`.
+    The caller calls `add` for each vector that arrives, and then `close`. If sites may drop out, the caller asks the sites to
+    confirm the arrivals (`vote`), unless the vectors of the whole roster arrived, and to reveal shares. The last call is that
+    of `total`.
 
     Args:
         sites: Cards with the public keys of all sites, in the order of the site numbers.
@@ -98,7 +99,7 @@ class Unmasking:
             The numbers of the sites in the sum. The request to reveal must name them to every site.
 
         Raises:
-            UserError: If vectors of fewer sites than are needed arrived: the sum can never be unmasked.
+            UserError: If vectors of fewer sites arrived than the trust mode needs: the sum can never be unmasked.
         """
         if len(self._arrived) < self._trust.least:
             raise UserError(
@@ -133,9 +134,9 @@ class Unmasking:
         """Returns the unmasked sum of the vectors that arrived.
 
         Args:
-            reveals: Results of `Masking.reveal`, by the number of the site that revealed them, from as many sites as are
-                needed. A failed call may be repeated with further results. Empty if no site may drop out: all masks have then
-                cancelled.
+            reveals: Results of `Masking.reveal`, by the number of the site that revealed them, from at least as many sites as
+                the trust mode needs. A failed call may be repeated with further results. Empty if no site may drop out: all
+                masks have then cancelled.
             tries: Largest number of combinations of revealing sites from which the secrets are reconstructed. More than one is
                 needed only if some sites revealed wrong shares. Default: 40.
 
@@ -171,7 +172,8 @@ class Unmasking:
         given = {giver: shares for giver, shares in sorted(reveals.items()) if len(shares) == SECRET_BYTES * len(members)}
         if len(given) < self._trust.least:
             raise UserError(
-                f"step {step}: {_named(given)} gave shares, {self._trust.least} are needed: the sum stays masked. [share-few]"
+                f"step {step}: {_named(given)} gave shares, {self._trust.least} sites are needed: the sum stays masked. "
+                "[share-few]"
             )
         checked: dict[int, bytes] = {}
         for givers in itertools.islice(_sets(list(given), self._trust.least), tries):

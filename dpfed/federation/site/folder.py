@@ -223,7 +223,7 @@ class SiteFolder:
         Raises:
             UserError: If the terms do not have this site's card; if the site has joined before or has left; if the terms
                 promise no privacy, fix a seed, spend more than the site allows (or could do so, see `unconfirmed`), lack a
-                card that the site has confirmed, or name code that the site does not allow; if the records are no longer those
+                card that the site has confirmed, or name code that `refuse_unknown` refuses; if the records are no longer those
                 of the site's card; if the ledger holds charged steps; or if the lifetime budget of the records has no room for
                 the plan.
         """
@@ -368,7 +368,7 @@ class SiteFolder:
             )
 
     def most_delta(self, plan: PrivacyPlan) -> float:
-        """Returns the largest delta that the site agrees to: its own setting, or 1/N of the plan."""
+        """Returns the largest delta that the site agrees to: its own setting, or 1/N; N counts the plan's records or units."""
         delta = self.settings().delta
         return 1 / plan.sampling.records if delta is None else delta
 

@@ -211,7 +211,7 @@ def test_too_few_reveals_leave_the_sum_masked_until_more_come(arriving):
     federation, values = Federation(5, 2), vectors(5)
     server, _ = federation.masked_step(0, values, arriving=arriving)
     reveals = federation.reveals(server, 0, server.close())
-    with pytest.raises(UserError, match=r"sites 0, .* 3 are needed.*\[share-few\]"):
+    with pytest.raises(UserError, match=r"sites 0, .* 3 sites are needed.*\[share-few\]"):
         server.total(dict(list(reveals.items())[:2]))
     for _ in range(2):
         assert server.total(reveals).tolist() == plain_sum(values, arriving)
