@@ -69,7 +69,7 @@ def of_repetitions(
         error: Probability that any of the bounds is too low.
 
     Returns:
-        The bound of each channel.
+        The bound of each channel that `divided` selects.
     """
     bounds = []
     for channel, (values, each) in divided(scores, error).items():

@@ -1,10 +1,11 @@
 """Membership inference on a finished run: can an adversary with the weights tell which records were trained on?
 
-Members are training records, non-members held-out records. The adversary knows half of each, and fits its attacks to them. The
-reported figures come from the other half. The same attacks are made on the weights before training, which reveal nothing about
-any record. If these attacks succeed, members and non-members differ by themselves, and the figures measure this difference.
+Members are training records. Non-members are held-out records, or records of another store. The adversary knows half of each,
+and fits its attacks to them. The reported figures come from the other half. The same attacks are made on the weights before
+training, which reveal nothing about any record. If these attacks succeed, members and non-members differ by themselves, and the
+figures measure this difference.
 
-The module also writes the results of an audit into the run's directory, readable by the owner only.
+The module also writes the results of an audit into the run's directory, into files that only the user who runs it can read.
 """
 
 from __future__ import annotations
@@ -129,14 +130,14 @@ def audit_membership(
     randomness: Randomness | None = None,
     not_covered: str | None = None,
 ) -> tuple[Path, MembershipAudit]:
-    """Attacks a finished run, and writes the result to ``RUN/audit/membership.json``, readable by the owner only.
+    """Attacks a finished run, and writes ``RUN/audit/membership.json``, which only the user who runs the audit can read.
 
     The run's card and report are written again, and mention the audit.
 
     Args:
         folder: Run directory, on the machine that has the run's records.
         non_members: Store of records that the run never saw; default: the held-out records of the run's store.
-        records: Largest number of members, and of non-members; 0: all.
+        records: Largest number of members, and of non-members, at least 200; 0: all.
         progress: Display of the stages; default: none.
         randomness: Randomness for the choice of records and for their views; default: a fresh one.
         not_covered: Justification for an audit of records that have a lifetime budget; ``None``: none is given.
@@ -145,9 +146,10 @@ def audit_membership(
         Path of the file, and its content.
 
     Raises:
-        UserError: If the run is unfinished, if its records are elsewhere or its first or last weights are missing, if there are
-            too few records on either side or the non-members lack captions that the model reads, if the records have a
-            lifetime budget and the justification is missing, or if there is a justification and no budget.
+        UserError: If the run is unfinished, if its records are elsewhere or its first or last weights are missing, if `records`
+            is neither 0 nor at least 200, if there are too few records on either side or the non-members lack captions that the
+            model reads, if the records have a lifetime budget and the justification is missing, or if there is a justification
+            and no budget.
     """
     run, progress = _finished(folder), progress or Silent()
     parts = build(run.config(), progress=progress, terms=terms_at(run.terms))
@@ -188,7 +190,8 @@ def _finished(folder: str | Path) -> RunDirectory:
     run = RunDirectory.open(folder)
     if run.terms.is_file() and not run.simulation.is_file():
         raise UserError(
-            f"{folder} is a federation's run: its training records are at the sites, where no audit reads them. [attack-sites]"
+            f"{folder} is a federation's run: its training records are at the sites, where no audit reads them. Audit a run on "
+            "records of this machine. [attack-sites]"
         )
     if not run.finished:
         raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; audit it then. [attack-unfinished]")
@@ -219,9 +222,9 @@ def attack_all(
 
 
 def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:
-    """Writes ``RUN/audit/NAME.json``, readable by the owner only, and notes the audit for the run's card.
+    """Writes ``RUN/audit/NAME.json``, which only the user who calls this can read, and notes the audit for the run's card.
 
-    An older file is replaced.
+    A file of that name is replaced.
 
     Args:
         run: Directory of the run.

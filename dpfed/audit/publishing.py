@@ -34,7 +34,7 @@ def audit_config(
 
     Args:
         config: Configuration of a run, which need not exist.
-        folder: Folder for the file; it is created if it is missing.
+        folder: Folder for the file of the result; it is created if it is missing.
         world_size: Number of workers that share the work.
         experiments: Approximate number of repeated experiments, see `audit_claim`.
         progress: Display of the stages; default: none.
@@ -44,13 +44,14 @@ def audit_config(
 
     Raises:
         UserError: If the plan is impossible, claims no privacy or has fewer groups than workers, if the records are missing or
-            their number is known only after an import, or if the folder cannot be created or written.
+            unfit, or their number is known only after an import, or if the folder cannot be created or written.
     """
     plan = known_plan(config, progress, world_size)
     if plan is None:
         raise UserError(
             f"the number of records of data.source = '{config.data.source}' is known only after an import, and the plan "
-            "depends on it: import them (`dpfed data import`), and set data.source = 'store'. [audit-records-unknown]"
+            "depends on it: import the records (`dpfed data import`), and set data.source = 'store', and data.path to the new "
+            "store. [audit-records-unknown]"
         )
     folder = local_path(folder, "--out")
     try:

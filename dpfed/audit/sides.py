@@ -29,7 +29,7 @@ class Sides:
     Attributes:
         parts: Parts of the run, with the members' store and with the non-members' store.
         indices: Rows of the members and of the non-members in their stores.
-        references: Rows of further training records, which form a group with each attacked record.
+        references: Rows of further training records, which form a group with each record of the audit.
         randomness: Randomness of the views.
     """
 
@@ -46,12 +46,12 @@ class Sides:
             parts: Parts of the run.
             non_members: Store of records that the run never saw; default: records of the run's store outside the training
                 split.
-            records: Largest number of members, and of non-members; 0: all.
+            records: Largest number of members, and of non-members, at least 200; 0: all.
             randomness: Randomness of the draw and of the views.
 
         Raises:
-            UserError: If `records` is too small, there are too few records on either side, or the non-members lack the captions
-                that the model reads.
+            UserError: If `records` is neither 0 nor at least 200, there are too few records on either side, or the non-members
+                lack the captions that the model reads.
         """
         others = parts if non_members is None else parts.with_learner(records=_store(non_members, parts))
         stores = parts.store, others.store
@@ -92,7 +92,12 @@ class Sides:
         return torch.cat([torch.arange(len(indices)) >= len(indices) // 2 for indices in self.indices])
 
     def views(self) -> Iterator[dict[str, Tensor]]:
-        """Yields J draws of the views of each record: ``{"image": (J, V, 3, H, W), "text": (J, W, L)}``."""
+        """Yields the views of one record after another, in J draws each; the members come first.
+
+        Yields:
+            ``{"image": (J, V, 3, side, side), "text": (J, W, L)}``: V views of the image, and W texts of L tokens. There is no
+            ``"text"`` for a model of images alone.
+        """
         for parts, indices in zip(self.parts, self.indices, strict=True):
             for start in range(0, len(indices), _AT_ONCE):
                 views = self._draws(parts, indices[start : start + _AT_ONCE])
@@ -100,7 +105,10 @@ class Sides:
                     yield {name: view[index] for name, view in views.items()}
 
     def reference_views(self) -> dict[str, Tensor]:
-        """Returns J draws of the views of each reference, ``{"image": (R, J, V, 3, H, W), ...}``."""
+        """Returns J draws of the views of the R references: ``{"image": (R, J, V, 3, side, side), "text": (R, J, W, L)}``.
+
+        There is no ``"text"`` for a model of images alone.
+        """
         return self._draws(self.parts[0], self.references)
 
     def _draws(self, parts: Parts, indices: np.ndarray) -> dict[str, Tensor]:
@@ -113,7 +121,10 @@ class Sides:
 def _store(path: str | Path, parts: Parts) -> RecordStore:
     store = RecordStore.open(path)
     if parts.config.model.reads_text and store.kind != "image-text":
-        raise UserError(f"the run's model reads captions, and {store.name} has none: give other --non-members. [attack-texts]")
+        raise UserError(
+            f"the run's model reads captions, and {store.name} has none: give a store with captions, --non-members STORE. "
+            "[attack-texts]"
+        )
     return store
 
 

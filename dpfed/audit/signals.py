@@ -1,8 +1,8 @@
 """The signals of a record for an adversary with the weights: losses, gradients, and the similarity of the record's views.
 
 The adversary replays training: it draws views of the record J times as training would, and puts each draw into a group with
-reference records that it knows. Shapes: n records, J draws, V image views and W texts in a draw, D dimensions, L trained
-parameter tensors, R references.
+reference records that it knows. Shapes: n records, J draws, V image views and W texts of L tokens in a draw, D dimensions,
+G trained parameter tensors, R references.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class Signals:
 
     Attributes:
         losses: Losses of the group that the record and the references form, in each draw, ``(n, J)``.
-        gradients: Logarithms of the norms of the mean loss's gradient with respect to each trained tensor, ``(n, L)``.
+        gradients: Logarithms of the norms of the mean loss's gradient with respect to each of the G trained parameter tensors,
+            ``(n, G)``.
         similarities: Cosines between the record's own views: ``{"image-image": (n, pairs), "image-text": ...,
-            "text-text": ...}``.
+            "text-text": ...}``; the last two only for a model that reads captions.
     """
 
     losses: Tensor
@@ -62,8 +63,9 @@ def signals_of(
     Args:
         model: Model, see `dpfed.models.contrastive`; it is used in evaluation mode.
         loss: Loss of a group.
-        records: Draws of the views of each record, ``{"image": (J, V, 3, H, W), "text": (J, W, L)}``, on the model's device.
-        references: Draws of the views of R references, ``{"image": (R, J, V, 3, H, W), ...}``.
+        records: Views of one record after another, in J draws each: ``{"image": (J, V, 3, side, side), "text": (J, W, L)}``, V
+            views of the image and W texts of L tokens, on the model's device. ``"text"`` is absent without captions.
+        references: Views of R references, in J draws each, ``{"image": (R, J, V, 3, side, side), "text": (R, J, W, L)}``.
         advance: Function that is called with the number of completed records.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

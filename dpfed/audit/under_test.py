@@ -1,7 +1,8 @@
 """The mechanism of a run at a small scale: its plan, workers, transport, coordinator and ledger, with a model of canaries.
 
-Noise multiplier, clip norm, method, optimizer and the number of workers are the run's own; the audit chooses the sampling rate.
-N, B and the groups are smaller: at a given sampling rate, neither the noise nor epsilon depends on their size.
+Noise, clip norm, method, optimizer and the number of workers are the run's own. The optimizer has no warm-up and no averaged
+weights, and adaptive clipping becomes fixed clipping. The audit chooses the sampling rate. N, B and the groups are smaller: at
+a given sampling rate, neither the noise nor epsilon depends on their size.
 """
 
 from __future__ import annotations
@@ -137,7 +138,10 @@ class UnderTest:
         return np.flatnonzero(np.concatenate([np.repeat(coins, copies), np.ones(self.fillers, bool)]))
 
     def with_model(self, model: CanaryModel, engine: str | None = None) -> UnderTest:
-        """Returns the mechanism with another model of canaries, and with the given engine if its method can use several."""
+        """Returns the mechanism with another model of canaries, and with the engine of that name if the method allows a choice.
+
+        Without a name, the mechanism keeps its engine.
+        """
         config = self.parts.config
         if engine is not None and self.parts.plan.bounding.method.picks_engine:
             config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})

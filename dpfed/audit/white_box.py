@@ -69,15 +69,15 @@ class Board:
         return cls(placed, arrangement, (2 if arrangement == "group" else 1) * plan.bounding.bound)
 
     def places(self, step: int, randomness: Randomness) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the coordinate in which each canary would show in a step, and whether no other canary can show there.
+        """Returns the coordinate in which each canary would show in a step, and whether its presence can be tested there.
 
         Args:
             step: Training step.
             randomness: Randomness of the workers.
 
         Returns:
-            Coordinates, ``(m,)``, -1 for a canary that shows in no coordinate; and whether each canary is alone in its
-            coordinate, ``(m,)`` bool.
+            Coordinates, ``(m,)``, -1 for a canary that shows in no coordinate; and whether the canary's presence can be
+            tested, ``(m,)`` bool: no other canary can show in the coordinate, and the group has a gradient without the canary.
         """
         count = self.under.canaries
         if self.arrangement != "group":
@@ -141,7 +141,7 @@ class Scores:
 
     Attributes:
         coins: Presence of each canary, ``(m,)`` bool.
-        alone: Whether no other canary could show in a canary's coordinate, ``(T, m)`` bool.
+        alone: Whether a canary's presence can be tested in a step, ``(T, m)`` bool, see `Board.places`.
         channels: Scores by channel, ``(T, m)``; a higher score is stronger evidence for the canary's presence.
     """
 
@@ -150,7 +150,7 @@ class Scores:
     channels: dict[str, np.ndarray]
 
     def experiments(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Returns the experiments: all pairs of a step and a canary that was alone in its coordinate.
+        """Returns the experiments: all pairs of a step and a canary whose presence can be tested in that step.
 
         Returns:
             Number of the canary, number of the step, and coin of each experiment, ``(n, 3)``; and its scores by channel,

@@ -43,8 +43,8 @@ class Forecast:
         epsilon: Epsilon of the configured plan.
         trained: Description, in words, of the trained parts of the model.
         measured_on: Description, in words, of the public records on which gradients were measured.
-        records_needed: Number of private records that would suffice for the verdict ``can work``, at the same sampling rate and
-            noise multiplier; ``None`` if no number would.
+        records_needed: Number of private records (or units) that would suffice for the verdict ``can work``, at the same
+            sampling rate and noise multiplier; ``None`` if no number would.
         memory: Least memory that training needs, in bytes; ``None`` if it is not known.
         memory_there: Largest memory that training can have on its device, in bytes.
         remarks: Remarks about the measurement.

@@ -73,10 +73,10 @@ class Row:
 
 
 def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: float, seconds: float) -> Iterator[Row]:
-    """Yields the rows of plans that differ from the configured plan in one number, and of the best plan in all.
+    """Yields the rows of plans that differ from the configured plan in one number, and then the row of the best plan.
 
-    The best plan is the combination of batch, group size and steps, at the configured epsilon, that has the largest reach among
-    those that take at most twice as long.
+    All combinations of the batches, group sizes and numbers of steps are compared at the configured epsilon. The best plan has
+    the largest reach among those that take at most about twice as long as the configured plan.
 
     Args:
         plan: Configured plan.

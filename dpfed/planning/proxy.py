@@ -54,11 +54,13 @@ def declared_plan(config: Config, records: int | None, progress: Progress) -> Pr
 
     Args:
         config: Configuration of the private run.
-        records: Number N of records, if the user gives it; default: the number in the configuration or the store.
+        records: N, the number of training records (or units, if units are protected); ``None``: the number in the configuration
+            or the store.
         progress: Receiver of notes about slow parts.
 
     Raises:
-        UserError: If the plan is impossible, the number of records is not known yet, or the method has no groups or no noise.
+        UserError: If the plan is impossible, the method has no groups or no noise, the records are missing or unfit, or their
+            number is only known after an import.
     """
     plan = sketch_of(config) if records is None else sketch_of(config, records)
     if not plan.private:
@@ -76,8 +78,8 @@ def declared_plan(config: Config, records: int | None, progress: Progress) -> Pr
         records = known_count(config.data, config.privacy.unit)
     if records is None:
         raise UserError(
-            f"the number of records of data.source = '{config.data.source}' is known only after an import: give the "
-            "number, which becomes public, with --records N. [forecast-plan-records]"
+            f"the number of records of data.source = '{config.data.source}' is known only after an import: give the number of "
+            "training records (or protected units), which becomes public, with --records N. [forecast-plan-records]"
         )
     sketch_of(config, records)
     progress.note(f"accounting for {records:,} records")

@@ -157,13 +157,14 @@ def rehearse(
         config: Configuration of the private run.
         stand: Public records that replace the private ones.
         folder: Folder for results and the configuration.
-        records: Number N of private records, if the user gives it; default: the number in the configuration or the store.
+        records: N, the number of private training records (or units, if units are protected); default: the number in the
+            configuration or the store.
         most: Largest number of public records to train on.
         progress: Receiver of stages and notes.
 
     Raises:
-        UserError: If the plan is impossible, the starting weights are missing, the public records are too few, the model cannot
-            be measured on them, or the kept results are damaged.
+        UserError: If there is no plan (see `declared_plan`), the starting weights are missing, the public records are too few,
+            the model cannot be measured on them, or the kept results are damaged.
     """
     progress, folder = progress or Silent(), Path(folder)
     tried: list[Rehearsed] = []
@@ -209,8 +210,8 @@ def _trained(
         least = math.ceil(2 * size / rate)
         raise UserError(
             f"{stand.title}: of the {count:,} public records for training, a step samples {rate * count:.1f} (q = "
-            f"{rate:.3g}): fewer than two groups of {size}. Give at least {least:,} (--public, --public-records). "
-            "[rehearsal-few-records]"
+            f"{rate:.3g}): fewer than two groups of {size}. Raise privacy.batch, or give at least {least:,} public records "
+            "(--public, --public-records); no more are used than the private run has. [rehearsal-few-records]"
         )
     started = time.perf_counter()
     config = _changed(config, {"bounding.engine": engines.get(size, config.bounding.engine)})
@@ -303,7 +304,9 @@ class _Kept:
             lines = read_lines(self._file)
             self._found = {entry.pop("key"): Rehearsed(**entry) for entry in lines.entries}
         except (DamagedLine, LookupError, TypeError) as error:
-            raise UserError(f"{self._file} is damaged ({error}): delete it, and rehearse again. [rehearsal-damaged]") from None
+            raise UserError(
+                f"{self._file} is damaged ({error}): delete this file, and rehearse again. [rehearsal-damaged]"
+            ) from None
         drop_torn_line(self._file, lines)
 
     def get(self, key: str) -> Rehearsed | None:

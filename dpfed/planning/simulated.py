@@ -109,8 +109,8 @@ def _measures(config: Config, store: RecordSet) -> EvaluationConfig:
     split = next((split for split in splits if len(store.split(split))), None)
     if split is None:
         raise UserError(
-            f"{store.path} has no held-out records to measure a rehearsal on: import it with --validation N, or take generated "
-            "records. [rehearsal-no-held-out]"
+            f"{store.path} has no held-out records to measure a rehearsal on: import the records again with `dpfed data import "
+            "--validation N`, or take generated ones (--public procedural). [rehearsal-no-held-out]"
         )
     match = config.evaluation.match if store.units is not None else "record"
     asked = config.evaluation.model_copy(update={"split": split, "every": 0, "match": match})
@@ -124,5 +124,5 @@ def _measures(config: Config, store: RecordSet) -> EvaluationConfig:
             return wanted
     raise UserError(
         f"nothing can be measured on {store.path}: its records have neither labels (k-NN, linear probe) nor captions that the "
-        "model reads. Give other records, or take generated ones. [rehearsal-no-measure]"
+        "model reads. Give other records, --public STORE, or take generated ones (--public procedural). [rehearsal-no-measure]"
     )

@@ -112,8 +112,8 @@ def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted:
     if interval is None:
         raise Unresolved(
             f"PLD accounting of {steps:,} steps at noise multiplier {noise_multiplier:.4g} and sampling rate "
-            f"{sampling_rate:.3g} takes too long, more than a grid of {points:,} points: set privacy.accountant = 'rdp', or "
-            "take more noise or fewer steps. [epsilon-pld-long]"
+            f"{sampling_rate:.3g} would take too long (more time than a grid of {points:,} points): set privacy.accountant = "
+            "'rdp', or take more noise or fewer steps. [epsilon-pld-long]"
         )
     return interval
 
@@ -133,7 +133,7 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accounta
 
     Raises:
         UserError: If the accountant does not cover the mechanism's sampler.
-        Unresolved: If PLD accounting cannot compute epsilon; RDP accounting can.
+        Unresolved: If PLD accounting cannot compute epsilon; RDP accounting may be able to.
     """
     return _epsilon(_accounted(mechanism), steps, delta, accountant)
 
@@ -176,8 +176,8 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
         The mechanism with that noise multiplier.
 
     Raises:
-        UserError: If even `MOST_NOISE` costs more than `target`, if `LEAST_NOISE` already costs no more, or if the accountant
-            does not cover the mechanism's sampler.
+        UserError: If no noise multiplier up to `MOST_NOISE` keeps epsilon at or below `target`, or none is found; if even
+            `LEAST_NOISE` keeps it there; or if the accountant does not cover the mechanism's sampler.
         Unresolved: If PLD accounting cannot compute epsilon, or bounds epsilon less tightly than RDP accounting, which does
             find a multiplier.
     """

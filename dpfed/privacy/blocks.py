@@ -60,10 +60,10 @@ class Blocks:
         return slice(min(first * length, self.size), min(end * length, self.size))
 
     def cut(self, values: Tensor) -> Sequence[Tensor]:
-        """Divides a tensor into its blocks, and returns a view of each.
+        """Divides a sum, or consecutive blocks of it, into the single blocks, and returns a view of each.
 
         Args:
-            values: Flat tensor, from the beginning of one block to the end of another.
+            values: Flat tensor that begins where a block of the sum begins, and ends where a block ends.
         """
         return (values,) if self.length is None else values.split(self.length) if values.numel() else ()
 
@@ -100,7 +100,7 @@ class SumNoise:
     Args:
         noise: Kind and scale of the noise.
         randomness: Secret randomness of the coordinator.
-        blocks: Blocks of the sum.
+        blocks: Division of the sum into blocks.
         context: Fingerprint of the plan, which is public.
     """
 
@@ -143,13 +143,13 @@ class SumNoise:
 
 
 def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[bytes], context: str, step: int) -> Tensor:
-    """Returns the given blocks of an exact sum plus the noise of a step.
+    """Adds the noise of a step to an exact sum, or to consecutive blocks of it, and returns the result.
 
     Args:
-        blocks: Blocks of the sum.
-        values: Numbers of the blocks to make noisy, int64, in steps of the sum's grid; see `Blocks.cut`.
+        blocks: Division of the sum into blocks.
+        values: Exact sum, or some consecutive blocks of it, flat, int64, in steps of the sum's grid; not modified.
         noise: Kind and scale of the noise.
-        keys: Keys of these blocks, see `SumNoise.keys`.
+        keys: Key of each block in `values`, in order, see `SumNoise.keys`.
         context: Context of the noise keys, see `SumNoise.context_of`.
         step: Training step.
 
@@ -157,7 +157,7 @@ def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[by
         The noisy numbers, float32, in the shape of `values`, as real values, no longer in grid steps.
 
     Raises:
-        ValueError: If the number of keys is not the number of blocks.
+        ValueError: If the number of keys is not the number of blocks in `values`.
     """
     import torch
 
@@ -219,7 +219,7 @@ def _on_gpu(values: Tensor) -> bool:
 
 
 def has_kernel(values: Tensor, count: int) -> bool:
-    """Returns whether a GPU kernel can compute the random bits of the noise, for blocks of `count` numbers."""
+    """Returns whether a kernel can compute the noise's random bits on the GPU of `values`, for blocks of `count` numbers."""
     if not _on_gpu(values):
         return False
     try:

@@ -2,7 +2,7 @@
 
 Every clipped gradient is extended by a few numbers, each in [-1/2, 1/2]: the group's loss, and the side of a threshold on which
 its norm lies. Gradient and numbers form one vector. These vectors are added up over the groups, and the sum gets noise once. C
-is the clip norm. In units in which each of the m numbers has range w, a group's vector lies within C sqrt(1 + m w^2 / 4 C^2) of
+is the clip norm. If each of the m numbers is multiplied by w first, a group's vector lies within C sqrt(1 + m w^2 / 4 C^2) of
 zero, while its gradient lies within C. With w = 2 C sqrt(p / ((1 - p) m)) that is C / sqrt(1 - p): the noise on the gradients
 grows by the factor 1 / sqrt(1 - p), and p is the fraction of 1 / sigma^2 that the statistics get (docs/guarantee.md,
 Private progress).
@@ -26,14 +26,15 @@ _TELLING = 0.5  # largest useful standard deviation of a phase's figure, as a fr
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """The statistics of the groups that are released together with their gradients. All fields are public.
+    """Statistics of a step's groups, which are released together with the sum of the gradients. All fields are public.
 
     Args:
         names: Names of the numbers, in order: `BELOW` (whether the norm is below the threshold that follows a quantile),
             `LOSS`, and, with ``fixed`` clipping, `WITHIN` (whether the norm is at most C).
         progress: Settings of the statistics in the plan.
         phase: Number of steps over which figures are averaged.
-        unit: Width w of the range of a number, in units of the sum.
+        unit: Width w that a number's range has in the sum: a number in [-1/2, 1/2] is multiplied by w before it is added up.
+            The width is on the scale of the gradients, like C.
         groups: Expected number of groups that have a gradient in a step.
         groups_std: Standard deviation of the number of groups that have a gradient in a step, or an upper bound on it.
     """
@@ -71,9 +72,9 @@ class GroupStatistics:
         return dataclasses.replace(statistics, phase=phase)
 
     def error(self, noise_std: float, steps: int = 1) -> float:
-        """Returns the standard deviation of an averaged figure, as a fraction of its range.
+        """Returns the standard deviation of an averaged figure, as a fraction of the figure's range.
 
-        Its causes are the noise and the random number of groups.
+        The figure varies because of the noise, and because the number of groups is random.
 
         Args:
             noise_std: Standard deviation of the noise on each number of the sum.
@@ -82,7 +83,7 @@ class GroupStatistics:
         return math.hypot(noise_std / self.unit, self.groups_std / 2) / (self.groups * math.sqrt(steps))
 
     def refuse_noise_alone(self, noise_std: float) -> None:
-        """Refuses statistics that their noise would hide entirely.
+        """Refuses statistics if the noise would hide them entirely.
 
         Raises:
             UserError: If the error of a figure that is averaged over a phase exceeds half its range; the message suggests
@@ -93,7 +94,7 @@ class GroupStatistics:
             raise UserError(
                 f"diagnostics = 'private' would release noise alone: a figure of a phase of {self.phase:,} steps has an error "
                 f"of {error:.3g} times its range. Raise progress.share (now {self.progress.share:g}) or progress.phase, have "
-                "more groups, or set diagnostics = 'none'. [noise-alone]"
+                "more groups (privacy.batch / bounding.group_size), or set diagnostics = 'none'. [noise-alone]"
             )
 
 

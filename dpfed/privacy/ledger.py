@@ -154,7 +154,7 @@ class Ledger:
         The file is not changed, because its run may be appending a line at this moment.
 
         Raises:
-            UserError: If the file is missing, damaged or of another format.
+            UserError: If the file is missing, unreadable, damaged or of a format that this version of dpfed does not know.
         """
         path = path_of(path, "the file of the ledger")
         try:
@@ -217,7 +217,7 @@ class Ledger:
 
     @property
     def charged(self) -> int:
-        """Number of charged noisy sums; for a completed run without incidents, the plan's number of steps."""
+        """Number of charged steps, including those whose sum was discarded."""
         return len(self._releases)
 
     @property
@@ -266,11 +266,14 @@ class Ledger:
         target, number = self.plan.promise.target_epsilon, self.charged + len(owed) + 1
         if target is not None and number > self.plan.steps and not self.plan.epsilon(number) <= target:
             raise UserError(
-                f"the budget is spent: step {step} (release {number}) would exceed epsilon {target}. [ledger-spent]"
+                f"the run's epsilon is spent: step {step} (release {number}) would exceed epsilon {target}. Further steps need "
+                "a new run. [ledger-spent]"
             )
 
     def charge(self, *releases: Release) -> None:
-        """Charges releases, in order and in one write. When it returns, their lines are on disk, and they may be used.
+        """Charges releases, in order and in one write. When the method returns, their lines are on disk.
+
+        Only then may the releases be used.
 
         Raises:
             UserError: If a release is refused by `check_budget`; then none of the releases is charged.
@@ -291,7 +294,7 @@ class Ledger:
         self.repeated_after.append(self.last_step)
 
     def note_world_size(self, world_size: int) -> None:
-        """Records a new largest number of workers (data owners) that see sums without noise; smaller numbers are ignored."""
+        """Records a new largest number of workers that share a step, and may see sums without noise; others are ignored."""
         if world_size > self.world_size:
             self._append({"owners": world_size})
             self.world_size = world_size

@@ -78,9 +78,11 @@ class Method:
         title: Title for readers, such as ``group clipping (DP-GCL)``.
         claim: Sentence or two for the privacy card and the table of methods: what is clipped, and how far one record can move
             the sum.
-        sensitivity: Largest L2 change of the sum when one record is added or removed.
+        sensitivity: Largest L2 change of the sum between neighbouring data sets. They differ in one record (or unit), which is
+            added or removed, or replaced, as the sampler's `relation` states.
         sound: Whether the claim holds. A method that is not sound is for comparison, and its runs get no privacy card.
-        whole_batch: Whether all drawn records form one group; otherwise they are assigned to groups of about S records.
+        whole_batch: Whether all drawn records form one group. If neither this nor `singleton_groups` holds, they are assigned
+            to groups of about S records.
         capped: Whether a whole batch has at most `max_batch` records, because the sensitivity, or memory, grows with the
             batch.
         spread: Largest L2 norm of the sum, divided by the sensitivity. K / 2 by default, for K groups.
@@ -95,8 +97,8 @@ class Method:
         public_parameters: Function that returns the method's own public numbers, which become a part of the plan. It refuses
             settings for which the method has no bound.
         singleton_groups: Whether every drawn record (or unit) forms a group of its own.
-        public_records: Whether public records, which the section ``[public]`` names, join each of these groups. The loss of a
-            group then consists of the private records' own terms.
+        public_records: Whether public records, which the section ``[public]`` names, join each group. The loss of a group then
+            consists of the private records' own terms.
         closed_form: Whether towers are frozen and every record takes part in each step. The step's noisy sum, divided by the
             divisor, is then not a gradient: it is written into the weights unchanged.
         picks_engine: Whether ``bounding.engine`` selects one of the engines of `dpfed.bounding.engines`; otherwise the method

@@ -59,7 +59,8 @@ class PrivacyPlan:
         bounding: Bound on one record's influence on a step's sum.
         noise: Kind and scale of the noise on the sum.
         steps: Number of steps, T.
-        progress: Statistics of the groups that are released together with their gradients; ``None`` if there are none.
+        progress: Settings of the groups' statistics, which are released in the same sum as the gradients; ``None`` if no
+            statistics are released.
 
     Raises:
         UserError: If the parts do not form a possible plan.
@@ -105,8 +106,8 @@ class PrivacyPlan:
         )
         require(
             method.units or self.promise.unit == "record",
-            f"the sensitivity of method '{name}' is for single records: privacy.unit = 'user' needs 'group', 'batch', "
-            "'public' or 'moments'",
+            f"the sensitivity of method '{name}' is for single records: privacy.unit = 'user' needs one of the methods "
+            "'group', 'batch', 'public' and 'moments'",
         )
         require(self.private or sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
         require(not self.private or sigma > 0, f"noise_multiplier must be positive (no noise, no promise), got {sigma}")
@@ -137,7 +138,7 @@ class PrivacyPlan:
 
     @classmethod
     def of(cls, *values: Any, **named: Any) -> PrivacyPlan:
-        """Makes a plan of its numbers, given in the order of `as_dict`, or by the names that `as_dict` uses.
+        """Makes a plan from its numbers, given in the order of `as_dict`, or by the names that `as_dict` uses.
 
         All numbers after delta have defaults.
 
@@ -169,7 +170,7 @@ class PrivacyPlan:
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> PrivacyPlan:
-        """Makes a plan of the numbers of `as_dict`, for example from a ledger's header or a federation's terms.
+        """Makes a plan from the numbers of `as_dict`, for example those in a ledger's header or a federation's terms.
 
         Raises:
             UserError: If the numbers do not form a possible plan.
@@ -206,7 +207,8 @@ class PrivacyPlan:
             **rest: Further numbers, see `of`; `group_size` and `clip_norm` are required.
 
         Raises:
-            UserError: If the numbers do not form a possible plan, or no noise keeps the promise.
+            UserError: If a name is unknown or a number is missing, if the numbers do not form a possible plan, or if no noise
+                keeps the promise.
 
         Example:
             >>> PrivacyPlan.calibrate(60_000, 2048, 1200, epsilon=10, group_size=16, clip_norm=1.0).noise.multiplier
@@ -310,7 +312,7 @@ class PrivacyPlan:
 
     @functools.cached_property
     def statistics(self) -> GroupStatistics | None:
-        """Statistics of the groups that are released with their gradients, in the same sum; ``None`` if there are none."""
+        """Statistics of the groups, which are released in the same sum as the gradients; ``None`` if none are released."""
         if self.progress is None:
             return None
         return GroupStatistics.of(self.progress, self.sampling, self.bounding, self.parameters, self.noise_std)
@@ -395,7 +397,7 @@ class PrivacyPlan:
 
     @property
     def other_accountant(self) -> Accountant | None:
-        """Another accountant that can compute epsilon, for comparison; ``None`` if no other accountant covers the mechanism."""
+        """Another accountant that can compute epsilon, for comparison; ``None`` if no other accountant can."""
         for other in self.bounding.method.accountants:
             if other != self.promise.accountant:
                 try:
@@ -426,7 +428,8 @@ class PrivacyPlan:
         )
         require(
             len(records) <= self.groups,
-            f"{len(records)} clients would share {self.groups} groups (batch / group_size), and each needs one",
+            f"{len(records)} clients would share {self.groups} groups (batch / group_size), and each needs one: raise "
+            "privacy.batch, or lower bounding.group_size",
         )
         require(min(records) > 0, "every client must hold at least one training record")
         spare, total = self.groups - len(records), sum(records)

@@ -85,13 +85,13 @@ def require_batch(batch: int, records: int, group_size: int, least: int) -> None
 
     Args:
         batch: Expected batch size, B.
-        records: Number of training records, N, or `MOST_RECORDS` if that number is not known yet.
+        records: Number of training records (or units), N, or `MOST_RECORDS` if that number is not known yet.
         group_size: Expected group size in the configuration, S.
-        least: Smallest batch that the message advises: the number of records that a contrast needs. Smaller batches are not
-            refused.
+        least: Smallest batch that the message advises: the number of records that a contrast needs. A smaller batch of at least
+            one record is not refused.
 
     Raises:
-        UserError: If the batch is empty or larger than the number of training records.
+        UserError: If the batch is empty or larger than N.
     """
     if records == MOST_RECORDS:
         require(batch >= 1, f"batch must be at least {least}, and a tenth of the training records as a rule, got {batch}")
@@ -101,7 +101,7 @@ def require_batch(batch: int, records: int, group_size: int, least: int) -> None
     command = f"--set privacy.batch={usual}"
     if group_size > usual:
         command += f" --set bounding.group_size={max(least, min(_USUAL_GROUP, usual) // 4)}"
-    require_within("batch", batch, 1, records, " (the training records)", command, shown=min(least, records))
+    require_within("batch", batch, 1, records, " (the training records or units)", command, shown=min(least, records))
 
 
 def require_within(

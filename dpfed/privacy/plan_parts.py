@@ -76,7 +76,7 @@ class Sampling:
     def __post_init__(self) -> None:
         normalise_numbers(self)
         require_within("the number of training records (or units)", self.records, 2, MOST_RECORDS)
-        require_within("batch", self.batch, 1, self.records, " (the training records)")
+        require_within("batch", self.batch, 1, self.records, " (the training records or units)")
         require_within("per_unit", self.per_unit, 1)
 
     @property
@@ -99,8 +99,8 @@ class Bounding:
         max_batch: Largest number of the drawn records that take part, if the method needs such a cap; otherwise ``None``.
         clipping: Rule of clipping. With ``fixed``, gradients longer than C are clipped to C. With ``automatic``, every gradient
             is divided by its norm plus `stability`, and multiplied by C. With ``adaptive``, gradients are clipped to a
-            threshold, which starts at C and follows a quantile of their norms, and are then expressed in units of this
-            threshold.
+            threshold, which starts at C and follows a quantile of the gradients' norms. Each clipped gradient is then
+            multiplied by C / threshold, so its norm is at most C.
         stability: Constant that is added to the norm by which a gradient is divided; 0 unless clipping is ``automatic``.
     """
 
@@ -235,7 +235,9 @@ class NoiseScale:
 
 @dataclass(frozen=True)
 class PrivateProgress:
-    """The statistics of groups that are released in the same sum as their gradients (`dpfed.privacy.group_statistics`).
+    """Settings of the groups' statistics, which are released in the same sum as the gradients.
+
+    See `dpfed.privacy.group_statistics`.
 
     Args:
         share: Fraction of a step's privacy, measured as 1 / sigma^2, that is spent on the statistics, in (0, 1).

@@ -124,7 +124,10 @@ class Sampler(ABC):
         """Returns the sampling in words, for the privacy card; `protected` is what is drawn, such as ``record``."""
 
     def poisson_steps(self, steps: int) -> tuple[float, int] | None:
-        """Returns rate and number of Poisson-sampled steps that cost at least as much; ``None`` if `event` states the cost."""
+        """Returns rate and number of Poisson-sampled steps that cost at least as much as `steps` steps of this sampler.
+
+        The result is ``None`` if `event` states the cost.
+        """
         return None
 
     def event(self, release: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:

@@ -1,10 +1,10 @@
 """Defines the public grid on which sums are exact.
 
-Before a part of a sum (a group's clipped gradient, a record's moments) is added, it becomes a vector of whole numbers of grid
-steps, rounded towards zero. The rounding makes no vector longer. So a part whose length is at most C is at most R grid steps
-long. Whole numbers below 2^63 are added without rounding, in any order and in any number of pieces. So the sums of neighbouring
-data sets differ by exactly one record's contribution, for any number of records and workers, and a sum has the same bits
-whichever workers compute it.
+Before a contribution to a sum (a group's clipped gradient, a record's moments) is added, it becomes a vector of whole numbers
+of grid steps, rounded towards zero. The rounding makes no vector longer. So a contribution whose length is at most C is at most
+R grid steps long. Whole numbers below 2^63 are added without rounding, in any order and in any number of pieces. So the sums of
+neighbouring data sets differ by exactly what one record changes, for any number of records and workers, and a sum has the same
+bits whichever workers compute it.
 
 The noise is added to the whole numbers. It is a whole number of grid steps, too: Gaussian noise is rounded down. For a whole
 number k, ``k + floor(n) = floor(k + n)``. So the noisy sum is post-processing of the Gaussian mechanism on the exact sum. The
@@ -31,7 +31,7 @@ class SumGrid:
     """The grid of a sum: a real number on it is a whole number of grid steps.
 
     Args:
-        radius: Length of the longest part of a sum, in grid steps, R.
+        radius: Largest L2 norm of a contribution to a sum, in grid steps, R.
         unit: Length of a grid step, C / R.
         finer: Number of steps of the discrete noise's grid in one step of this grid; 1 for Gaussian noise.
     """
@@ -45,8 +45,8 @@ class SumGrid:
         """Makes the grid for Gaussian noise.
 
         Args:
-            bound: Largest L2 norm of a part of the sum, C.
-            most: Largest L2 norm of a part in grid steps, R, a power of two.
+            bound: Largest L2 norm of a contribution to the sum, C.
+            most: Largest L2 norm of a contribution in grid steps, R, a power of two.
         """
         return cls(most, bound / most)
 
@@ -58,8 +58,8 @@ class SumGrid:
         spare step covers the difference between discrete and continuous noise.
 
         Args:
-            bound: Largest L2 norm of a part of the sum, C.
-            most: Largest allowed length R of a part, in grid steps.
+            bound: Largest L2 norm of a contribution to the sum, C.
+            most: Largest allowed L2 norm R of a contribution, in grid steps.
             change: Sensitivity of the sum, divided by C.
             multiplier: Noise multiplier, sigma.
             parties: Number of parties whose equal noises add up to standard deviation sigma times the sensitivity.

@@ -52,7 +52,7 @@ def test_groups_without_contrast_are_refused_and_advice_trains(tiny, tmp_path, c
 @pytest.mark.parametrize(("batch", "size"), halved([0, -3, 601, 10**15], [4, 64]))
 def test_a_batch_that_cannot_be_gets_one_that_trains(tiny, tmp_path, batch, size):
     tree = changed(tiny, **{"privacy.batch": batch, "bounding.group_size": size, "evaluation": {"split": "none"}})
-    with pytest.raises(UserError, match=r"batch must lie in 2\.\.600 \(the training records\)") as refused:
+    with pytest.raises(UserError, match=r"batch must lie in 2\.\.600 \(the training records or units\)") as refused:
         known_plan(parse_config(tree))
     advice = dict(word.partition("=")[::2] for word in refused.value.command.rstrip(".").split() if "=" in word)
     advised = changed(tree, **{key: int(value) for key, value in advice.items()}, **{"privacy.steps": 1})
