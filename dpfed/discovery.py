@@ -51,7 +51,7 @@ def part(room: Room, name: str) -> ModuleType:
 
 
 def methods() -> dict[str, str]:
-    """Returns the name of each bounding method's module, by the name of the method. No module is imported."""
+    """Returns the module names of dpfed's own bounding methods, by the name of the method. No module is imported."""
     return {name: part.module for name, part in shipped("methods").items()}
 
 
@@ -175,8 +175,8 @@ def named(name: str, key: str) -> Any:
         missing = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
         why = "no such module is installed or in the current folder" if missing else f"{type(error).__name__}: {error}"
         raise UserError(
-            f"{key} = {name!r} cannot be imported ({why}): install its package, or run the command in the module's folder. "
-            "[part-import]"
+            f"{key} = {name!r} cannot be imported ({why}): install its package, run the command in the module's folder, or "
+            "correct the module. [part-import]"
         ) from error
     for part in attribute.split("."):
         if not hasattr(value, part):
@@ -233,7 +233,9 @@ def _call(function: Callable[..., Any], name: str, key: str, options: dict[str, 
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{key} = {name!r} failed: {type(error).__name__}: {error}. [part-fails]") from error
+        raise UserError(
+            f"{key} = {name!r} failed: {type(error).__name__}: {error}. Correct its code or its options. [part-fails]"
+        ) from error
 
 
 def other_part(key: str, name: str, expected: str, value: object) -> UserError:

@@ -27,7 +27,8 @@ class OwnEncoder:
     """A trained model that turns images into vectors, and captions, too, if it has a text tower.
 
     Attributes:
-        module: Encoder that the user gave, trained, in evaluation mode: images ``(n, C, H, W)`` -> features ``(n, F)``.
+        module: The model's image encoder, trained, in evaluation mode: images ``(n, C, H, W)`` -> features ``(n, F)``. If the
+            model has neither ``encoder`` nor ``image_encoder``, this is the whole model.
         model: Whole model, with its heads.
         plain: Function that turns an image into a tensor ``(C, H, W)``, as it is done for evaluation.
     """
@@ -49,6 +50,9 @@ class OwnEncoder:
             records: Records of the run.
             views: Views of the run; ``None``: the default views.
             config: Configuration of the run.
+
+        Raises:
+            UserError: If the folder of the run's model is missing or damaged, or the model has another architecture.
         """
         channels, height, width = config.views.shape or (3, 0, 0)
         transform = simclr_transform(height) if views is None else views.transform
@@ -60,7 +64,7 @@ class OwnEncoder:
         """Computes features of images, for k-NN, probes and other models.
 
         Args:
-            images: An item as the data set gives it, a list of items or images, a tensor ``(n, C, H, W)``, or a data set.
+            images: An image, or an item as the data set gives it; a list of these; a tensor ``(n, C, H, W)``; or a data set.
 
         Returns:
             The features, ``(n, F)`` float32 on the CPU; n is 1 for one image.

@@ -55,7 +55,9 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
             f"{sys.getfilesystemencoding()}: set PYTHONUTF8=1. [path-encoding]"
         )
     if "\0" in text or not _is_utf8(text):
-        raise UserError(f"{what}, {text!r}, is not valid text in UTF-8; rename it, or choose another. [path-not-utf8]")
+        raise UserError(
+            f"{what}, {text!r}, contains a null character or is not UTF-8: rename it, or choose another. [path-not-utf8]"
+        )
     if is_url(text):  # as a path, it would silently mean a folder named "s3:"
         raise UserError(f"{what}, {text}, is the address of another place: give a path on this machine. [path-address]")
     path = Path(text)

@@ -25,10 +25,10 @@ class Progress(Callback):
 
         Args:
             name: Name of the stage.
-            total: Number of units in the stage; ``None``: unknown.
+            total: Number of items in the stage, such as steps or records; ``None``: unknown.
 
         Returns:
-            A function to call with the number of units done so far.
+            A function to call with the number of items done so far.
         """
         return lambda done: None
 
@@ -44,7 +44,7 @@ class Throughput:
     """Durations of the last steps, in seconds. They stay in memory: a step's duration depends on the records that it drew.
 
     Attributes:
-        last: Time at which the last step ended, on the clock of `see`; ``None``: not known yet.
+        last: Time at which the last step ended, as `see` got it, in seconds; ``None``: not known yet.
     """
 
     def __init__(self) -> None:
@@ -93,14 +93,14 @@ def duration(seconds: float) -> str:
 
 
 def import_progress(progress: Progress, name: str = "records") -> Callable[..., None]:
-    """Shows the progress of an import. The stage begins at the first call of the result, because most runs import nothing.
+    """Shows the progress of an import. Its stage begins only when records are imported, because most runs import nothing.
 
     Args:
         progress: Display of the stage.
         name: Name of what is counted.
 
     Returns:
-        A function to call with the number of units done and, if it is known, the total number.
+        A function to call with the number of items done and, if it is known, the total number.
     """
     advance: Callable[[int], None] | None = None
 
@@ -116,7 +116,7 @@ def import_progress(progress: Progress, name: str = "records") -> Callable[..., 
 def signs_of_life(
     told: Callable[[str], None], what: str, every: float = 15.0, beside: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Reports now and then that the block still runs, for long work that has no units to count.
+    """Reports now and then that the block still runs, for long work without items to count.
 
     Args:
         told: Function that receives each message, in a separate thread.

@@ -50,7 +50,8 @@ class Privacy:
         batch: B, expected number of records (or units) in a step; each is sampled with probability q = B/N.
         steps: T, number of steps.
         group_size: S, expected number of records in a group; the loss contrasts the records of a group with each other.
-        clip_norm: C, largest L2 norm of a group's gradient; not with ``clipping="automatic"``.
+        clip_norm: C, largest L2 norm of a group's gradient, or with ``clipping="adaptive"`` the first threshold; not with
+            ``clipping="automatic"``.
         clipping: Kind of clipping: ``"fixed"`` to `clip_norm`, ``"automatic"`` (normalised, to a norm of nearly 1), or
             ``"adaptive"`` (only with ``Trainer(..., settings={"diagnostics": "private"})``).
         delta: Delta of the guarantee; default: 1/(N ln N).
@@ -123,9 +124,10 @@ class Trainer:
         privacy: Privacy guarantee and mechanism.
         views: Transform, or `Views`. Default: random crops, flips and colours of square images of `size` pixels.
         loss: Loss of `dpfed.losses`, or any function of the embeddings of one group: ``loss(image (S, V, D))``, or
-            ``loss(image (S, V, D), text (S, W, D))`` for models that read text. If the function has a parameter ``label``, it
-            receives an ``(S,)`` int64 tensor, in which records of the same class have equal numbers. The function returns a
-            scalar, the mean over the group's records. Default: InfoNCE.
+            ``loss(image (S, V, D), text (S, W, D))`` for models that read text: S records, V views and W texts of each record,
+            D dimensions. If the function has a parameter ``label``, it receives an ``(S,)`` int64 tensor, in which records of
+            the same class have equal numbers. The function returns a scalar, the mean over the group's records. Default:
+            InfoNCE.
         optimizer: Function from the parameters to a torch optimizer with its own learning rates, or keys of the section
             ``[optimizer]`` as a mapping. Default: Adam with a learning rate of 1e-3.
         schedule: Function from that optimizer to a torch scheduler, which is stepped after each step.
@@ -145,7 +147,7 @@ class Trainer:
         model: Model, with heads around it if an encoder was given.
 
     Raises:
-        UserError: If an argument has another type, or settings contradict each other.
+        UserError: If an argument cannot be used, or settings contradict each other.
     """
 
     def __init__(

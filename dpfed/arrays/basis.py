@@ -52,7 +52,8 @@ def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int
         The basis; ``None`` for a random basis.
 
     Raises:
-        ArrayError: If public rows are given and cannot make a basis, or the fit has no Y or aligned features.
+        ArrayError: If `given` is neither ``None`` nor ``"random"`` and yields no basis: it is no pair of suitable matrices, or
+            the fit has no Y or aligned features.
     """
     if given is None or (isinstance(given, str) and given == RANDOM):
         return None

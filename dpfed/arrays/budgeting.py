@@ -26,7 +26,7 @@ class Held:
         fixed_seed: Whether a fixed seed makes the noise predictable.
 
     Raises:
-        UserError: If a budget has no room for the plan, or the rows have a budget and the seed is fixed.
+        UserError: If the rows have a budget and the seed is fixed; also see `dpfed.budgets.spending.reserve`.
     """
 
     def __init__(self, records: ArrayRecords, plan: PrivacyPlan, identity: str, place: Path, fixed_seed: bool) -> None:
@@ -39,7 +39,14 @@ class Held:
         self._ids = [budget.head.id for budget in reserve(records, [self._reservation(0)])]
 
     def settled(self, charged: int) -> str:
-        """Records the charge in the budgets' ledgers; returns the budgets in words, for the card."""
+        """Records the charge in the budgets' ledgers; returns the budgets in words, for the card.
+
+        Args:
+            charged: Number of releases that the fit's ledger has charged.
+
+        Raises:
+            UserError: See `dpfed.budgets.spending.settle`.
+        """
         if not self._ids:
             return NO_BUDGET
         budgets = settle(self._records, self._ids, self._reservation(charged))

@@ -42,7 +42,7 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
         ledger: Ledger of the fit.
         identity: Id of the fit.
         budget: Lifetime budget of the rows, in words.
-        earlier: Ledgers of other fits in the same folder that were charged.
+        earlier: Ledgers of those earlier fits in the same folder that were charged.
 
     Returns:
         The card, Markdown.

@@ -114,7 +114,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 without `Y`, ``(N, V, F)`` for V views of each image.
             Y: Other features of the same records, ``(N, G)``, of the same types.
             groups: Group of each row, such as a person, ``(N,)``. The rows of a group are averaged, and protected together. A
-                row with None or NaN is a group by itself.
+                row with None, NaN or a blank name is a group by itself; spaces around a name do not count.
 
         Raises:
             UserError: If the rows, the parameters or `folder` cannot be used, or a lifetime budget has no room for the fit; no
@@ -189,6 +189,9 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
         Returns:
             The embeddings, ``(n, D)`` or ``(n, V, D)`` float32; a pair of them if both matrices are given.
+
+        Raises:
+            UserError: If a matrix cannot be used, or has other columns than in the fit.
         """
         check_is_fitted(self)
         z = None if X is None and Y is not None else embedded(self._given(X, "X"), self.heads_, "image")
@@ -213,6 +216,10 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
         Returns:
             The score, from 0 to 1; about 10 / n by chance.
+
+        Raises:
+            UserError: If Y is missing and X has no views, X and Y differ in length, there are ten rows or fewer, or `transform`
+                refuses a matrix.
         """
         if Y is None:
             z = self.transform(X)
@@ -232,7 +239,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     @classmethod
     def load(cls, folder: str | Path) -> PrivateCCA:
-        """Loads a fit that `save` or the parameter `folder` wrote; if the folder has several fits, it loads the last.
+        """Loads a fit that `save` wrote, or `fit` with the parameter `folder`; of several fits, the last complete one.
 
         The parameters `basis`, `folder`, `budget` and `random_state` are not saved: they get their defaults.
 
@@ -266,7 +273,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         wanted = self.n_components
         if wanted is not None and not (isinstance(wanted, int | np.integer) and 1 <= wanted <= k):
             raise ArrayError(
-                f"n_components = {wanted!r}: expected a whole number from 1 to {k}, the dimensions. [arrays-parts]"
+                f"n_components = {wanted!r}: expected a whole number from 1 to {k}, the number of dimensions. [arrays-parts]"
             )
 
     def _note_columns(self, columns: tuple[str, ...] | None) -> None:

@@ -1,4 +1,4 @@
-"""Reads files of features that `dpfed embed` writes: .npy, which it memory-maps, and Parquet."""
+"""Opens files of features that `dpfed embed` wrote: memory-maps .npy files, and reads Parquet files into memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Opened:
     """The content of a file of features.
 
     Attributes:
-        features: Features: ``(N, F)`` of a Parquet file, an array of any shape of a .npy file.
+        features: Features, ``(N, F)`` if they come from a Parquet file; an array in a .npy file may have any shape.
         names: Names of the rows, a pyarrow array; ``None``: the file has none.
     """
 

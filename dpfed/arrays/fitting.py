@@ -131,8 +131,8 @@ class Shape:
             )
         if wanted > min(widest, n):
             raise ArrayError(
-                f"dimensions = {wanted} is too much for {widest:,} {kind} and N = {n:,}: lower it, or leave it out. "
-                "[arrays-dimensions]"
+                f"dimensions = {wanted} is too much for {widest:,} {kind} and {n:,} records (or groups): lower it, or leave it "
+                "out. [arrays-dimensions]"
             )
 
     @property
@@ -205,7 +205,7 @@ class Fit:
         heads: Heads of the model.
 
     Raises:
-        UserError: If the parameters contradict each other or the rows.
+        UserError: If the parameters allow no plan, contradict each other or the rows, or name a device that is missing.
     """
 
     def __init__(self, wanted: Wanted, records: ArrayRecords, basis: PublicArrays | None = None) -> None:

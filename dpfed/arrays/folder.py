@@ -184,7 +184,10 @@ def read(folder: Path) -> Saved:
         tensors = {name: read_bytes(folder / name) for name in (HEADS, RELEASED)}
         card, ledger = read_text(folder / CARD), read_text(folder / LEDGER)
         if facts["format"] != _FORMAT:
-            raise ArrayError(f"{folder} is of format {facts['format']}; this dpfed reads {_FORMAT}. [arrays-format]")
+            raise ArrayError(
+                f"{folder} has format {facts['format']}, and this dpfed reads format {_FORMAT}: load it with the dpfed that "
+                "wrote it. [arrays-format]"
+            )
         for name, content in tensors.items():
             if hashlib.sha256(content).hexdigest() != facts["sha256"][name]:
                 raise ArrayError(f"{folder / name} is not what {FACTS} describes: copy the folder again. [arrays-file-differs]")

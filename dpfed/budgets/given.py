@@ -1,4 +1,4 @@
-"""Sets a lifetime budget that was given in Python, for records that have no store."""
+"""Sets a lifetime budget that was given in Python, as with ``budget=`` of `dpfed.Trainer` and `dpfed.PrivateCCA`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def set_given(records: RecordSet, budget: Budget, unit: Unit) -> None:
 
     Args:
         records: Records of the run.
-        budget: Budget as epsilon, or as (epsilon, delta); the default of delta is 1/(N ln N) for a new budget, and the present
-            delta for an existing one.
+        budget: Budget as epsilon, or as (epsilon, delta); the default of delta is 1/(N ln N) for a new budget, where N counts
+            records (or units), and the present delta for an existing one.
         unit: Privacy unit of the run.
 
     Raises:

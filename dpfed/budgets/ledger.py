@@ -65,7 +65,7 @@ class Entry(BaseModel):
         event: Kind of the entry.
         day: Day of the entry, UTC, for readers.
         number: Number of the entry; among the entries about one account, and among those of event ``set``, the entry with the
-            largest number counts.
+            largest number counts. If another settlement of the account has more steps than this entry, those steps count.
         epsilon: New epsilon; event ``set``.
         delta: New delta; event ``set``.
         of: Id of the run that holds the account. This field and those up to `cost` belong to the events ``reserve`` and

@@ -25,8 +25,8 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
     """Refuses a plan whose cost does not bound the privacy loss of what the budget protects: one record, or one user.
 
     Raises:
-        UserError: If the plan protects another unit or uses another neighbouring relation, or a budget for users was found by
-            record names only; the message suggests a change.
+        UserError: If the plan uses another neighbouring relation, or a budget for users was found by record names only, or the
+            plan protects another unit and a user may have several records; the message suggests a change.
     """
     if plan.mechanism.sampler.relation != ADD_OR_REMOVE:
         raise UserError(
@@ -47,8 +47,8 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
             f"{store.unit_name or 'user'} may have several: set privacy.unit = 'user'. [budget-for-users]"
         )
     raise UserError(
-        f"the budget of {store.path} is for single records, and this run protects whole units: nobody has proven what it costs "
-        "a single record of a unit. Set privacy.unit = 'record' (`dpfed budget set --unit user` sets a budget for users). "
+        f"the budget of {store.path} is for single records, and this run protects whole units: nobody has proven what such "
+        "a run costs a single record. Set privacy.unit = 'record' (`dpfed budget set --unit user` sets a budget for users). "
         "[budget-for-records]"
     )
 
@@ -171,7 +171,7 @@ def told(entry: Entry, budget: BudgetLedger) -> str:
 
 
 def percent(part: float) -> str:
-    """Formats a fraction of the budget in percent, rounded up."""
+    """Formats a fraction of the budget in percent, rounded up; ``more than the whole`` if it is not finite."""
     if not math.isfinite(part):
         return "more than the whole"
     return f"{math.ceil(1000 * part) / 10:g} %"

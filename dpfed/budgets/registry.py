@@ -103,8 +103,8 @@ def budgets_of(store: RecordSet) -> list[Found]:
     """Returns the budgets that, as far as this user's files show, hold for a store's records. The function writes no file.
 
     Raises:
-        UserError: If a ledger or a sample in the registry is damaged, if two replicas of a ledger have different first lines,
-            or if the store's ledger belongs to other records.
+        UserError: If a replica of a ledger is damaged, or a sample or the secret in the registry, if two replicas of a ledger
+            have different first lines, or if the store's ledger belongs to other records.
     """
     if not possible(store.budget_folder):
         return []

@@ -60,7 +60,10 @@ def write_missing(path: Path, budget: BudgetLedger) -> None:
             "entries that other copies of the ledger hold already stay there. [replica-not-writable]"
         ) from error
     except GrewElsewhere as error:
-        raise UserError(f"{path} was written by another process: does its storage lack locks? [replica-writers]") from error
+        raise UserError(
+            f"another process wrote to {path} while this one had locked it: keep the file on storage that supports locks. "
+            "[replica-writers]"
+        ) from error
 
 
 def _chained(lines: list[dict[str, Any]], chain: str = "") -> Iterator[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Carries out the operations on a budget: sets it, reserves a plan's whole cost, and settles a finished run's charges.
 
-Every change is made under the locks of the ledgers, on the union of all replicas, and is on disk in all of them when the
-function returns. So two processes cannot both take the rest of a budget. A crash can leave a reservation behind, but never a
-charge that is not counted.
+Every change is made under the locks of the ledgers, on the union of all replicas, and is on disk when the function returns: in
+the registry, and in the budget's own store if the function was given that store (otherwise that store receives the new entries
+when its budget changes next). So two processes cannot both take the rest of a budget. A crash can leave a reservation behind,
+but never a charge that is not counted.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def public_parameters(config: Config) -> dict[str, Any]:
     """Returns the method's part of a plan: its public numbers, by their names.
 
     Raises:
-        UserError: If the method does not support the loss, an option or another setting.
+        UserError: If the method does not support the loss, an option or another setting, or lacks pretrained towers or a public
+            store.
     """
     method, objective, options = method_named(config.bounding.method), config.objective, options_of(config)
     if method.closed_form:
@@ -88,7 +89,7 @@ def _refuse_untrained_weights(config: Config) -> None:
     if model.start is None and model.weights is None and not brings_weights:
         raise UserError(
             "bounding.method = 'moments' needs a pretrained image tower, and this one has random weights: set "
-            "model.weights (open_clip, timm) or model.start. [moments-image-tower]"
+            "model.weights (open_clip, timm, torchvision) or model.start. [moments-image-tower]"
         )
     if model.kind == "image-text" and model.start is None and model.pretrained_text is None:
         raise UserError(

@@ -50,7 +50,7 @@ def sketch_of(config: Config, at_most: int = MOST_RECORDS) -> PrivacyPlan:
 
 
 def describes(config: Config, plan: PrivacyPlan) -> bool:
-    """Returns whether a plan is that of a configuration: has the same mechanism, and enough noise for the epsilon.
+    """Returns whether a plan has a configuration's mechanism and delta, and enough noise for the configuration's epsilon.
 
     The noise is not calibrated again, because another version of an accountant may find slightly more or less noise.
     """
@@ -104,8 +104,8 @@ def _promise(records: int, config: Config) -> Promise:
     delta = accounting.default_delta(records) if privacy.delta is None else privacy.delta
     require(
         0 < delta < 1,
-        f"delta must lie strictly between 0 and 1/N, where N counts the training records, got {delta}; leave it out for the "
-        "default, 1/(N ln N)",
+        f"delta must lie strictly between 0 and 1/N, where N counts the training records (or units), got {delta}; leave it out "
+        "for the default, 1/(N ln N)",
     )
     return Promise(delta, privacy.accountant if privacy.accountant in known else known[0], privacy.epsilon, privacy.unit)
 

@@ -1,7 +1,8 @@
 """Callbacks, which observe a training.
 
-A callback receives only a summary of each step. The summary follows from the noisy sum and the plan, and the step has been
-released and charged before. The figures of an evaluation are exact, and no epsilon covers them.
+Of each step that was released and charged, a callback receives a summary, which follows from the noisy sum and the plan. A
+callback also receives the run's name, folder and configuration, and the figures of evaluations, which are exact: no epsilon
+covers them.
 """
 
 from __future__ import annotations
@@ -113,9 +114,9 @@ class RunInfo:
 class Callback:
     """An observer of a training. Subclass it, and override the methods that you need.
 
-    A step is on disk and charged before `on_step` receives it. If a method raises an exception, the run ends, and can be
-    resumed. A resumed run shows the steps of its last commit again, with the same numbers: callbacks may not have seen all of
-    them.
+    A step is on disk and charged before `on_step` receives it. If `on_run`, `on_begin`, `on_step` or `on_evaluation` raises an
+    exception, the run ends, and can be resumed. A resumed run shows again, with the same numbers, the steps that its last write
+    to the ledger charged: callbacks may not have seen all of them.
 
     Attributes:
         every: Number of steps between calls of `on_step`, which is also called after the last step; ``None``: whenever
@@ -135,7 +136,10 @@ class Callback:
         return step.done % self.every == 0 or step.done == step.steps
 
     def on_run(self, run: RunInfo) -> None:
-        """Called when a run begins or resumes, before it measures or spends. `Steps` without a run does not call it."""
+        """Called when a run begins or resumes, before it measures or spends.
+
+        A training without a run (`dpfed.training.steps.Steps` alone) does not call this method.
+        """
 
     def on_begin(self, done: int) -> None:
         """Called when the steps begin, or continue after an interruption.
@@ -148,10 +152,17 @@ class Callback:
         """Called after a step was released and charged, and the model was updated."""
 
     def on_evaluation(self, figures: list[Evaluation]) -> None:
-        """Called after the model was measured (without tasks, with an empty list). No epsilon covers the exact figures."""
+        """Called after the model was measured.
+
+        Args:
+            figures: Figures, which are exact: no epsilon covers them. The list is empty if the evaluation has no tasks.
+        """
 
     def on_end(self) -> None:
-        """Called when a run is over and all its files are written. `Steps` without a run does not call it."""
+        """Called when a run is over and all its files are written, but not by a training without a run; see `on_run`."""
 
     def on_stop(self) -> None:
-        """Called when a run was interrupted or failed; it may be resumed. `Steps` without a run does not call it."""
+        """Called when a run was interrupted or failed; the run may be resumed. Exceptions of this method are suppressed.
+
+        A training without a run does not call this method; see `on_run`.
+        """

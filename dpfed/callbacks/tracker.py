@@ -47,7 +47,7 @@ class Picture:
 
 
 class Tracker(Callback):
-    """Base class of callbacks that send a run's released figures to a tracker; a subclass implements the sending.
+    """Base class of callbacks that send a run's figures to a program such as MLflow; a subclass implements the sending.
 
     Evaluation figures are held back until the next step, or the end of the run. Each row is then written once and complete,
     also in a resumed run.
@@ -56,7 +56,7 @@ class Tracker(Callback):
         every: Number of steps between two rows of figures; ``None``: the tracker gets a row whenever metrics.jsonl gets a line.
 
     Attributes:
-        title: Name of the tracker, for messages.
+        title: Name of the program, for messages.
         package: Name of the needed package, as pip knows it.
         module: Name of the module to import.
     """
@@ -175,7 +175,10 @@ def finite(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def sendable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of a configuration that may be sent to a tracker: no path, no seed, no free text.
+    """Returns the keys and values of a configuration that may be sent to a tracker.
+
+    The result has no path, no seed, no reason (``privacy.not_covered``), no argument of a function that opens the records, and
+    no key without a value.
 
     Args:
         config: Values of all keys by their dotted names.

@@ -24,13 +24,13 @@ class WandB(Tracker):
     Args:
         project: Project at W&B; ``None``: the value of WANDB_PROJECT, or ``dpfed``.
         entity: User or team at W&B; ``None``: the value of WANDB_ENTITY, or the user's default.
-        mode: Mode, ``online``, ``offline`` or ``disabled``; ``None``: the value of WANDB_MODE, or W&B's setting (`wandb
-            offline`).
+        mode: Mode, ``online``, ``offline`` or ``disabled``; ``None``: the value of WANDB_MODE, or the mode that the command
+            `wandb online` or `wandb offline` has set.
         id: Id of the W&B run; ``None``: derived from the dpfed run, so that a resumed run finds it.
         every: Number of steps between two rows of figures; ``None``: the tracker gets a row whenever metrics.jsonl gets a line.
 
     Raises:
-        UserError: If the package wandb is missing, or nobody has logged in.
+        UserError: If the package wandb is missing or fails, or nobody has logged in and the mode needs a login.
     """
 
     title = "Weights & Biases"

@@ -1,7 +1,7 @@
 """Handles a run's lifetime budgets: reserves its whole plan before the first step, and settles the charged steps at the end.
 
-Releases that no budget covers, such as figures computed from training labels, are refused unless the operator gives a reason.
-The budget's ledger then records the reason.
+If the records have a budget, releases that it does not cover, such as figures computed from training labels, are refused unless
+the operator gives a reason. The budget's ledger then records the reason.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
     if gone := set(reservation.reserved_with) - {budget.head.id for budget in budgets}:
         raise UserError(
             f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, and neither "
-            f"{store.path} nor {registry()} has its ledger any more: restore `{BUDGET_LEDGER}` there. [budget-run-gone]"
+            f"{store.path} nor {registry()} has its ledger any more: restore one from a backup, `{BUDGET_LEDGER}` in the store "
+            "or `ID.jsonl` in the other folder. [budget-run-gone]"
         )
     if not budgets:
         return
@@ -102,6 +103,8 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
 
 def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
     """Sets the budget of a finished run's records, and charges the run to it; changes nothing if both were done before.
+
+    A run without a guarantee is not charged.
 
     Args:
         run: Directory of the finished run.
@@ -155,6 +158,9 @@ def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Pro
         parts: Parts of the run.
         ledger: Ledger of the run.
         progress: Progress, which shows why a run that began before the budget cannot be recorded.
+
+    Raises:
+        UserError: See `settled`, if the run reserved before its first step.
     """
     if run.budget.is_file():
         settled(run, ledger, parts.store)
@@ -190,7 +196,7 @@ def settle_run(folder: str | Path) -> list[BudgetLedger]:
         The ledgers of the budgets; empty if the run has none.
 
     Raises:
-        UserError: If the run is in use or a federation's, or its ledger has lost lines.
+        UserError: If the run is in use or a federation's, or its ledger has lost lines; also see `settled`.
     """
     if not (Path(folder) / "config.toml").exists() and (budgets := _settle_sweep(Path(folder).resolve())):
         return budgets

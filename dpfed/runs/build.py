@@ -108,7 +108,7 @@ class Parts:
         return dataclasses.replace(self, learner=self.learner.replace(**changes))
 
     def dummy_batch(self) -> GroupBatch:
-        """Makes noise in the shape of a few groups, whose sizes vary as in training (`dpfed.runs.dummy_batch`)."""
+        """Makes a few groups of random images and texts, whose sizes vary as in training (`dpfed.runs.dummy_batch`)."""
         return _dummy_batch(self.config, self.learner)
 
 
@@ -133,7 +133,7 @@ def build(
     Args:
         config: Configuration as the user wrote it, or as this or another machine resolved it; resolved choices are kept.
         randomness: Randomness for the initial weights. (On resume, a checkpoint later replaces these weights.) ``None``: the
-            caller will load the weights of a finished run, so starting weights may be missing.
+            caller will load weights that the run has saved, so starting weights may be missing.
         progress: Progress, which shows the stages.
         rank: Number of this process among those that share the work, from 0.
         world_size: Number of processes that share the work.
@@ -149,7 +149,7 @@ def build(
         The parts of the run.
 
     Raises:
-        UserError: For an impossible plan, more workers than groups, starting weights that are missing or do not fit,
+        UserError: Among others for an impossible plan, more workers than groups, starting weights that are missing or unfit,
             unreadable records, a model whose output for one record depends on other records, an impossible evaluation, a
             missing device, an engine that is incompatible with the method, or too little memory.
     """
@@ -172,8 +172,8 @@ def build(
     model = _model(config, user_parts, randomness, start, largest_pass(config, sketch), tokenizer, progress)
     if isinstance(model, BYOL) and (world_size > 1 or terms is not None):  # the other workers' targets would never move
         raise UserError(
-            "BYOL trains in one process: only there its target follows the encoder. Leave the other workers out, or take "
-            "another model and loss. [run-byol-processes]"
+            "BYOL trains in one process only, because the target networks of other workers would never follow the encoder: use "
+            "one worker and no federation, or another model and loss. [run-byol-processes]"
         )
     store = own_views.records if own_views else _records(config, progress, stand_in=agreed is not None)
     refuse_uncaptioned(store.kind, store.name, config)
@@ -251,7 +251,7 @@ def _model(
     if engine not in ("auto", "loop"):
         refuse_mixing(model, f"bounding.engine = '{engine}'")
     text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
-    trying = signs_of_life(progress.note, "trying on noise whether a record changes the embeddings of others")
+    trying = signs_of_life(progress.note, "testing with random inputs whether a record changes others' embeddings")
     with torch.random.fork_rng(devices=[]), trying:
         check_independence(model, random_group(image_shape(config), text, records=2), tried)
     return model
@@ -305,7 +305,7 @@ def _with_engine(config: Config, learner: Learner, loss: GroupLoss, progress: Pr
         engine = "loop"
     elif engine == "auto" and method.picks_engine:
         groups, tried = learner.plan.steps * learner.plan.groups, copy.deepcopy(model)
-        with signs_of_life(progress.note, "trying the layerwise engine on noise"):
+        with signs_of_life(progress.note, "trying the layerwise engine on random images"):
             records, batch = config.bounding.pass_records, _dummy_batch(config, learner)
             engine = choose_engine(tried, batch, precision, loss, groups, progress.note, records)
     elif engine == "layerwise":  # its rules for kinds of layers must fit this model

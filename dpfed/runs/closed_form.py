@@ -46,7 +46,8 @@ def add_moment_heads(
     widths = feature_widths(model, image_size(config), tokenizer)
     if basis is not None and tuple(tower_basis.rows.shape[1] for tower_basis in basis.values()) != widths:
         raise UserError(
-            f"the public basis is for other towers: these have {' and '.join(map(str, widths))} features. [basis-towers]"
+            f"the public basis is for other towers: these have {' and '.join(map(str, widths))} features. Give the towers that "
+            "the basis was made for, or start a new run. [basis-towers]"
         )
     give_heads(model, moment_heads(plan, widths, aligned, noise_std, noise_parties, basis, FEWEST_IMAGES))
 

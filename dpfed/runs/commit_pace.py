@@ -1,8 +1,8 @@
 """Chooses how many steps a run charges to its ledger in one write: as many as take about ten seconds.
 
-The time of a step is estimated from a forward and backward pass on noise. The number is chosen before the first step and holds
-for the whole process. If a clock in the training loop decided instead, the written files would depend on how long the private
-records take to process.
+The time of a step is estimated from a forward and backward pass on random images. The number is chosen before the first step
+and holds for the whole process. If a clock in the training loop decided instead, the written files would depend on how long the
+private records take to process.
 """
 
 from __future__ import annotations

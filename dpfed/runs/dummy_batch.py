@@ -1,4 +1,4 @@
-"""Makes noise in the shape of a run's batches, on which engines and models are tried instead of records."""
+"""Makes batches of random images and texts in the shape of a run's, on which engines and models are tried."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dummy_batch(
     towers: Towers | None = None,
     labelled: bool = False,
 ) -> GroupBatch:
-    """Makes noise in the shape of a few groups, whose sizes vary as in training.
+    """Makes a few groups of random images and texts (or features); the sizes of the groups vary as in training.
 
     Args:
         config: Configuration with its defaults resolved.
@@ -39,7 +39,7 @@ def dummy_batch(
         labelled: Whether the loss reads the records' classes; the batch then has them.
 
     Returns:
-        The batch. The same arguments give the same noise.
+        The batch. The same arguments give the same batch.
     """
     public = config.public.records if plan.bounding.method.public_records else 0
     count = max(1, min(plan.groups, config.bounding.microbatch // (plan.bounding.group_size + public), _GROUPS))
@@ -63,10 +63,11 @@ def dummy_batch(
 
 
 def largest_pass(config: Config, plan: PrivacyPlan) -> int:
-    """Estimates the number of records in the largest group (whole batch: in its largest microbatch), limited to 64.
+    """Estimates how many records pass through the model at once in the largest group; returns 64 at most.
 
-    `dpfed.models.validation.check_independence` tries the model on as many records of noise. Images of more than 64 x 64
-    pixels lower the limit, to 2 records at least.
+    For methods that contrast the whole batch, a microbatch takes the place of the group. The function
+    `dpfed.models.validation.check_independence` tries the model on as many random images. Images of more than 64 x 64 pixels
+    lower the limit, to 2 records at least.
 
     Args:
         config: Configuration with its defaults resolved.

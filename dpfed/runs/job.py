@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def say_what_is_trained(parts: Parts, progress: Progress) -> None:
     """Tells the user, before the first step, which part of the model is trained, and how much of a caption it reads."""
     trained = trained_of(parts.model, parts.config)
-    progress.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
+    progress.note(f"trains {trained}; the sum of a step has {trained.bytes_per_aggregate:,} bytes")
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
         progress.note(f"a {parts.store.unit_name} may be in both the train and the {split} split: figures then look better")

@@ -69,7 +69,7 @@ class Measurement:
         self._record([figure.compared(self._untrained, noise) for figure in trained])
 
     def untrained_model(self) -> nn.Module | None:
-        """Returns a copy of the model with its weights before training; ``None``: they are gone. Call `after` first."""
+        """Returns a copy of the model with its weights before training; ``None``: not known. Call `after` first."""
         if self._weights is None:
             return None
         model = copy.deepcopy(self._parts.model)
@@ -101,7 +101,7 @@ class Measurement:
 
 
 class MetricsFile(Callback):
-    """Callback that writes a line about each step into metrics.jsonl.
+    """Callback that writes a line about each reported step (`StepSummary.is_reported`) into metrics.jsonl.
 
     Args:
         run: Directory of the run, which holds the file.

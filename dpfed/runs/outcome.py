@@ -97,7 +97,7 @@ _FEATURES = (
 )
 _KEPT_FEATURES = (
     "The frozen towers' features of the records, which reveal as much as these: they stay beside {} record store, in "
-    "`STORE.features/`, until its owner deletes them (`dpfed data forget STORE`)."
+    "`STORE.features/`, until somebody deletes them (`dpfed data forget STORE`)."
 )
 _NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobody knows whether it is enough."
 _ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function of the records."

@@ -116,7 +116,7 @@ def finished_model(config: Config, model: nn.Module, tokenizer: Tokenizer | None
 
 
 def own_loss(config: Config, parts: OwnParts, model: nn.Module, views: RecordViews) -> GroupLoss:
-    """Returns the loss of one group; first tries a user's own loss on the model's embeddings of noise images.
+    """Returns the loss of one group; first tries a user's own loss on the model's embeddings of random images.
 
     Raises:
         UserError: See `dpfed.objectives.own.refuse_unfit`; also for a user's own loss with ``bounding.method = 'public'``.

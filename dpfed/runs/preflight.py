@@ -238,8 +238,8 @@ def refuse_inexact(config: Config) -> None:
     said = "privacy.noise = 'discrete' promises only what is proven in floating point, too, and "
     if config.bounding.engine == "layerwise":
         raise UserError(
-            f"{said}bounding.engine = 'layerwise' passes several groups at once. That each group is rounded independently "
-            "is then checked, but not proven: leave bounding.engine out, or take 'loop'. [run-discrete-layerwise]"
+            f"{said}bounding.engine = 'layerwise' passes several groups through the model at once. That each group is rounded "
+            "independently is then tested, but not proven: leave bounding.engine out, or take 'loop'. [run-discrete-layerwise]"
         )
     if config.training.device == "mps":
         raise UserError(f"{said}mps computes norms in float32: set training.device = 'cpu'. [run-discrete-mps]")

@@ -23,7 +23,7 @@ from dpfed.runs.starts import procedural_path, recipe_for, start_is_there
 
 
 def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:
-    """Resumes an interrupted run of one process; returns a finished run as it is.
+    """Resumes an interrupted run in this process; returns a finished run as it is.
 
     Args:
         folder: Folder of the run.

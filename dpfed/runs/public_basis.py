@@ -1,4 +1,4 @@
-"""Chooses, makes and keeps the public basis of a run of private moments: a map that shortens each tower's features.
+"""Chooses, makes and keeps the public basis of a run of private moments: a projection of each tower's features.
 
 dpfed makes a basis once for a pair of towers, from the features of public records, and keeps it in ``data.stores``. dpfed
 writes the basis's fingerprint into the run's configuration before it computes the features of any private record.
@@ -77,7 +77,10 @@ class PublicBasis:
         try:
             return read(self.content)
         except ValueError as error:
-            raise UserError(f"this public basis is damaged, so no tower can take it ({error}). [basis-damaged]") from error
+            raise UserError(
+                f"this public basis is damaged, so no tower can take it ({error}): the coordinator has to propose new terms. "
+                "[basis-damaged]"
+            ) from error
 
     @property
     def text(self) -> str:

@@ -27,7 +27,7 @@ _LOCAL_DIR = "local-dir:"
 
 
 def starting_weights(config: Config) -> StartingWeights | None:
-    """Returns the weights that a run starts from; ``None``: they are random, or come with the open_clip or timm model.
+    """Returns the weights that ``model.start`` names; ``None``: it names none.
 
     Args:
         config: Configuration. If the start is procedural, its model's defaults must be resolved
@@ -116,7 +116,7 @@ def checked_start(config: Config) -> StartingWeights | None:
             raise UserError(
                 f"model.start: {start.path} was trained on records that are not marked public ('{run['data']}', run "
                 f"{run['run']}), and no privacy guarantee holds for them: nothing would protect them in a model that starts "
-                "there. Start from a private run, or from one on public records. [start-unprotected]"
+                "from these weights. Start from a private run, or from one on public records. [start-unprotected]"
             )
     return start
 

@@ -217,7 +217,10 @@ def _refuse_unknown(table: dict[str, Any], valid: tuple[str, ...], where: str) -
 def _name(table: dict[str, Any], where: str) -> str:
     name = table.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(f"{where}: 'name' must be letters, digits, '.', '_' and '-'; got {shown(name)}. [sweep-name-wrong]")
+        raise UserError(
+            f"{where}: 'name' must begin with a letter or digit, and have at most 100 letters, digits, '.', '_' and '-'; got "
+            f"{shown(name)}. [sweep-name-wrong]"
+        )
     return name
 
 

@@ -1,4 +1,4 @@
-"""Tries one step on noise instead of records, and refuses captions that are all equal, before any budget is spent.
+"""Tries one step on random images instead of records, and refuses captions that are all equal, before any budget is spent.
 
 The trial checks three conditions for a step of the run: the gradient of a group reaches the weights, the weights change, and
 the model still computes finite numbers after its weights have moved as far as they can in the run. A setting that fails the
@@ -77,12 +77,12 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
     norm, bounding = float(norms.max()) if len(norms) else 0.0, plan.bounding
     if not math.isfinite(norm):
         raise UserError(
-            f"the gradient of objective.name = '{config.objective.name}' is not finite on images of noise, and dpfed leaves "
+            f"the gradient of objective.name = '{config.objective.name}' is not finite on random images, and dpfed leaves "
             "such gradients out: nothing would be learnt. Choose other [objective] keys, or precision 'fp32'. [run-gradient]"
         )
     if norm == 0:
         raise UserError(
-            "the gradient of a group of noise is zero: nothing would be learnt. Check [objective]. [run-no-gradient]"
+            "the gradient of a group of random images is zero: nothing would be learnt. Check [objective]. [run-no-gradient]"
         )
     # Length of the clipped gradient, as a part of the longest that the noise is made for; an adaptive threshold finds its own.
     left, key = {
@@ -92,9 +92,9 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
     }[bounding.clipping]
     if plan.private and left < _LEAST_SIGNAL:
         raise UserError(
-            f"the gradient of a group of noise has norm {norm:.1g}. With bounding.{key}, that is only {left:.1g} of the norm "
-            "to which the privacy noise is scaled, so nothing would be learnt: lower this value, or check [objective]. "
-            "[run-no-signal]"
+            f"the gradient of a group of random images has norm {norm:.1g}. With bounding.{key}, that is only {left:.1g} of "
+            "the norm to which the privacy noise is scaled, so nothing would be learnt: lower this value, or check "
+            "[objective]. [run-no-signal]"
         )
     return total
 

@@ -75,7 +75,7 @@ def test_the_second_run_computes_nothing(tree, tmp_path, computed):
     for number, epsilon in enumerate((8.0, 1.0)):
         tree["privacy"]["epsilon"] = epsilon
         run = pretrain(parse_config(tree), tmp_path / f"run{number}")
-        assert not run.features.exists() and "`STORE.features/`, until its owner deletes" in run.card.read_text()
+        assert not run.features.exists() and "`STORE.features/`, until somebody deletes" in run.card.read_text()
     assert computed == [100, 600]  # held-out records, which the run measures, and its own
     place = tmp_path / "store.features"
     assert len(shards(place)) == 2 and stat.S_IMODE(place.stat().st_mode) == 0o700

@@ -146,5 +146,5 @@ def test_captions_that_all_say_the_same_are_refused(tiny, tmp_path, differ):
 
 def test_a_gradient_of_zero_is_not_blamed_on_the_clip_norm(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("dpfed.runs.trial_step.LoopEngine.add_clipped", lambda *_: torch.zeros(1))
-    with pytest.raises(UserError, match="the gradient of a group of noise is zero.*run-no-gradient"):
+    with pytest.raises(UserError, match="the gradient of a group of random images is zero.*run-no-gradient"):
         pretrain(parse_config(changed(tiny, **{"privacy.steps": 2, "evaluation": {"split": "none"}})), tmp_path / "run")
