@@ -80,7 +80,10 @@ class Chosen:
 
 
 def choose(request: Request, progress: Progress | None = None) -> Chosen:
-    """Chooses all settings of a run from public numbers. It imports the data set; no pixel, caption or label affects a choice.
+    """Imports a data set, and chooses all settings of a run on it from public facts.
+
+    Among these facts are the number of records, the size of the first images, and the names of splits, classes and units
+    (`dpfed.automatic.survey`). No pixel, no caption and no single record's label affects a choice.
 
     Args:
         request: Request of the user.
@@ -240,8 +243,9 @@ def _within(
     if minutes is not None and each * batch * steps > 1.1 * allowed:
         raise UserError(
             f"{steps} steps of {batch:,} records take about {duration(each * batch * steps)} on this machine, and {asked} "
-            "allows less; with fewer steps or records, the model learns nothing. Allow more time, or give a smaller model, or "
-            "smaller images (--set data.size=32). [automatic-minutes]"
+            f"allows less; dpfed does not lower the steps below {_FEWEST_STEPS}, or the batch below {_SMALLEST_BATCH}. Allow "
+            "more time, or give a smaller model, smaller images (--set data.size=32), or a smaller --batch or --steps. "
+            "[automatic-minutes]"
         )
     if (batch, steps) == (config.privacy.batch, config.privacy.steps):
         return choices, config, seconds

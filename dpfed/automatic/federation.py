@@ -32,7 +32,8 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
 
     Raises:
         UserError: If there are fewer than two sites, a site without records, or fewer than 100 records in all; if the
-            coordinator's store holds another kind of records; or if the store of public records is not marked public.
+            coordinator's store holds another kind of records; if the store of public records is not marked public; if the model
+            is unknown; or if a setting of the request is wrong or has no effect.
     """
     if len(counts) < 2 or min(counts) < 1:
         raise UserError(
@@ -42,7 +43,8 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
     records, given = sum(counts), request.given()
     if records < FEWEST:
         raise UserError(
-            f"{records} records in all are too few: with fewer than {FEWEST}, no method learns anything. [federation-plan-few]"
+            f"{records} records in all are too few: with fewer than {FEWEST}, no method learns anything. Add sites "
+            "or records. [federation-plan-few]"
         )
     kind, store = "image-text" if captions else "image", str(request.data)
     labels, split = _own(local_path(store, "data"), kind) if store else ({}, "none")

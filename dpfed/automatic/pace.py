@@ -23,11 +23,11 @@ _IMAGES = 16  # images in a timed pass of frozen towers
 
 
 def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
-    """Estimates a run's duration in seconds: of all noisy steps or, for private moments, of computing all records' features.
+    """Estimates a run's duration in seconds: of all noisy steps or, for private moments, of computing the features.
 
-    The estimate needs neither a procedural initialisation nor a basis of generated records, which may not exist yet. If dpfed
-    must still make such a basis, which it does once for each pair of towers, the estimate includes the features of the basis's
-    records.
+    The estimate leaves out features that earlier runs kept beside the store. It needs neither a procedural initialisation nor a
+    basis of generated records, which may not exist yet. If dpfed must still make such a basis, which it does once for each pair
+    of towers, the estimate includes the features of the basis's records.
 
     Args:
         config: Configuration of the run.
@@ -49,7 +49,7 @@ def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
         if plan.bounding.method.public_records and config.public.is_generated:
             few = {"generated": max(_GENERATED, config.public.records)}
         parts = build(changed(config, public=few), Randomness.from_seed(0), progress, known=plan)
-    progress.note("measuring the model's speed with random images")
+    progress.note("measuring the model's speed with artificial images")
     if not closed_form:
         return plan.steps * plan.sampling.batch * _seconds_of_a_record(parts) * _VIEWS
     is_made = kind_of(config) != "generated" or is_generated_basis_made(parts.config, parts.model, parts.views)

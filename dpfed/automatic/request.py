@@ -21,12 +21,12 @@ class Request:
     Attributes:
         data: Path of a folder, a table, another file that an importer reads, or a record store.
         epsilon: Epsilon of the guarantee.
-        delta: Delta of the guarantee; ``None``: 1/(N ln N).
+        delta: Delta of the guarantee; ``None``: 1/(N ln N), with N training records (or protected units).
         model: Name of a model, see `dpfed.automatic.towers.given_towers`; ``None``: dpfed chooses.
         method: Name of the bounding method; ``None``: dpfed chooses.
         minutes: Longest training time on this machine, minutes; a plan that cannot be so short is refused. ``None``: the plan
             is shortened to 20 minutes if it can be.
-        batch: B, expected number of records in a step; ``None``: dpfed chooses.
+        batch: B, expected number of records (or protected units) in a step; ``None``: dpfed chooses.
         steps: T, number of steps; ``None``: dpfed chooses.
         public: Path of a public record store, for public contrast; other methods do not use it. ``None``: there is none.
         assignments: Further settings, each ``section.key=value``.

@@ -60,7 +60,7 @@ class Situation:
         device: Device: ``"cpu"``, ``"cuda"`` or ``"mps"``.
         public: Path of a public record store; ``None``: the user gave none.
         given: Values of the keys that the user set, by dotted key.
-        records: N, number of training records; ``None``: not known before the import.
+        records: N, number of training records (or protected units); ``None``: not known before the import.
         held_out: Evaluation split, or ``"none"``.
         budgeted: Whether the records have a lifetime budget, which does not cover figures that depend on training labels.
         size: Side of the images that the model reads, pixels.
@@ -85,7 +85,7 @@ class Situation:
 
     @property
     def known_records(self) -> int:
-        """N, number of training records; it is known only after the import."""
+        """N, number of training records (or protected units); it is known only after the import."""
         assert self.records is not None
         return self.records
 

@@ -93,12 +93,13 @@ def settle(
 def refuse_another(request: Request, folder: str | Path) -> None:
     """Refuses to resume a run that differs from the request.
 
-    The comparison leaves out three kinds of settings: keys that the user did not set, or set to their default (except
-    ``model.start``); keys for which the run chooses a value itself (``auto``); and the minutes, which no run stores.
+    The comparison leaves out three kinds of settings: keys that the user did not set, or reset to their defaults by ``KEY=``
+    (except ``model.start``); keys that the user set to ``auto``, for which the run chooses a value; and the minutes, which no
+    run stores.
 
     Args:
-        request: Request of the user. Its data set, epsilon, model and public records, and every key that it sets, must be those
-            of the run.
+        request: Request of the user. Its data set, epsilon, model, public records (if the run's method is ``public``) and
+            every key that it sets must be those of the run.
         folder: Folder of the run.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Counts the records at a path before an import: their number, their kind, and the size of their images.
+"""Reads the public facts of the records at a path before an import, such as their number, their kind and the size of images.
 
 The choices depend on these facts of the data set and on no others. The facts count as public, as N, the number of training
 records, does in every run.

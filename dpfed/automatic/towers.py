@@ -95,7 +95,8 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
         weights: Tag of weights that the library fetches, or a local file or folder; ``None``: the library's usual weights.
 
     Raises:
-        UserError: If the name or the weights are unknown or unavailable, or the model has no pretrained weights.
+        UserError: If the name or the weights are unknown or unavailable, the model has no pretrained weights, or `weights` is
+            given for a text tower.
     """
     from dpfed.features.public_tower import public_text_tower, public_tower
 

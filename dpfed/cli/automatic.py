@@ -33,7 +33,7 @@ Data = Annotated[
 Epsilon = Annotated[
     float | None, _option("--epsilon", help="The guarantee: 1 is strong, 8 is usual, more is weak.", panel=_DATA)
 ]
-Delta = Annotated[float | None, _option("--delta", help="Default: 1/(N ln N), with N training records.")]
+Delta = Annotated[float | None, _option("--delta", help="Default: 1/(N ln N), with N training records (or protected units).")]
 Model = Annotated[
     str | None,
     _option(
@@ -42,7 +42,9 @@ Model = Annotated[
         "open_clip model, cnn, resnet18, or package.module:function.",
     ),
 ]
-MethodName = Annotated[str | None, _option("--method", help="Method of bounding: moments, group, public, ...")]
+MethodName = Annotated[
+    str | None, _option("--method", help="Method of bounding: moments, group, public, or another of docs/methods.md.")
+]
 Minutes = Annotated[
     float | None,
     _option(
@@ -51,13 +53,14 @@ Minutes = Annotated[
         panel=_DATA,
     ),
 ]
-Batch = Annotated[int | None, _option("--batch", help="B: expected number of records in a step.")]
+Batch = Annotated[int | None, _option("--batch", help="B: expected number of records (or protected units) in a step.")]
 Steps = Annotated[int | None, _option("--steps", help="T: number of noisy steps.")]
 Public = Annotated[
     str | None,
     _option(
         "--public",
-        help="A record store imported with --public, for public contrast; other methods do not use it.",
+        help="Store of public records (`dpfed data import --public`). Only the method public uses them, whether --method names "
+        "it or dpfed chooses it.",
         metavar="STORE",
     ),
 ]
@@ -163,13 +166,13 @@ def _rows(chosen: Chosen) -> Iterator[tuple[str, str, str]]:
     counted = f"{plan.sampling.records:,} training {plan.promise.protected}s"
     yield "promise", promise, f"noise multiplier {plan.noise.multiplier:.3g}, for {counted}"
     if chosen.seconds is not None:
-        why = "measured on this machine with random images"
+        why = "measured on this machine with artificial images"
         if chosen.config.model.start == PROCEDURAL or (
             plan.bounding.method.public_records and chosen.config.public.is_generated
         ):
             why += "; generated images and their initial weights, which dpfed makes once, take some minutes more"
         if chosen.seconds == 0:
-            yield "time", "under a minute", "an earlier run kept the features of these records, and the public basis"
+            yield "time", "under a minute", "earlier runs kept all features that this run needs"
         else:
             yield "time", f"about {duration(chosen.seconds)}", why
 

@@ -120,7 +120,9 @@ def settle(
 
         budgets = settle_run(run)
     if not budgets:
-        raise UserError(f"neither {run} nor its records have a budget: `dpfed budget set STORE` sets one. [budget-run-none]")
+        raise UserError(
+            f"neither {run} nor its records have a budget, so nothing is reserved that could be given back. [budget-run-none]"
+        )
     for budget in {budget.head.id: budget for budget in budgets}.values():
         _line("budget", f"{shown(budget)}: {percent(budget.filter.part(budget.spent))} is taken")
 

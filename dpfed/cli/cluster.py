@@ -39,7 +39,7 @@ Workers = Annotated[
     ),
 ]
 GpusPerWorker = Annotated[int | None, _option("GPUs per worker, 0 or 1; default: 1 if the cluster has GPUs.")]
-CpusPerWorker = Annotated[int | None, _option("CPUs per worker; default: an equal part of all.")]
+CpusPerWorker = Annotated[int | None, _option("CPUs per worker; default: the most with which there is room for all workers.")]
 Restarts = Annotated[int | None, _option("Restarts of the workers after a worker has died; default 3.")]
 
 

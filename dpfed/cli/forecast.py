@@ -28,7 +28,8 @@ Public = Annotated[
     typer.Option(
         "--public",
         metavar="STORE",
-        help="Public records: a store imported with --public, or 'procedural' or 'shapes' (generated). Default: procedural.",
+        help="Public records in the place of the private ones: a store (`dpfed data import --public`), or procedural or "
+        "shapes, which dpfed generates. Default: procedural. Leave it out with bounding.method = 'moments'.",
         show_default=False,
     ),
 ]

@@ -70,7 +70,8 @@ def site_settings(settings: list[str]) -> dict[str, str]:
     """Reads the values of ``--set`` of `dpfed site setup`.
 
     Raises:
-        UserError: If a text is not KEY=VALUE, or its key is unknown, given twice, or given in another way.
+        UserError: If a text is not KEY=VALUE; if its key is unknown, has an option of its own, or is ``name``, which the kit
+            states; or if a key gets two values.
     """
     from dpfed.federation.site.folder import SiteSettings
 

@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True)
 
 SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder, or the folder of its kit.", show_default=False)]
 KitFolder = Annotated[Path, typer.Argument(help="The folder of the site's kit.", show_default=False)]
-Budget = Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to.")]
+Budget = Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to; default: any.")]
 Delta = Annotated[
     float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
 ]
@@ -187,7 +187,9 @@ def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
     site = SiteFolder.open(folder)
     if not site.ledger.exists():
         site.terms()  # says how to join
-        raise UserError(f"{site.ledger} is missing: what the site has spent is not known. Restore it. [site-ledger-missing]")
+        raise UserError(
+            f"{site.ledger} is missing: what the site has spent is not known. Restore this file. [site-ledger-missing]"
+        )
     opened = Ledger.open(site.ledger)
     plan = opened.plan
     every = max(1, opened.charged // _SHOWN)  # to account for each of thousands of steps would take minutes

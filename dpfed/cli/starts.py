@@ -19,7 +19,8 @@ def start(
     """Make initial weights for a configuration's model, without any record.
 
     The model is trained without noise on procedural images. These are no person's data, so the weights cost no privacy. The
-    configuration determines model, views, objective and image size; `dpfed config show start` shows all other settings.
+    configuration determines model, views of images and texts, objective, image size, device and data.stores;
+    `dpfed config show start` shows all other settings.
     """
     from rich.markup import escape
 

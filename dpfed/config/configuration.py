@@ -84,7 +84,7 @@ class Config(Section):
             raise UserError(f"{problem(error, type(self))}. [config-value-invalid]") from None
 
     def refuse_idle(self, origin: str = "config") -> None:
-        """Refuses keys that are given and have no effect, and a warm-up that is longer than the run.
+        """Refuses keys without effect whose values differ from their defaults, and a warm-up that is longer than the run.
 
         The constructor calls this check. `model_copy`, which returns a changed configuration, does not call it.
 
@@ -218,14 +218,16 @@ def deciding(key: str) -> tuple[str, ...]:
 
 
 def refuse_unmeasured(config: Config, tasks: tuple[str, ...]) -> None:
-    """Refuses evaluation keys without effect on the tasks that the records allow, unless ``evaluation.tasks`` is set.
+    """Refuses evaluation keys that have no effect in a run that measures only the tasks that its records allow.
+
+    If the configuration sets ``evaluation.tasks``, nothing is refused.
 
     Args:
         config: Configuration of the run.
         tasks: Tasks that the run's records allow; empty: nothing is refused.
 
     Raises:
-        UserError: If the configuration has such settings, see `Config.refuse_idle`.
+        UserError: If the configuration gives such keys values other than their defaults.
     """
     if config.evaluation.tasks or not tasks:
         return

@@ -29,8 +29,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             empty value removes the key, so that its default holds.
 
     Raises:
-        UserError: If the file is missing, its syntax is wrong, an assignment is wrong (see `assigned`), a key is unknown or has
-            no effect, or a value is out of range.
+        UserError: If the file is missing or no TOML, `overrides` is a text, an assignment is wrong (see `assigned`), a key is
+            unknown or has no effect, or a value is wrong.
     """
     if isinstance(overrides, str):
         raise UserError(
@@ -72,8 +72,8 @@ def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
         origin: Origin of the configuration, such as its file, for messages.
 
     Raises:
-        UserError: If a value is wrong; the message names the first wrong key, its value and what was expected. Also if keys
-            have no effect, or the warm-up is longer than the run, see `Config.refuse_idle`.
+        UserError: If a key is unknown or a value is wrong; the message names the first such key. Also if keys have no effect,
+            or the warm-up is longer than the run, see `Config.refuse_idle`.
     """
     config = _checked(tree, origin)
     config.refuse_idle(origin)
@@ -90,7 +90,7 @@ def read_back(tree: dict[str, Any], origin: str) -> Config:
         origin: Origin of the configuration, such as its file, for messages.
 
     Raises:
-        UserError: If a value is wrong; the message names the first wrong key, its value and what was expected.
+        UserError: If a key is unknown or a value is wrong; the message names the first such key.
     """
     config = _checked(tree, origin).effective()
     if config.method.closed_form and not config.is_aligned and not {"basis", "layers"} <= config.bounding.options.keys():

@@ -59,7 +59,7 @@ def _of_method(holds: Callable[[Method], bool], why: str, choice: str = "") -> W
     return When("bounding.method", lambda bounding: holds(method_named(bounding.method)), remedy)
 
 
-_CONTRASTS_GROUPS = _of_method(lambda method: not method.whole_batch, "it contrasts the whole batch", "group")
+_CONTRASTS_GROUPS = _of_method(lambda method: not method.whole_batch, "this method contrasts the whole batch", "group")
 _DRAWS_GROUPS = _of_method(lambda method: not method.singleton_groups, "every record forms its own group", "group")
 _CAPPED = _of_method(lambda method: method.capped, "this method does not cap its batch")
 _PICKS_ENGINE = _of_method(lambda method: method.picks_engine, "this method has its own engine")
@@ -85,10 +85,10 @@ class BoundingConfig(Section):
         0.01, description="clipping = 'automatic': constant added to the norm by which a gradient is divided"
     )
     max_group_size: Annotated[int | None, _CONTRASTS_GROUPS, _DRAWS_GROUPS] = Field(
-        None, description="largest number of records in a group; further ones are dropped"
+        None, description="largest number of records in a group; further ones are dropped; default: no limit"
     )
     max_batch: Annotated[int | None, _CAPPED] = Field(
-        None, ge=2, description="sample and logit: largest number of records in a batch; default B + 4 sqrt(B)"
+        None, ge=2, description="methods sample and logit: largest number of records in a batch; default B + 4 sqrt(B)"
     )
     options: dict[str, bool | int | float | str] = Field({}, description="the method's own options (docs/methods.md)")
     engine: Annotated[Literal["auto", "loop", "layerwise"], _PICKS_ENGINE] = Field(
@@ -133,12 +133,16 @@ class PrivacyConfig(Section):
     per_unit: Annotated[int, only("privacy.unit", "user")] = Field(
         1, ge=1, description="unit = 'user': largest number of a unit's records that take part in a step"
     )
-    batch: int = Field(1024, description="B: expected number of records (or units) in a step; each is drawn with q = B/N")
+    batch: int = Field(
+        1024, description="B: expected number of records (or units) in a step; each is drawn with probability q = B/N"
+    )
     steps: int = Field(100, description="T: number of noisy steps in the whole run")
     not_covered: str | None = Field(
         None, description="under a lifetime budget: justification for releases that it does not count (docs/budget.md)"
     )
-    seed: int | None = Field(None, description="for tests only: a seed voids the secrecy of the noise and marks the card")
+    seed: int | None = Field(
+        None, description="for tests only: anyone can compute the noise from a seed, so no guarantee holds"
+    )
 
 
 class TrainingConfig(Section):

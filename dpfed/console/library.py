@@ -87,13 +87,13 @@ def pretrain(
         data: Folder of images, a table, another data set that dpfed reads, or a record store.
         epsilon: Epsilon of the guarantee; 8 is usual, 1 is strong.
         out: Another name for `folder`.
-        delta: Delta of the guarantee; default: 1/(N ln N), with N training records.
+        delta: Delta of the guarantee; default: 1/(N ln N), with N training records (or protected units).
         model: Encoder: ``timm/NAME``, ``torchvision/NAME``, ``open_clip/NAME``, the folder of a public run or of an open_clip
             model, ``cnn``, ``resnet18``, or ``package.module:function``; default: dpfed chooses it.
         method: Method of bounding; default: dpfed chooses it.
-        minutes: Longest training time on this machine; a plan that cannot be so short is refused. ``None``: the plan is
-            shortened to 20 minutes if it can be.
-        batch: B, the expected number of records in a step; default: dpfed chooses it.
+        minutes: Longest training time on this machine, minutes; a plan that cannot be so short is refused. ``None``: the plan
+            is shortened to 20 minutes if it can be.
+        batch: B, the expected number of records (or protected units) in a step; default: dpfed chooses it.
         steps: T, the number of noisy steps; default: dpfed chooses it.
         public: Path of a public record store. Public contrast contrasts its records with the private ones; other methods do
             not use it.

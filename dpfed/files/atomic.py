@@ -1,8 +1,11 @@
 """Creates files and folders atomically: after a crash or a power cut, each exists completely or not at all.
 
-The order is always the same: write under a temporary name, force the content to the disk (fsync), rename, force the new name to
-the disk. Privacy depends on this order: a noisy sum must be on disk before it is charged, and the charge must be on disk before
-the sum is used.
+A file or folder gets a temporary name first. Its content is forced to the disk (fsync), then it is renamed, then the new name
+is forced to the disk. Three functions differ: `create_file` writes under the final name, so that a crash can leave a part of a
+file; `create_atomically` makes a hard link in place of the renaming; `make_folder` makes an empty folder under its final name.
+
+Privacy depends on this: what a step released, or the training state that follows from it, must be on disk before the step is
+charged, and the charge must be on disk before anything that depends on the release leaves the process.
 
 A record store's directory, too, gets its name only when it is complete.
 """
@@ -44,8 +47,8 @@ def write_atomically(path: Path, content: Content | Callable[[Path], object], mo
         mode: Permissions, reduced by the umask. The file has them before it has any content.
 
     Raises:
-        OSError: If the file cannot be written; the old file is still there, unless only the last step failed: to force the new
-            name to the disk.
+        OSError: If the file cannot be written. The old file is still there, unless the error came after the new file had
+            replaced it.
     """
     draft = path.with_name(f".{path.name}{DRAFT}")
     _remove(draft)  # left behind by a process that was killed
@@ -206,7 +209,10 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Removes drafts that a killed `write_atomically` left in a folder. No process may write there at the same time."""
+    """Removes temporary files that killed calls of `write_atomically` or `create_atomically` left in a folder.
+
+    No process may write in the folder at the same time.
+    """
     for draft in folder.glob(f".*{DRAFT}"):
         _remove(draft)
 
@@ -234,7 +240,7 @@ def refuse_existing(path: Path) -> None:
         UserError: If something exists at the path.
     """
     if os.path.lexists(path):
-        raise UserError(f"{path} exists already; choose another destination or delete it first. [file-exists]")
+        raise UserError(f"{path} exists already; delete it first, or choose another destination. [file-exists]")
 
 
 @contextlib.contextmanager
@@ -324,4 +330,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 def cannot_write(path: Path, error: OSError) -> UserError:
     """Returns the error for a store that cannot be written, because of the disk or its permissions."""
-    return UserError(f"cannot write the record store {path}: {error.strerror or error}. [store-unwritable]")
+    return UserError(
+        f"cannot write the record store {path}: {error.strerror or error}. Remove the cause, or choose another "
+        "destination. [store-unwritable]"
+    )

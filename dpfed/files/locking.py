@@ -69,14 +69,15 @@ def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
         wait: Seconds to wait for the lock; infinity: without a limit.
 
     Raises:
-        UserError: If another process holds the lock, the storage has no locks, or the path is not a file, for example a link
-            to another user's file.
+        UserError: If another process holds the lock, the storage has no locks, or the path is a link (for example to another
+            user's file), a pipe or a device.
         OSError: If the file cannot be opened.
     """
     with contextlib.suppress(FileNotFoundError):
         if not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISDIR(mode)):
             raise UserError(
-                f"dpfed takes a lock on {path}, which is a link, a pipe or a device, not a file: remove it. [file-not-ordinary]"
+                f"dpfed takes a lock on {path}, which is a link, a pipe or a device, not a file: remove {path}. "
+                "[file-not-ordinary]"
             )
     # The file may have content: a run's lock file says which run it is. A soft lock, a file whose existence is the lock, would
     # outlive a process that is killed; filelock would fall back to it where the storage has no locks.

@@ -13,7 +13,8 @@ def open_regular(path: Path) -> BinaryIO:
     """Opens a regular file for reading.
 
     Raises:
-        OSError: If the file does not exist, or is a folder, a pipe or a device. The function does not wait for a pipe's writer.
+        OSError: If the file does not exist or may not be read, or is a folder, a pipe or a device. The function does not wait
+            for a pipe's writer.
     """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):

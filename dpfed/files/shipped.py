@@ -1,8 +1,8 @@
 """Finds the files that dpfed ships: configurations, sweeps, architectures of small towers, and the papers' figures.
 
 The current folder does not matter. In the repository the files are in ``configs/`` and ``benchmarks/published/``; setup.py
-copies them into the installed package. A name such as ``quickstart`` stands for a shipped file wherever a file is expected. A
-file of the user with that name takes precedence.
+copies them into the installed package. A name such as ``quickstart`` stands for a shipped file wherever such a file is
+expected. A file of the user with that name takes precedence, except in `shipped_file`.
 """
 
 from __future__ import annotations
@@ -131,4 +131,4 @@ def _folder(installed: str, checkout: str) -> Path:
     for folder in (_PACKAGE / installed, _PACKAGE.parent / checkout):
         if folder.is_dir():
             return folder
-    raise UserError(f"this installation of dpfed lacks {_PACKAGE / installed}: install it again. [shipped-lacking]")
+    raise UserError(f"this installation of dpfed lacks {_PACKAGE / installed}: install dpfed again. [shipped-lacking]")

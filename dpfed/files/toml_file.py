@@ -28,7 +28,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         what: Kind of the file, for messages, such as ``config``.
 
     Raises:
-        UserError: If the file is missing, larger than 1 MiB, not UTF-8, or not valid TOML.
+        UserError: If the file is missing, cannot be read, is larger than 1 MiB, is not UTF-8, or is not valid TOML.
     """
     try:
         with open_regular(path) as file:

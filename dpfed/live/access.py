@@ -87,7 +87,7 @@ def _token_in(file: Path) -> str:
     try:
         if os.name == "posix" and stat.S_IMODE(file.stat().st_mode) & 0o077:
             raise UserError(
-                f"other users can read {file}: `chmod 600 {file}`, and write a new token into it. [watch-token-shared]"
+                f"other users have access to {file}: `chmod 600 {file}`, and write a new token to it. [watch-token-shared]"
             )
         token = read_text(file).strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -35,7 +35,8 @@ class Seen:
         seconds: Seconds of a step; ``None``: not known, or the run is not running.
         left: Seconds until the last step; ``None``: not known, or the run is not running.
         last: Time of the last step, seconds since the epoch; ``None``: not known, or the run is not running.
-        elsewhere: Whether this machine cannot tell if a process is working on the run.
+        elsewhere: Whether `state` is ``stopped`` only because this machine sees no process that works on the run, and cannot
+            see other machines or containers.
     """
 
     name: str

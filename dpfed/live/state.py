@@ -250,7 +250,7 @@ def _card(page: Path) -> str:
         lead(text)
     except (OSError, UnicodeDecodeError, UserError) as error:
         raise UserError(
-            f"{page} is damaged ({str(getattr(error, 'sentence', error)).rstrip('.')}): restore it. [watch-card-damaged]"
+            f"{page} is damaged ({str(getattr(error, 'sentence', error)).rstrip('.')}): restore this file. [watch-card-damaged]"
         ) from error
     return text
 
@@ -265,9 +265,11 @@ def _evaluations(path: Path) -> list[dict[str, Any]]:
         items = json.loads(read_text(path))["evaluations"]
         wrong = [fact for fact in map(wrong_fact, items) if fact]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}): restore it. [watch-figures-damaged]") from error
+        raise UserError(f"{path} is damaged ({error}): restore this file. [watch-figures-damaged]") from error
     if wrong:
-        raise UserError(f"{path} is damaged: an evaluation has no valid '{wrong[0]}'; restore it. [watch-evaluation-wrong]")
+        raise UserError(
+            f"{path} is damaged: an evaluation has no valid '{wrong[0]}'; restore this file. [watch-evaluation-wrong]"
+        )
     return items
 
 
@@ -288,7 +290,7 @@ def _budgets(path: Path) -> list[tuple[str, Path]]:
         noted = json.loads(read_text(path))
         return [(str(budget["id"]), Path(noted["store"])) for budget in noted["budgets"]]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}): restore it. [watch-budget-damaged]") from error
+        raise UserError(f"{path} is damaged ({error}): restore this file. [watch-budget-damaged]") from error
 
 
 def _terms(path: Path) -> dict[str, Any]:
@@ -299,14 +301,14 @@ def _terms(path: Path) -> dict[str, Any]:
         terms = json.loads(read_text(path))
         return {"trust": str(terms["trust"]), "sites": [{"name": str(site["name"])} for site in terms["sites"]]}
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}): restore it. [watch-terms-damaged]") from error
+        raise UserError(f"{path} is damaged ({error}): restore this file. [watch-terms-damaged]") from error
 
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}): restore it. [watch-config-damaged]") from error
+        raise UserError(f"{path} is damaged ({error}): restore this file. [watch-config-damaged]") from error
 
 
 def _is_number(value: object) -> bool:

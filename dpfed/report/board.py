@@ -53,7 +53,7 @@ def board_page(facts: CardFacts) -> str:
 
 
 def right_of_100(epsilon: float, delta: float) -> int:
-    """Returns the largest number of right answers, rounded up, among 100 guesses whether one record took part."""
+    """Returns the largest mean number of right answers in 100 guesses whether one record (or unit) took part, rounded up."""
     return math.ceil(float(guess(float(round_up(epsilon)), delta).removesuffix("%")))
 
 

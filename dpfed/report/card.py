@@ -24,8 +24,8 @@ _MARK = "**Mark:** "
 def privacy_card(facts: CardFacts) -> str:
     """Returns the facts of a run as Markdown.
 
-    If a mark voids the guarantee, or epsilon is not finite, the first line says that no guarantee holds. Epsilons then appear
-    only in rows that call them figures of the accountant, not a guarantee.
+    If a mark voids the guarantee, or epsilon is not finite, the first line says that no guarantee holds. The run's epsilons
+    then appear only in rows that call them figures of the accountant, not a guarantee, and in the result of an audit.
     """
     reasons = void_reasons(facts)
     title = _CARD if facts.plan.bounding.method.sound else _NO_CARD

@@ -38,8 +38,8 @@ ASSUMED_OF_BITS = (
 )
 SHARED_PASSES = (
     "A machine on which a group's gradient depends on the groups computed with it (bounding.engine = 'layerwise'): the proof "
-    "assumes that no machine computes so. Each machine was checked on noise before its first groups; this is not a proof. "
-    "bounding.engine = 'loop' computes every group by itself."
+    "assumes that no machine computes so. Each machine was checked on generated groups before the first private ones; this "
+    "is not a proof. bounding.engine = 'loop' computes every group by itself."
 )
 OTHER_RUNS = (
     "Other runs on the same records, such as a search for good settings, even if they were thrown away: they spend budget "
@@ -98,7 +98,8 @@ def foreign_method(said: str) -> Mark:
 
 
 CONTRADICTED = Mark(
-    "An audit contradicts the claim: attacks on the mechanism found out more than its epsilon allows (`privacy_audit.json`).",
+    "An audit contradicts the claim: attacks on the mechanism found out more than its epsilon allows, or one record moved the "
+    "sum by more than the sensitivity (`privacy_audit.json`).",
     voids=True,
 )
 
@@ -133,8 +134,8 @@ _OWN_PARTS = {
         "in another order, alone and in another process, and gave the same bits. What it does rarely would not be noticed."
     ),
     "model.image": (
-        "That the model with {said} embeds each record by itself. It was tried on noise: no embedding changed when another "
-        "record changed. What it does rarely, or with other inputs than noise, would not be noticed."
+        "That the model with {said} embeds each record by itself. It was tried on random inputs: no embedding changed when "
+        "another input changed. What it does rarely, or with other inputs, would not be noticed."
     ),
     "objective.name": (
         "That the loss {said} keeps nothing from one group for the next. It sees one group at a time, and gave "

@@ -18,7 +18,7 @@ INDEX, CHARTS = "gallery.json", "charts.json"
 
 @dataclass(frozen=True)
 class Tile:
-    """One picture: PNG bytes, a text under it, and a role: "plain", "query" or "right" (framed)."""
+    """One picture: PNG bytes, a text under it, and a role: "plain", or "query" or "right", which the page shows in frames."""
 
     png: bytes
     text: str = ""
@@ -77,7 +77,7 @@ class Gallery:
         """Reads a gallery that `write` wrote.
 
         Raises:
-            UserError: If a file is missing or damaged.
+            UserError: If a file is damaged, or a file other than charts.json is missing.
         """
         folder = Path(folder)
         try:
@@ -87,7 +87,10 @@ class Gallery:
                 return cls(sections)
             return cls(sections, *from_json(json.loads(read_text(folder / CHARTS))))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"the gallery {folder} is damaged ({error}): delete it. [report-gallery-damaged]") from error
+            raise UserError(
+                f"the gallery {folder} is damaged ({error}): restore the folder, or delete it; the report then has no "
+                "pictures. [report-gallery-damaged]"
+            ) from error
 
 
 def _tile(item: dict, folder: Path) -> Tile:

@@ -43,8 +43,8 @@ class Result:
         split: Split of the records.
         untrained_interval: 95% interval over the draw of held-out records; ``None``: not known.
         trained_interval: 95% interval of the trained value; ``None``: not known.
-        change: 95% interval of trained minus untrained, on the same records, which also covers what noise alone does; ``None``:
-            not known.
+        change: 95% interval of trained minus untrained, on the same records. Where the effect of noise alone was measured, the
+            interval also covers that effect. ``None``: not known.
         chance: Value that guessing gives; ``None``: not known.
     """
 

@@ -27,8 +27,8 @@ _WORDS = {
     "string_too_long": "expected a text of at most {max_length} characters",
     "string_pattern_mismatch": "expected a text that fits {pattern}",
     "tuple_type": "expected a list, such as [1, 2]",
-    "too_short": "give at least {min_length}",
-    "too_long": "give at most {max_length}",
+    "too_short": "expected a list of at least {min_length} values",
+    "too_long": "expected a list of at most {max_length} values",
     "literal_error": "expected {expected}",
     "greater_than": "expected more than {gt}",
     "greater_than_equal": "expected at least {ge}",
@@ -98,7 +98,7 @@ def complaint(error: ValidationError) -> str:
     context = {name: _limit(limit) for name, limit in first.get("ctx", {}).items()}
     words = _PATTERNS.get(str(context.get("pattern", ""))) or _WORDS.get(first["type"], first["msg"]).format(**context)
     if first["type"] == "too_short" and context["min_length"] == 1:
-        words = "give at least one"
+        words = "give at least one value"
     got = "" if first["type"] == "value_error" and isinstance(first["input"], dict) else f"; got {shown(first['input'])}"
     return f"{words[0].lower()}{words[1:]}{got}"
 

@@ -277,7 +277,7 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant, monkey
         ({"model": {"kind": "open_clip", "architecture": "a", "context": 10}}, "an open_clip architecture has its own"),
         ({"adaptation": {"rank": 3, "image": "full"}}, "'adaptation.image' and 'adaptation.rank' have no effect"),
         ({"objective": {"bias": 3.0}}, "'objective.bias' has no effect with objective.name = 'infonce'"),
-        ({"bounding": {"method": "batch", "group_size": 4}}, "it contrasts the whole batch"),
+        ({"bounding": {"method": "batch", "group_size": 4}}, "this method contrasts the whole batch"),
         ({"bounding": {"method": "none"}, "privacy": {"epsilon": 8.0, "delta": 1e-6}}, "'privacy.epsilon' and 'privacy.delta'"),
         ({"bounding": {"method": "dpcl"}, "privacy": {"accountant": "rdp"}}, "only RDP can account"),
         ({"public": {"records": 7}}, "set bounding.method = 'public'"),
@@ -317,7 +317,7 @@ def test_a_method_says_in_its_own_file_which_keys_it_reads(tmp_path, monkeypatch
     monkeypatch.setitem(method._FILES, "half_batches", "half_batches")
     monkeypatch.setattr("dpfed.config.sections.METHODS", (*METHODS, "half_batches"))
     assert parse_config({"bounding": {"method": "half_batches", "max_batch": 50}}).bounding.max_batch == 50
-    with pytest.raises(UserError, match="it contrasts the whole batch; set bounding.method = 'group'"):
+    with pytest.raises(UserError, match="this method contrasts the whole batch; set bounding.method = 'group'"):
         parse_config({"bounding": {"method": "half_batches", "group_size": 4}})
     with pytest.raises(UserError, match="set bounding.method = 'batch', 'logit', 'sample' or 'half_batches'"):
         parse_config({"bounding": {"max_batch": 50}})
