@@ -18,7 +18,7 @@ class Evaluator:
     """A fixed set of records and tasks on which models are measured.
 
     Attributes:
-        store: Records; labels of the training split are read for k-NN and the linear probe.
+        store: Records; for k-NN and the linear probe, training records are read with their labels.
         embedder: Function that returns the `Embedder` of a model, which computes its features and embeddings.
         options: Options that choose split and sizes.
         tasks: Tasks to measure (`dpfed.evaluation.tasks.tasks_of`); empty: nothing is measured.

@@ -53,7 +53,7 @@ class Embedder:
     device: torch.device | str
 
     def features(self, indices: np.ndarray) -> Tensor:
-        """Returns the features of records: the backbone's output without the projection head, or that of heads of moments.
+        """Returns the features of records: the output of the heads of moments if the model has them, else of the backbone.
 
         Args:
             indices: Indices of the records in the store, int64 ``(n,)``.

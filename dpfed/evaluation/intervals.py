@@ -10,9 +10,9 @@ records of one person) form a cluster, which is drawn as a whole: more queries f
   the other wrong, as in McNemar's test. The interval of Agresti and Min (2005) adds two queries: half a query is won, half is
   lost, and one is equal for both models.
 - Noise changes figures even if nothing is learnt. `beyond_noise` widens the interval of a change by Student's prediction
-  interval of the figures that noise alone gives (`dpfed.runs.noise_alone`). Both errors are added as if they were independent.
-  As the second includes a part of the first, the interval of a run without signal excludes zero in about one of 100 cases, not
-  in five.
+  interval of the figures that noise alone gives (`dpfed.runs.noise_alone`). The errors from the draw of records and from noise
+  are added as if they were independent. As the spread of the figures of noise alone includes a part of the error from the draw,
+  the interval of a run without signal is too wide: it excludes zero in about one of 100 cases, not in five.
 
 The intervals do not cover how trained models vary from run to run.
 """
@@ -52,11 +52,11 @@ class Outcomes:
         return float(self.values.mean())
 
     def interval(self) -> Interval:
-        """Returns the 95% interval of this fraction."""
+        """Returns the 95% interval of the fraction of right answers: its lower and upper end, in [0, 1]."""
         return wilson(self.figure(), _effective(self.values, self.clusters))
 
     def change_from(self, before: Outcomes, noise: Sequence[float] = ()) -> Interval:
-        """Returns the 95% interval of this fraction minus another model's fraction on the same queries.
+        """Returns the 95% interval of the fraction of right answers minus another model's fraction on the same queries.
 
         Args:
             before: Outcomes of the same queries with the other model.
@@ -81,7 +81,7 @@ def wilson(fraction: float, count: float) -> Interval:
 
 
 def apart(after: float, after_interval: Interval, before: float, before_interval: Interval) -> Interval:
-    """Returns the 95% interval of a difference of figures that were measured on independent draws (Newcombe 1998)."""
+    """Returns the 95% interval of ``after - before``, two figures that were measured on independent draws (Newcombe 1998)."""
     change = after - before
     down = math.hypot(after - after_interval[0], before_interval[1] - before)
     up = math.hypot(after_interval[1] - after, before - before_interval[0])

@@ -23,9 +23,10 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
 
 
 def wrong_fact(facts: object) -> str | None:
-    """Returns the first key whose value in a JSON object is missing or not as in `Evaluation.facts`; ``None``: no such key.
+    """Returns the first key of a JSON object (`Evaluation.facts`) whose value is missing or wrong; ``None``: no such key.
 
-    For a value that is no object, this is ``"name"``.
+    ``interval``, ``change`` and ``chance`` may be missing; ``queries`` is not checked. The types of the other values are
+    checked, and that value and chance lie in [0, 1]. For `facts` that are no object, the function returns ``"name"``.
     """
     if not isinstance(facts, dict):
         return "name"
@@ -80,11 +81,17 @@ class Evaluation:
         return {name: value for name, value in fields.items() if value is not None}
 
     def compared(self, before: list[Evaluation], noise: Sequence[list[Evaluation]] = ()) -> Evaluation:
-        """Returns this figure with its change from the untrained model's figure, if that was measured on the same queries.
+        """Returns this figure with its change from the untrained model's figure of the same name, split and protocol.
+
+        If there is no such figure, or the outcomes of either are not known, this figure is returned unchanged.
 
         Args:
             before: Figures of the untrained model.
-            noise: Figures of models whose weights noise alone may have produced, one list for each model.
+            noise: Figures of models whose weights noise alone may have produced, one list for each model; none, or at least two
+                lists.
+
+        Raises:
+            ValueError: If the two figures are on different queries, or `noise` has one such figure.
         """
         for other in filter(self._alike, before):
             if self.outcomes is not None and other.outcomes is not None:

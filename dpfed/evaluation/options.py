@@ -33,7 +33,9 @@ class EvaluationConfig(Section):
     templates: Annotated[Items[str], _MEASURED, _with("zero_shot")] = Field(
         ("a photo of a {}.",), min_length=1, description="zero-shot prompts, {} is the class"
     )
-    split: Literal["validation", "test", "none"] = Field("test", description="'none' trains without measuring")
+    split: Literal["validation", "test", "none"] = Field(
+        "test", description="split of the measured records; 'none': nothing is measured"
+    )
     every: Annotated[int, _MEASURED] = Field(
         0, ge=0, description="number of steps between evaluations during training; 0: only before and after it"
     )

@@ -35,7 +35,7 @@ def evaluate(
 
     Args:
         embedder: Embedder, which computes features and embeddings of records and captions with the model.
-        store: Records; labels of the training split are read for k-NN and the linear probe.
+        store: Records; for k-NN and the linear probe, training records are read with their labels.
         options: Options that choose split and sizes.
         tasks: Tasks to measure (`tasks_of`).
         which: Whether this is the trained or the untrained model.
@@ -83,7 +83,7 @@ def evaluate(
 
 
 def subset(store: RecordSet, indices: np.ndarray, limit: int) -> np.ndarray:
-    """Returns the `limit` indices with the smallest record keys (0: all), which do not depend on the order in the store."""
+    """Returns the indices of the `limit` records with the smallest keys (0: all), whatever the records' order in the store."""
     if not limit or limit >= len(indices):
         return indices
     return np.sort(indices[np.argsort(store.keys[indices], kind="stable")[:limit]])

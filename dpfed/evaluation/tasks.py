@@ -18,7 +18,7 @@ CLASS = "{}"  # placeholder of the class name in a template
 
 
 def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) -> tuple[str, ...]:
-    """Returns the tasks for `evaluate`: those that the options name or, if they name none, all that the records allow.
+    """Returns the tasks for `evaluate`: those that the options name or, if they name none, all that records and model allow.
 
     With ``evaluation.split = "none"``, the result is empty. Call this function before training, so that an impossible task is
     refused before any budget is spent.
@@ -29,8 +29,8 @@ def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) ->
         model: Configuration of the measured model, which tells whether it reads text.
 
     Raises:
-        UserError: If the split is empty, the store or model does not allow a named task, ``match = "unit"`` is set without
-            units, or a zero-shot template has no placeholder for the class.
+        UserError: If the split is empty, the store or model does not allow a named task, retrieval has ``match = "unit"`` and
+            the store names no units, or a template of zero-shot has no placeholder for the class.
     """
     if options.split == "none":
         return ()
@@ -129,9 +129,9 @@ def label_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
 
 
 def class_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
-    """Returns the labels that zero-shot predicts: those that held-out records have and whose class names contain letters.
+    """Returns the labels that zero-shot predicts: those that held-out records have and of which a class name contains a letter.
 
-    If the options name this task, labels whose class names contain no letters are predicted, too.
+    If the options name the task ``zero_shot``, labels whose class names contain no letters are predicted, too.
     """
     asked = "zero_shot" in options.tasks
     return [

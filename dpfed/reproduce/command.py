@@ -25,7 +25,7 @@ def reproduce(
     ] = "cpu",
     methods: Annotated[str | None, typer.Option(help="Compare only these methods, such as group,batch.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see the records: reports may show them.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the runs, with a folder for each result.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Folder in which the runs and the results are written.")] = Path("runs/reproduce"),
     listed: Annotated[
         bool, typer.Option("--list", help="List the experiments, their data sets and their numbers of runs.")
     ] = False,

@@ -49,8 +49,8 @@ class Experiment:
         data: Names of the data sets of the experiment.
         variants: Variants that the experiment compares.
         epsilons: Values of epsilon at which every variant with privacy is trained, unless it sets epsilon itself.
-        table: Number of the table in the DP-GCL paper whose figures are compared with ours; ``None``: the paper prints no
-            numbers, as for a figure.
+        table: Number of the table in the DP-GCL paper whose figures are compared with ours; ``None``: there are no published
+            numbers, because the paper draws a figure or the experiment is dpfed's own.
         axis: Name of the quantity `Variant.x`; empty: the experiment has no axis.
         largest_on_cpu: Largest `Variant.x` at ``--scale cpu``; variants beyond it are left out. ``None``: no limit.
         on_the_way: Number of evaluations during training, which the reports of the runs draw; 0: only after training.
@@ -82,7 +82,7 @@ class Experiment:
         return tuple(Variant("DP-GCL", run["set"], setting=run["name"]) for run in runs)
 
     def chosen(self, scale: str, methods: Iterable[str] | None) -> tuple[Variant, ...]:
-        """Selects the variants to run.
+        """Selects the variants of the given methods; at scale ``"cpu"``, without those beyond `largest_on_cpu`.
 
         Args:
             scale: Scale: ``"cpu"`` or ``"gpu"``.
@@ -101,6 +101,8 @@ class Experiment:
 
     def count(self, scale: str) -> int:
         """Counts the runs that the experiment trains: one for each variant and epsilon, and one for a variant without privacy.
+
+        An untrained variant needs no run of its own.
 
         Args:
             scale: Scale: ``"cpu"`` or ``"gpu"``.

@@ -27,7 +27,7 @@ class Row:
         setting: Setting that distinguishes the run from others of the same method; empty: no setting is needed.
         x: Value on the axis of the experiment; ``None``: the experiment has no axis.
         epsilon: Epsilon of the guarantee; infinity: no privacy.
-        metric: Name of the metric in results.json, without brackets.
+        metric: Name of the metric in results.json, without the label in brackets.
         ours: Our figure, percent; ``None``: not measured.
         published: Figure of the paper, percent; ``None``: the paper has none.
         sound: Whether the run's guarantee holds; ``False`` without privacy.
@@ -79,6 +79,8 @@ class Outcome:
     def write(self) -> dict[str, Path]:
         """Writes ``results.csv`` and ``comparison.html``, and replaces files of an earlier call.
 
+        Their folder lies in the request's `out`, and has the request's `name`.
+
         Returns:
             The paths of the files, with the keys ``"figures"`` and ``"page"``.
         """
@@ -106,7 +108,7 @@ def reproduce(request: Request, progress: Progress | None = None) -> Outcome:
         progress: Display of the stages; ``None``: no display.
 
     Raises:
-        UserError: If `plan_runs`, `require_right_data` or `train` raises it.
+        UserError: If `plan_runs`, `require_right_data`, `train` or `read_view` raises it.
     """
     progress = progress or Silent()
     planned = plan_runs(request)

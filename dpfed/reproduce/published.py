@@ -26,8 +26,8 @@ class Published:
         setting: Setting that distinguishes the figure from others of its table; empty: no setting is needed.
         epsilon: Epsilon of the guarantee, infinity without privacy; ``None``: the paper's experiment is not about privacy.
         metric: Metric that was measured, or hyperparameter whose value is given.
-        value: Value in the paper's unit (percent for accuracies of DP-GCL and BN); a word for a few hyperparameters; ``None``:
-            training diverged.
+        value: Value in the paper's unit (percent for accuracies of dp-gcl and batch-norm); a word for a few hyperparameters;
+            ``None``: training diverged.
         std: Standard deviation or error; ``None``: the paper gives none.
     """
 

@@ -84,7 +84,7 @@ def plan_runs(request: Request) -> list[Planned]:
 
     Raises:
         UserError: If there are no records at the path or no importer recognises them, the request does not suit the experiment,
-            its folder for the results is a file, or a configuration is refused.
+            `Request.out` is a file, or a configuration is refused.
     """
     experiment = request.experiment
     if experiment.pretrained and request.scale == "cpu":
@@ -137,7 +137,7 @@ def require_right_data(request: Request, planned: list[Planned], progress: Progr
         progress: Display of the import.
 
     Raises:
-        UserError: If no label of the records has as many classes as the data set.
+        UserError: If no label of the records has as many classes as the data set, or the records cannot be read or imported.
     """
     if request.data.classes is None:
         return

@@ -1,4 +1,4 @@
-"""Decides what an import may read: regular files below the source's folder, and other files only if the user allows it."""
+"""Decides what an import may read: regular files below the source's folder, and others only if the user allows it."""
 
 from __future__ import annotations
 

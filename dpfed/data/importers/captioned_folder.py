@@ -31,7 +31,10 @@ class CaptionedFolderImporter(Importer):
     layout = "a folder of images with a .txt of the same name beside each, a caption per line (x.jpg, x.txt)"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether at least half of a folder's images have a text of the same name, and the first texts hold words."""
+        """Returns whether at least half of a folder's images have a text of the same name.
+
+        One of the first 16 texts must contain a letter, because texts of numbers alone are not captions.
+        """
         access = access or Access.to(path)
         return path.is_dir() and mostly_captioned(list_files(path, access), access)
 
@@ -44,8 +47,8 @@ class CaptionedFolderImporter(Importer):
             splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
-            UserError: If `path` is not a folder, the first texts hold no words or there are no texts, or the splits of the
-                images are not clear.
+            UserError: If `path` is not a folder or cannot be read, there are no texts or the first 16 contain no letter, or the
+                splits or classes of the images are not clear.
         """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder: expected {self.layout}. [captioned-folder-not-one]")
@@ -92,9 +95,10 @@ class CaptionedFolderImporter(Importer):
 
 
 def mostly_captioned(listing: Listing, access: Access) -> bool:
-    """Returns whether at least half of the images have a text file of the same name, and the first texts hold words.
+    """Returns whether at least half of the images have a text file of the same name.
 
-    Texts of numbers alone are not captions: YOLO writes the boxes of an image into such a text.
+    One of the first 16 texts must contain a letter. Texts of numbers alone are not captions: YOLO writes the boxes of an image
+    into such a text.
 
     Args:
         listing: Contents of the folder.

@@ -40,7 +40,8 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
 
     Returns:
         The number of each class, and the names of the classes in the order of the numbers. If all classes are integers from 0
-        to 9,999, each class keeps its number, and the names include the smaller integers that no cell has.
+        to 9,999, each class keeps its number, and the names include all integers below the largest class, also those that no
+        cell has.
 
     Raises:
         UserError: If two classes are the same number in two spellings; or if some classes are truth values, others are numbers,
@@ -74,11 +75,11 @@ def alike(names: Iterable[str]) -> list[str]:
 
 
 def without_class(label: str, values: Mapping[Any, int]) -> str:
-    """Returns a sentence about words, such as ``None``, that count as no class although the user may mean a class.
+    """Returns a sentence about words, such as ``None`` or -1, that count as no class although the user may mean a class.
 
     Args:
         label: Label to which the classes belong.
-        values: Number of rows that have each cell.
+        values: For each content of a cell, the number of rows with this content.
 
     Returns:
         The sentence; empty if there are no such words.

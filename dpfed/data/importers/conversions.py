@@ -38,7 +38,7 @@ _COLUMNS = (
 
 
 def packing(folder: Path, archive: Path, only_folders: bool = False) -> str:
-    """Returns the command that packs the contents of a folder in the order of their names, with files in place of links.
+    """Returns the command that packs the contents of a folder into a tar archive, sorted by name, with files in place of links.
 
     Args:
         folder: Folder to pack.
@@ -101,7 +101,9 @@ def _of_tfrecords(source: Path, files: Sequence[Path], access: Access) -> str:
     target = source.with_name(f"{source.name}-parquet")
     left = by_split(source, files).get(None, [])
     more = (
-        f" It leaves out files whose names contain no split ({len(left):,}), such as {left[0]}: rename these." if left else ""
+        f" The command leaves out files whose names contain no split ({len(left):,}), such as {left[0]}: rename these."
+        if left
+        else ""
     )
     program = _python(_TFRECORDS) + " --allow-outside" * access.outside
     made = f"mkdir {_quoted(target)} && {program} {_quoted(source, target)}"

@@ -59,7 +59,7 @@ def refuse_unknown(source: str) -> None:
 
 
 def detect(source: str | Path, access: Access | None = None) -> str:
-    """Returns the name of the importer that recognises a source.
+    """Returns the name of the first importer that recognises a source.
 
     Args:
         source: File or folder.

@@ -61,12 +61,12 @@ class DicomImporter(Importer):
             path: Folder of the files.
             access: Paths that the import may read.
             window: Centre and width of the window for all files, in the modality's units (in a CT: Hounsfield units); ``None``:
-                each file's own window.
+                each file's own window or, if a file has none, the whole range of its values.
             splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
-            UserError: If pydicom is not installed, `path` is not a folder, no DICOM files lie below it, or the splits of the
-                files are not clear.
+            UserError: If pydicom is not installed, `path` is not a folder or cannot be read, no DICOM files lie below it, or
+                the splits or classes of the files are not clear.
         """
         try:
             import pydicom  # noqa: F401
@@ -164,8 +164,8 @@ def picture(content: Any, window: tuple[float, float] | None = None) -> np.ndarr
 
     Raises:
         NotRead: If the bytes are not a DICOM file of one frame, in grey or in colours of eight bits; the file has too many
-            pixels, is an enhanced file, has a lookup table (VOI LUT) in place of a window, or has values that are not finite;
-            or this machine cannot decode its pixels.
+            pixels, is an enhanced file, has a rescaling of slope 0, has a window or values that are not finite, or has a lookup
+            table (VOI LUT) in place of a window although none is given; or this machine cannot decode its pixels.
     """
     from pydicom import dcmread
 

@@ -51,8 +51,8 @@ class FolderImporter(Importer):
             splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
-            UserError: If `path` is not a folder, no images lie below it, masks lie below it as well and `splits` is ``None``,
-                or the splits of the images are not clear.
+            UserError: If `path` is not a folder or cannot be read, no images lie below it, masks lie below it as well and
+                `splits` is ``None``, or the splits or classes of the images are not clear.
         """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'folder' importer expects {self.layout}. [folder-not-one]")

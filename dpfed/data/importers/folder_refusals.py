@@ -74,8 +74,9 @@ def beside(root: Path, file: Path, divided: Sequence[tuple[str, ...]]) -> UserEr
     Args:
         root: Folder that is imported.
         file: Path of the image.
-        divided: Folders above each image that has a split. If no image has further folders below the split folder, the split
-            folders may be classes themselves, and the message says how to import them as classes.
+        divided: For each image below a split folder, the names of the folders above it, from `root` downwards. If no image has
+            further folders below its split folder, the split folders may be classes themselves, and the message says how to
+            import them as classes.
     """
     path = file.relative_to(root).parts
     split_at = [next(at for at, part in enumerate(parts) if split_in(part)) for parts in divided]
@@ -101,10 +102,10 @@ def beside(root: Path, file: Path, divided: Sequence[tuple[str, ...]]) -> UserEr
 
 def commands(root: Path, *levels: int) -> str:
     """Returns the commands that import a folder with the option ``--splits``, one for each of the given levels."""
-    told = {0: "takes every folder for a class, and all images for training"}
+    told = {0: "takes folders for classes, none for a split, and all images for training"}
     each = (
         f"`dpfed data import {shlex.quote(str(root))} DEST --splits {level}` "
-        + told.get(level, f"reads the split from folder {level} below it, and the class from another folder")
+        + told.get(level, f"reads the splits from the folders of level {level} below it, and the classes from other folders")
         for level in levels
     )
     return "; ".join(each) + "."

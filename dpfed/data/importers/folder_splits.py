@@ -40,9 +40,10 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
     """Finds the split and the class of each image from the folders above it.
 
     A folder that lies above all images does not count, unless its name contains a split, or it holds images itself and is not
-    called ``images`` or the like. If the name of each folder of the next level contains a split, these folders are splits, and
-    the folders below them are classes. The class may also lie above the split, as in ``cats/train/x.jpg``. If no folder's name
-    contains a split, the folders of the next level are classes, and all images are for training.
+    called ``images`` or the like. Numbered parts such as ``part-0`` and ``part-1`` count as one folder. If the name of each
+    folder of the next level contains a split, these folders are splits, and the folders below them are classes. The class may
+    also lie above the split, as in ``cats/train/x.jpg``. If no folder's name contains a split, the folders of the next level
+    are classes, and all images are for training.
 
     Args:
         root: Folder that is imported.
@@ -54,8 +55,10 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
         An entry for each image, in the order of `files`.
 
     Raises:
-        UserError: If it is not clear whether folders are splits or classes, an image lies beside the splits, no split is for
-            training, only the names of the images contain splits, or the folders of `level` are not splits.
+        UserError: If `level` is not a whole number from 0 to 32, or its folders are not splits. If `level` is ``None`` and it
+            is not clear whether folders are splits or classes, an image lies beside the split folders, the folders of the next
+            level are splits but none is for training, or all images, but no folders, are named after splits, some after
+            training and some after another split.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
     if level is not None and whole_number(level, "--splits", 0, _DEEPEST):
@@ -137,19 +140,20 @@ def with_persons(root: Path, placed: Sequence[Placed]) -> tuple[list[Placed], Pe
         placed: Images with their classes.
 
     Returns:
-        The images, without classes that are persons; and the persons, in the order of `placed`.
+        The images and the persons, both in the order of `placed`. If the persons are units, the images have no classes that
+        are persons.
     """
     persons = persons_of([image.file.relative_to(root) for image in placed])
     return without_persons(placed) if persons.unit_name else [*placed], persons
 
 
 def without_persons(placed: Sequence[Placed]) -> list[Placed]:
-    """Returns the images without the classes that are names of persons."""
+    """Returns the images; an image whose class is the name of a person becomes an image without a class."""
     return [replace(image, label=None) if names_a_person(image.label or "") else image for image in placed]
 
 
 def merged_splits(placed: Sequence[Placed]) -> str:
-    """Returns a sentence about folders of which it is doubtful whether they are splits; see `splits.merged`."""
+    """Returns a sentence about folders that may not be splits; empty if there are none; see `splits.merged`."""
     return merged({(image.split, image.said) for image in placed if image.said is not None}, "folders")
 
 

@@ -46,19 +46,19 @@ class ImportReport:
         format: Name of the importer that was used.
         kind: ``"image"`` or ``"image-text"``.
         counts: Number of records of each split.
-        skipped: (id, reason) of the unreadable records, and of the files and columns, that were left out.
+        skipped: (id, reason) of what was left out: unreadable records, and files, folders and columns that are not read.
         seconds: Duration of the import.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the source names no units.
         unused: Columns of the source, or kinds of files of its samples, that were not used.
-        passed_over: Files and folders below the source that hold no records: their names, or kinds such as ``"hidden files and
-            folders"``, with their counts.
-        empty_classes: For each label name that has such classes, its classes that no record has.
+        passed_over: Files and folders, below the source or in its archives, that hold no records: their names, or kinds such as
+            ``"hidden files and folders"``, with their counts.
+        empty_classes: Classes that no record has, for each label name; label names without such classes are left out.
         converted: Number of images that were converted because stock open_clip would destroy them, for each conversion.
-        several: Number of files with several pictures, of which the first was stored.
+        several: Number of image files that hold several pictures; only the first picture of each was stored.
         repeated: Number of training records that show the picture of an earlier training record.
         shared: Number of held-out records that show the picture of a training record.
-        alike: For each label name that has such classes, its classes whose names differ from another name only in capitals,
-            spaces or the Unicode form of a letter.
+        alike: Classes whose names differ from another class's name only in capitals, spaces or the Unicode form of a letter,
+            for each label name; label names without such classes are left out.
     """
 
     path: Path
@@ -108,7 +108,8 @@ def import_records(
         source: Path of a local file or folder, or paths of several tables of one data set.
         dest: Path of the store to create; nothing may exist at this path.
         format: Name of an importer; ``None``: the first importer that recognises the source.
-        size: Side of the raw square images to store, pixels; ``None``: the original files are stored.
+        size: Side of the raw square images to store, pixels; ``None``: the original files are stored, and images that are no
+            files, such as the arrays of CIFAR-10, are encoded losslessly.
         validation: Number of training records that become the validation split. If the source names units, whole units are
             moved, so it may be a few records more. A hash of the names chooses them at the import, before any private
             mechanism runs (see `StoreWriter.hold_out`).
@@ -125,9 +126,9 @@ def import_records(
         surveyed: Function that is called with (archives looked through so far, number of all archives), before records are
             stored.
         window: Centre and width of the window that maps the values of DICOM files to eight bits, in the modality's units;
-            ``None``: each file's own window.
+            ``None``: each file's own window or, if a file has none, the whole range of its values.
         splits: Level below the source whose folders are splits, from 1; 0: no folder is a split, so a class may be called
-            train; ``None``: the folders' names decide.
+            train; ``None``: the folders' names decide. For tables and archives, only 0 and ``None`` are allowed.
         wait: Seconds to wait while another process writes to `dest`; infinity: for as long as it takes. If the other process
             still writes then, or has completed a store at `dest`, this import is refused.
 
@@ -136,8 +137,9 @@ def import_records(
 
     Raises:
         UserError: If the source cannot be read, holds unreadable records or files that are not to be left out, already has a
-            split that is asked for, or has too few records to hold out; if the format is unknown or does not take an argument;
-            if something is at `dest`, or another process writes there; or if an argument has a wrong value.
+            split that is asked for, or has too few records to hold out; if several paths are given that are not all tables; if
+            the format is unknown or does not take an argument; if something is at `dest`, or another process writes there; or
+            if an argument has a wrong value.
     """
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
@@ -162,7 +164,10 @@ def import_records(
                     writer.hold_out(count, split)
     except OSError as error:
         where = error.filename or path
-        raise UserError(f"the import ended at {where}: {error.strerror or error}; nothing is written. [import-disk]") from error
+        raise UserError(
+            f"the import ended at {where}: {error.strerror or error}; nothing is written. Remove the cause, and import again. "
+            "[import-disk]"
+        ) from error
     return _report(RecordStore.open(dest), chosen, opened, writer, time.monotonic() - started)
 
 

@@ -91,7 +91,7 @@ def list_files(root: Path, access: Access) -> Listing:
             if access.watch is not None and len(listing.files) % _WATCHED == 0:
                 access.watch(len(listing.files))
         if any(entry.id == "." for entry in listing.refused):
-            raise UserError(f"cannot read the folder {root}: {listing.refused[0].reason}. [folder-unreadable]")
+            raise UserError(f"{root}: {listing.refused[0].reason}; make the folder readable for this user. [folder-unreadable]")
         access.listings[root] = listing
     kept = access.listings[root]
     return Listing(root, list(kept.files), Counter(kept.passed_over), list(kept.refused))

@@ -77,8 +77,8 @@ class ParquetImporter(Importer):
                 names, if there is one.
 
         Raises:
-            UserError: If the files cannot be read, hold no images or unknown splits, or disagree about their columns; or if the
-                column `id` cannot name the records.
+            UserError: If the files cannot be read, have no column of images, name unknown splits, or disagree about their
+                columns; or if the column `id` cannot name the records.
         """
         dataset = split_files(path, ".parquet", self.layout, access or Access.to(path))
         try:

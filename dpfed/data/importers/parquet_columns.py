@@ -31,8 +31,8 @@ class Classes:
     """The classes of a label, as one file writes them.
 
     Attributes:
-        names: Names of the file's class numbers, as its metadata, or else those of the other files, give them; ``None``: the
-            cells themselves are the classes.
+        names: Names of the file's class numbers, from the metadata of the file or, if it has none, of the other files;
+            ``None``: the cells themselves are the classes.
         numeric: Whether the cells are numbers.
         numbers: Number of each class in the store, the same for all files.
     """
@@ -145,7 +145,10 @@ def assign_columns(
     labels = _labels(given, names, assigned)
     split = next(iter(known_columns(names, ["split"])), None) if one_split else None
     if split is not None and not all(split in file.schema.names and _is_text(file.type(split)) for file in given):
-        raise UserError(f"some files of {given[0].path.parent} lack a text column {split!r}; add it to them. [parquet-split]")
+        raise UserError(
+            f"not every file of {given[0].path.parent} has a column {split!r} of texts: write the splits as texts in all "
+            "files, or rename the column. [parquet-split]"
+        )
     assigned.captioned = bool(captions)
     for file in given:
         held = [name for name in captions if name in file.schema.names]

@@ -23,8 +23,8 @@ class Persons:
     """The persons that the paths of a data set name.
 
     Attributes:
-        units: Person of each image, in the order of the paths; ``None``: the image belongs to no person.
-        unit_name: ``"patient"`` or ``"person"``; ``None``: the data set has no persons.
+        units: Person of each image, in the order of the paths; ``None``: no unit for this image.
+        unit_name: ``"patient"`` or ``"person"``; ``None``: persons are not the units of this data set.
         notice: Sentence for the user who imports; empty if the paths name fewer than two persons, or no person with several
             images. It holds no path, because a path may tell who a person is.
     """

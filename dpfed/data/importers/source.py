@@ -100,16 +100,16 @@ class Source:
         kind: ``"image"`` or ``"image-text"``.
         records: Iterator over the records, which are read one after the other, and only once.
         label_names: For each label name, the names of its classes in the order of their numbers.
-        splits: Splits that the source itself defines.
-        total: Number of records; ``None``: the number is not known beforehand.
+        splits: Splits that the records have at the source, before any records are held out.
+        total: Number of records, with those that cannot be read; ``None``: the number is not known beforehand.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the records name no units.
         unused: Columns, or kinds of files of a sample, that the importer does not use, by their names in the source.
         named: Whether the ids are the records' names at the source. If not, each id is a prefix, to which the import appends a
             hash of what the record holds (`content_hash`).
         unread: Files, folders and columns that would be lost. The import is refused, unless the user allows to leave out what
             cannot be read.
-        passed_over: Files and folders below the source that hold no records: their names, or kinds such as ``"hidden files and
-            folders"``, with their counts.
+        passed_over: Files and folders, below the source or in its archives, that hold no records: their names, or kinds such as
+            ``"hidden files and folders"``, with their counts.
         advice: Advice for the user if files were not read; empty: there is none.
         doubtful: Whether files beside the records make the detected format doubtful. The import then leaves files out only if
             the user also names the format.
@@ -172,7 +172,10 @@ def spaced(*sentences: str) -> str:
 
 
 def captions_in(text: str) -> list[str]:
-    """Returns the captions in a text: its members if it is a list of texts from pandas or JSON, otherwise the text itself."""
+    """Returns the captions in a cell: the entries, if its text is a list of texts as JSON or Python writes it, else the text.
+
+    A list that is empty, or has 100,000 characters or more, counts as one text.
+    """
     if text.startswith("[") and text.endswith("]") and len(text) < _LONGEST_LIST:
         for read in (json.loads, ast.literal_eval):
             with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
@@ -204,7 +207,7 @@ def plain(name: str) -> str:
 
 
 def known_columns(names: Sequence[str], known: Iterable[str]) -> list[str]:
-    """Returns those columns whose names are known, if spelling is ignored (`plain`).
+    """Returns those columns whose names are known; capitals, spaces and punctuation do not count (`plain`).
 
     Args:
         names: Names of the columns.

@@ -111,10 +111,10 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
 
 
 def refuse_outside(listing: Listing) -> None:
-    """Refuses a folder in which no files were found, if links in the folder lead out of it.
+    """Refuses a folder with links that lead out of it. Called if the folder itself holds none of the files that are looked for.
 
     Raises:
-        UserError: If a link leads out of the folder; the message names the option that allows to follow it.
+        UserError: If a link leads out of the folder; the message names the option with which an import follows such links.
     """
     outside = [entry.id for entry in listing.refused if entry.reason == OUTSIDE]
     if outside:

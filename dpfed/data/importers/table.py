@@ -80,11 +80,12 @@ class _Tables:
 class TableImporter(Importer):
     """Imports one or several tables with the columns ``filepath`` and optionally ``title``, ``split``, ``label`` and ``unit``.
 
-    Rows with the same file are the captions of one record. Paths are relative to the table; the path is the record's id. If no
-    column names units, persons in the paths are the units (`dpfed.data.importers.persons`). Other usual names of columns, such
-    as ``Image Path`` and ``caption``, are understood if only one column can be meant. A folder is one data set if it holds one
-    table, tables that are named after splits (``train.tsv``, ``val.tsv``, ``test.tsv``), or tables with the names that Hugging
-    Face, COCO and Flickr use. `dpfed.data.importers.table_rows` says which forms a table may have.
+    Rows with the same file are the captions of one record. The paths in a table are relative to the table's folder, or
+    absolute. The id of a record is the path of its image, relative to the folder of all tables, or absolute if it lies outside.
+    If no column names units, persons in the paths are the units (`dpfed.data.importers.persons`). Other usual names of columns,
+    such as ``Image Path`` and ``caption``, are understood if only one column can be meant. A folder is one data set if it holds
+    one table, tables that are named after splits (``train.tsv``, ``val.tsv``, ``test.tsv``), or tables with the names that
+    Hugging Face, COCO and Flickr use. `dpfed.data.importers.table_rows` says which forms a table may have.
     """
 
     name = "table"
@@ -96,7 +97,10 @@ class TableImporter(Importer):
     )
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether `path` is a table, or a folder with one table, a table for each split, or tables of known names."""
+        """Returns whether `path` is a table, or a folder with one table, a table for each split, or tables of known names.
+
+        A single table counts only if it names image files, in at least half as many rows as there are images in the folder.
+        """
         if not path.is_dir():
             named = suffix(path) in TABLES or is_captions(path) or holds_entries(path)
             return path.is_file() and (named or is_text_table(path, access or Access.to(path)))
@@ -154,7 +158,7 @@ class TableImporter(Importer):
 
         Raises:
             UserError: If a table cannot be read, tables or rows disagree, it is not clear which columns, images or splits are
-                meant, or a folder holds images and its tables name none of them.
+                meant, a folder holds images and its tables name none of them, or `splits` is a number other than 0.
         """
         root = listing.root if listing else common_folder(paths)
         tables = _Tables()
@@ -296,12 +300,12 @@ def _read(path: Path, root: Path, split: str | None, tables: _Tables, access: Ac
 
 def _columns(names: Sequence[str], path: Path) -> _Columns:
     if not any(names):
-        raise UserError(f"the table {path} is empty; it needs the columns filepath and title. [table-empty]")
+        raise UserError(f"the table {path} is empty; it needs a column filepath (optional: title). [table-empty]")
     file = _choose(names, FILES, path) or _choose(names, OTHER_FILES, path)
     title = _choose(names, _TITLES, path) or _choose(names, _OTHER_TITLES, path)
     if file is None:
         raise UserError(
-            f"the table {path} has no column of image files, only {', '.join(names)}; call it {FILES[0]} "
+            f"the table {path} has no column of image files, only {', '.join(names)}; add one, or call yours {FILES[0]} "
             f"(optional: title, split, label, unit). [table-no-file-column]"
         )
     split, label = (next(iter(known_columns(names, [known])), None) for known in ("split", "label"))
@@ -345,7 +349,7 @@ def _add(
     split = SPLIT_NAMES[given]
     if of_table is not None and split != of_table:
         raise UserError(
-            f"{where}: {columns.split} says {split}, the table's name says {of_table}; correct one of them. [table-conflict]"
+            f"{where}: {columns.split} says {split}, the table's path says {of_table}; correct one of them. [table-conflict]"
         )
     written = _cell(cells, columns.label)
     tables.classes[written] += 1

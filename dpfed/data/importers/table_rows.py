@@ -120,7 +120,8 @@ def _of_csv(path: Path) -> Iterator[tuple[int, Any]]:
             if "field larger" not in str(error):
                 raise
             raise UserError(
-                f"{path}:{last + 1} begins a cell of over {_LONGEST:,} characters; close its quotation mark. [table-cell-long]"
+                f"{path}:{last + 1} begins a cell of over {_LONGEST:,} characters; close its quotation mark, or shorten "
+                "it. [table-cell-long]"
             ) from error
     if names is None:
         yield 1, []
@@ -274,7 +275,8 @@ def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
     They are the first of these kinds that exists:
 
     * the tables directly in the folder, if all their names contain splits;
-    * files such as ``metadata.csv`` and ``metadata.jsonl`` in the folder or below it, as in Hugging Face's image folders;
+    * files such as ``metadata.csv`` and ``metadata.jsonl`` in the folder or below it, as in Hugging Face's image folders, if
+      all have a column ``file_name``;
     * other tables directly in the folder;
     * COCO's or Flickr's captions in the folder or below it.
 
@@ -313,5 +315,5 @@ def is_text_table(path: Path, access: Access) -> bool:
 
 
 def names_files(table: Path, access: Access) -> bool:
-    """Returns whether a table has a column whose name means that it names image files."""
+    """Returns whether a table has a column with a usual name for the paths of image files, such as ``filepath``."""
     return bool(known_columns(header_of(table, access), FILE_COLUMNS))

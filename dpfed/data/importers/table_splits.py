@@ -14,17 +14,17 @@ from dpfed.errors import UserError
 
 @dataclass
 class Row:
-    """The rows of a table that describe one image file.
+    """The rows, of one table or several, that describe one image file.
 
     Attributes:
-        table: Path of the table.
+        table: Path of the table of the first row.
         line: Line of the first row.
         file: Path of the image.
         split: Split of the record.
         label: Class; ``None``: the record has no class.
         unit: Name of the unit; ``None``: the rows do not name one.
         titles: Captions.
-        says_split: Whether the table, in its name or in a column, says the split.
+        says_split: Whether the name or folder of a table, or a cell in the column ``split``, says the split.
     """
 
     table: Path
@@ -38,11 +38,11 @@ class Row:
 
 
 def split_by_folders(rows: dict[str, Row], missing: Collection[str], sources: Sequence[Path], level: int | None) -> str:
-    """Gives each row for which neither its table nor a column says the split the split in the folders of its path.
+    """Finds the splits of rows whose table and columns say no split: reads them from the folders in the paths of the images.
 
     Args:
         rows: Row of each image; the key is the image's path. This function sets the splits.
-        missing: Names of images that are nowhere; they do not count.
+        missing: Keys of rows whose images do not exist; these rows do not count.
         sources: Paths that are imported, for messages.
         level: 0: no folder is a split, and these rows are for training; ``None``: the folders' names decide.
 
@@ -50,8 +50,8 @@ def split_by_folders(rows: dict[str, Row], missing: Collection[str], sources: Se
         A sentence about names of folders of which it is doubtful whether they mean a split; empty if there are none.
 
     Raises:
-        UserError: If the folders of some of these rows contain a split and the folders of others do not, or contain splits and
-            leave no row for training: nobody should train on a test set. Or if `level` is another number.
+        UserError: If only some of these rows have folders whose names contain a split; if they contain splits, and none of all
+            rows is for training, because nobody should train on a test set; or if `level` is neither 0 nor ``None``.
     """
     if level is not None:
         if type(level) is not int or level != 0:

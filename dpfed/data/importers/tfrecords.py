@@ -51,6 +51,9 @@ def convert(source: Path, target: Path, outside: bool = False) -> None:
         source: File or folder that is converted.
         target: Folder that exists.
         outside: Whether files outside of the source's folder are read, too, if links lead to them.
+
+    Raises:
+        SystemExit: If the package tfrecord cannot be loaded.
     """
     try:
         reader = importlib.import_module("tfrecord.reader")

@@ -147,13 +147,14 @@ class WebDatasetImporter(Importer):
 
     Files that share a name up to its first dot are a sample:
 
-    * an image, with any of `EXTENSIONS`;
-    * captions: a .txt with one in each line, or a .json with ``caption``, ``captions``, ``text`` or ``title``, or a list;
+    * one image, with any of `EXTENSIONS`;
+    * perhaps captions: a .txt with one caption in each line, or a .json that is a list of captions or an object with captions
+      under ``caption``, ``captions``, ``text`` or ``title``;
     * perhaps a class: a .cls, or ``label``, ``cls`` or ``class`` in the .json;
     * perhaps a unit: ``unit``, ``person_id``, ``patient_id`` or ``pid`` in the .json.
 
-    The archives are read twice, from front to back, and never unpacked. The id of a record consists of its split, its archive
-    and its name.
+    The archives are read twice, from front to back, and never unpacked. The id of a record consists of the record's split, the
+    names of numbered folders above the archive, the name of the archive, and the name of the sample.
     """
 
     name = "webdataset"
@@ -172,14 +173,17 @@ class WebDatasetImporter(Importer):
         Args:
             path: Archive, or folder of archives.
             access: Paths that the import may read.
-            splits: Level of the folders in the archives that are splits. Only 0 is allowed: no folder is a split. ``None``:
-                archives are refused if their folders' names contain several splits, or a held-out one that is not theirs.
+            splits: 0: no folder in an archive is a split; other numbers are refused. ``None``: the source is refused if the
+                names of folders in its archives contain several splits, or a held-out split that is not the archive's own.
 
         Raises:
-            UserError: If there are no archives or no samples, it is not clear what is a split, or `splits` is above 0.
+            UserError: If there are no archives or no samples, splits or classes are not clear, or `splits` is a number other
+                than 0.
         """
         if splits:
-            raise UserError(f"--splits {splits} is for folders of image files; for archives it can be 0. [tar-splits-level]")
+            raise UserError(
+                f"--splits {splits} is for folders of image files; for archives, give 0 or leave it out. [tar-splits-level]"
+            )
         access = access or Access.to(path)
         dataset = split_files(path, ".tar", self.layout, access)
         shards = dataset.files
@@ -194,7 +198,7 @@ class WebDatasetImporter(Importer):
         if splits is None and len(survey.folders) > 1:
             raise UserError(
                 f"folders in the archives name several splits ({', '.join(survey.folders.values())}), but an archive has one "
-                "split: unpack them and import the folder, pack an archive for each split, or say --splits 0 if the "
+                "split: unpack them and import the folder, pack an archive for each split, or give --splits 0 if the "
                 "archives' own names are right. [tar-several-splits]"
             )
         if splits is None and survey.held_out:

@@ -45,7 +45,11 @@ class _CaptionedPeopleImporter(Importer):
         return annotations.name == self.file and annotations.is_file() and (annotations.parent / "imgs").is_dir()
 
     def open(self, path: Path, access: Access | None = None) -> Source:
-        """Reads the list (not the images) and streams the records."""
+        """Reads the list (not the images) and streams the records.
+
+        Raises:
+            UserError: If `path` is not laid out as expected, or cannot be read.
+        """
         annotations = path / self.file if path.is_dir() else path
         images = annotations.parent / "imgs"
         entries = self._entries(annotations, access or Access.to(path))
@@ -143,6 +147,8 @@ class DeepFashionImporter(Importer):
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Returns whether captions.json begins with file names of DeepFashion, and ``images/`` is beside it.
+
+        If captions.json may not be read, ``images/`` suffices; `open` then raises an error.
 
         Args:
             path: Path of captions.json, or of its folder.

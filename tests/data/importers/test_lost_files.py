@@ -216,7 +216,7 @@ def test_tables_that_disagree_are_refused(tmp_path: Path, captioned: Path) -> No
     assert "patient_id in train.tsv, person_id in test.tsv" in said and "[table-units-differ]" in said
     table(captioned / "train.tsv", ["images/0.png", "images/1.png"])
     write(captioned / "test.tsv", b"filepath\ttitle\tsplit\nimages/2.png\tx\ttrain\n")
-    assert "says train, the table's name says test; correct one of them. [table-conflict]" in refusal(captioned)
+    assert "says train, the table's path says test; correct one of them. [table-conflict]" in refusal(captioned)
     table(captioned / "test.tsv", ["images/2.png"])
     table(captioned / "extra.tsv", ["images/2.png"])
     said = refusal(captioned, format="table")
