@@ -1,4 +1,4 @@
-"""Keeps features of many records on disk. They are as private as the records, and never leave the owner of the records.
+"""Keeps features of many records on disk. They are as private as the records, and stay with the party that holds the records.
 
 Each file has the features of up to 4,096 records, a shard. The file also contains a hash of its tensors, because a run may read
 it months after it was written.
@@ -56,10 +56,10 @@ class Features:
     """The features of chosen records of a store, in files. Mapping the files into memory reads only the features that are used.
 
     As a context manager, this object deletes the files at the end of the ``with`` block, unless `stay` is set or the block
-    raises an error. After an error the files remain, and the next attempt reads them.
+    raises an error. After an error the files remain for the next attempt, unless `keeper` deletes them.
 
     Args:
-        folder: Folder of the shards, which only the owner can read.
+        folder: Folder of the shards, which only the current user can read.
         rows: Rows of the store, ``(n,)`` int64, in the order of the features.
         keeper: `tempfile.TemporaryDirectory` that contains `folder`. This temporary directory is deleted when the `Features`
             object is no longer in use. ``None``: `folder` is not temporary.
@@ -135,7 +135,7 @@ class Features:
 
         Args:
             positions: Positions of the records, ``(n,)`` (see `positions`).
-            views: Numbers of the views of each record, ``(n, W)``, each below V.
+            views: Indices of the W wanted views of each record, ``(n, W)``, each below V.
 
         Returns:
             Features ``(n, W, F)`` float32.

@@ -96,7 +96,9 @@ def forget(store: str | Path) -> int:
                 left.unlink(missing_ok=True)
         place.rmdir()
     except OSError as error:
-        raise UserError(f"cannot delete {place}, which reveals as much as the records: {error}. [forget-failed]") from error
+        raise UserError(
+            f"cannot delete {place}, which reveals as much as the records ({error}): delete it yourself. [forget-failed]"
+        ) from error
     return size
 
 

@@ -30,7 +30,8 @@ class PublicTower:
     No bit of the features of a picture or text depends on other pictures or texts of the same call.
 
     Args:
-        model: Model with a method `features` if it has an image tower, and `text_features` if it has a text tower.
+        model: Model with a method `features` if it has an image tower, and `text_features` if it has a text tower. It is moved
+            to the GPU, if there is one.
         text: Text tower of the model; ``None``: the model has no text tower.
         text_width: F_t, number of features of a text.
         tokenizer: Tokenizer of the text tower; ``None``: the model has no text tower.

@@ -50,7 +50,7 @@ class TowersOnce:
         self._known: dict[bytes, _Known] = {}
 
     def embedder(self, model: nn.Module) -> Embedder:
-        """Makes the embedder of a model: it reads features of frozen towers, or images if the image tower is not frozen."""
+        """Makes a model's embedder. It reads features of frozen towers or, if `frozen_towers` refuses the model, images."""
         read, device = functools.partial(self._views.read, self._store), next(model.parameters()).device
         whole = Embedder(model, read, self._views.images.plain, self._views.tokenizer, device)
         try:

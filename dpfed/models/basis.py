@@ -1,4 +1,4 @@
-"""A public basis: an affine map of a tower's features, which is applied before any private sum is computed.
+"""A public basis: an affine map of a tower's features of unit length, applied before any private sum is computed.
 
 Its numbers are fixed before any private record is read. They are either random rows that anyone can draw again, or the mean and
 the first principal components of *public* features. Principal components need fewer dimensions, so the moments get less noise.
@@ -85,7 +85,7 @@ def random_basis(width: int, dimensions: int, number: int) -> Basis:
 
     Args:
         width: F, width of the tower's features.
-        dimensions: k, number of rows.
+        dimensions: k, number of rows, at most F.
         number: Number of the tower, which is part of the seed.
     """
     if width == dimensions:
@@ -118,7 +118,7 @@ def principal_basis(features: Tensor, most: int) -> Basis:
 
     Args:
         features: Features of public records, ``(n, F)``. Rows that are zero or not finite are left out.
-        most: Largest number of components. The basis never has more than n - 1, or more than F.
+        most: Largest number of components. With m usable rows, the basis never has more than m - 1, or more than F.
 
     Raises:
         ValueError: If fewer than two rows are usable.

@@ -1,8 +1,8 @@
 """Blueprints of open_clip models before they are built: architecture, preprocessing, and the place of their weights.
 
 An architecture is a name that open_clip knows, a JSON file in open_clip's format (the user's, or one that dpfed ships), or
-``local-dir:DIR``, which names a folder in open_clip's format. Weights are a tag that open_clip knows, a local file, or the
-weights in that folder. Nothing is downloaded unless a tag asks for it.
+``local-dir:DIR``, which names a folder in open_clip's format. Weights are a tag that open_clip knows, a local file, the weights
+in that folder, or random. Nothing is downloaded unless a tag asks for it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def blueprint(config: ModelConfig) -> Blueprint:
     """Looks up the open_clip architecture that a configuration names; builds and fetches nothing.
 
     Raises:
-        UserError: For an unknown architecture or tag, a missing or malformed file, or a missing package.
+        UserError: For an unknown architecture or tag, a missing or malformed file, borders that are not black, or a missing
+            package.
     """
     if importlib.util.find_spec("open_clip") is None:
         raise UserError("model.kind = 'open_clip' needs the package open_clip_torch; install dpfed[clip]. [clip-package]")
@@ -104,7 +105,7 @@ def blueprint(config: ModelConfig) -> Blueprint:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences warnings that libraries log within the block.
+    """Silences within the block all that is logged, except errors.
 
     open_clip, for example, warns that weights are random, although dpfed asked for random weights.
     """
@@ -130,7 +131,7 @@ def _by_name(name: str, weights: str | None) -> Blueprint:
     file = None
     if weights is not None and tag is None:
         if not Path(weights).expanduser().is_file():
-            what = nearest(weights, tags) if tags else "open_clip knows no weights for it."
+            what = nearest(weights, tags) if tags else "open_clip publishes no weights for this architecture: give a file."
             raise UserError(f"model.weights = {weights!r} is neither a file nor a tag of {name}; {what} [clip-weights]")
         file = Path(weights).expanduser()
     return Blueprint(name, open_clip.get_model_config(name), _preprocessing(published, name), tag=tag, file=file)
@@ -142,7 +143,9 @@ def _local_dir(folder: Path, weights: str | None) -> Blueprint:
             f"model.architecture: {folder} is not a folder; expected a folder with {CONFIG} and weights. [clip-folder]"
         )
     if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} is not the folder of an open_clip model: it does not contain {CONFIG}. [clip-no-config]")
+        raise UserError(
+            f"model.architecture: {folder} does not contain {CONFIG}: give the folder of an open_clip model. [clip-no-config]"
+        )
     model_cfg, preprocessing = _read_json(folder / CONFIG)
     file = _weights_file(weights, f"the architecture in {folder}")
     if file is None:

@@ -32,7 +32,7 @@ Tokenizer = WordTokenizer | ClipTokenizer | TextTokenizer
 
 
 def tokenizer_for(model: ModelConfig) -> Tokenizer | None:
-    """Returns the tokenizer that turns captions into the token numbers that a model reads; ``None`` for image models.
+    """Returns the tokenizer that turns captions into the token ids that a model reads; ``None`` for image models.
 
     Raises:
         UserError: If the tokenizer of the open_clip architecture, or of the pretrained text tower, is not available.
@@ -68,7 +68,8 @@ def build_model(
     Raises:
         UserError: If an argument has the wrong type, the widths do not fit together, or the objective needs another kind of
             model; if an open_clip model, a timm encoder, a text tower or the anchors are not available; if a tower lacks a part
-            that `adaptation` trains; or if the starting weights are those of another model.
+            that `adaptation` trains; if the function of a user's own encoder fails or returns no encoder; or if the starting
+            weights are missing, damaged, not finite, or those of another model.
     """
     kinds = {"model": (model, ModelConfig), "objective": (objective, ObjectiveConfig)}
     for section, (given, kind) in kinds.items():
@@ -124,7 +125,10 @@ def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | T
     if model.pretrained_text is not None:
         return build_text_tower(text_blueprint(model.pretrained_text, load_weights), model.embedding, load_weights)
     if model.text_width % model.text_heads:
-        raise UserError(f"model.text_heads = {model.text_heads} does not divide text_width = {model.text_width}. [text-heads]")
+        raise UserError(
+            f"model.text_heads = {model.text_heads} does not divide model.text_width = {model.text_width}: change one of them. "
+            "[text-heads]"
+        )
     return TextTransformer(
         model.vocabulary, model.text_width, model.text_layers, model.text_heads, model.context, out=model.embedding
     )

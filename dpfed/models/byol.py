@@ -30,7 +30,7 @@ class BYOL(SimCLR):
         decay: Decay of the target's average, in [0, 1): after a step the target is decay * target + (1 - decay) * encoder.
 
     Raises:
-        UserError: If the decay is not a number in [0, 1).
+        UserError: If the encoder is not a module, or the decay is not a number in [0, 1).
     """
 
     def __init__(self, encoder: nn.Module, embedding: int = 128, *, hidden: int = 512, decay: float = 0.99) -> None:

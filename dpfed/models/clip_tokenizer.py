@@ -14,7 +14,7 @@ _OPTIONS = {"shipped": ("clean", "additional_special_tokens", "reduction_mask"),
 
 
 class ClipTokenizer:
-    """Turns captions into the token numbers that the model's text tower was trained on.
+    """Turns captions into the token ids that the model's text tower reads.
 
     Args:
         tokenizer: Tokenizer of open_clip.
@@ -28,7 +28,7 @@ class ClipTokenizer:
         self.context = context
 
     def __call__(self, texts: list[str]) -> torch.Tensor:
-        """Returns the token numbers of n texts, ``(n, context)`` int64."""
+        """Returns the token ids of n texts, ``(n, context)`` int64."""
         if not texts:
             return torch.zeros(0, self.context, dtype=torch.int64)
         return self._tokenizer([_beginning(text, self.context) for text in texts], context_length=self.context).long()
@@ -52,8 +52,8 @@ def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
     """Makes the tokenizer of an architecture, from open_clip's files, from files beside local weights, or by fetching it.
 
     Raises:
-        UserError: If open_clip does not ship the tokenizer, and neither the folder of local weights has its files nor can it be
-            fetched. It is fetched only for weights that a tag names.
+        UserError: If open_clip does not ship the tokenizer, and it can neither be read from the folder of local weights nor be
+            fetched. Reading and fetching need the package transformers; it is fetched only for weights that a tag names.
     """
     from open_clip.tokenizer import SimpleTokenizer
 
@@ -66,7 +66,7 @@ def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
     local = spec.folder is not None and (spec.folder / "tokenizer_config.json").is_file()
     if not local and spec.tag is None:
         raise UserError(
-            f"{spec.name} reads the tokens of '{name}', which open_clip does not ship: put that tokenizer's files into "
+            f"{spec.name} needs the tokenizer '{name}', which open_clip does not ship: put that tokenizer's files into "
             f"a folder with the weights (model.architecture = '{LOCAL_DIR}DIR'), or, with random weights, set "
             "model.tokenizer = 'words'. [tokenizer-not-shipped]"
         )

@@ -25,15 +25,15 @@ def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tenso
 
     Args:
         model: Any model.
-        views: Views of S records, each with V images and W texts of L tokens:
-            ``{"image": (S, V, 3, H, W)[, "text": (S, W, L)]}``. A class label among them is not shown to the model.
+        views: Views of S records, each with V images and V_t texts of L tokens:
+            ``{"image": (S, V, 3, H, W)[, "text": (S, V_t, L)]}``. A class label among them is not shown to the model.
 
     Returns:
-        Embeddings ``{"image": (S, V, D)[, "text": (S, W, D)]}``, any further tensors ``(S, ..., ...)`` that the model's own
+        Embeddings ``{"image": (S, V, D)[, "text": (S, V_t, D)]}``, any further tensors ``(S, ..., ...)`` that the model's own
         loss needs, and the centres of a model that has them (`dpfed.models.centres`).
 
     Raises:
-        UserError: If the model's output is not such a dictionary of floating-point tensors. V and W are not checked.
+        UserError: If the model's output is not such a dictionary of floating-point tensors. V and V_t are not checked.
     """
     views = {name: view for name, view in views.items() if name != LABEL}
     embeddings = model(views)
@@ -99,7 +99,7 @@ def method_of(model: nn.Module, name: str) -> Callable[..., Any]:
 
     Args:
         model: Any model.
-        name: Name of the method, a key of `_CONTRACT`.
+        name: Name of the method: ``features``, ``text_features``, ``embed_images`` or ``embed_text``.
 
     Raises:
         UserError: If the model has no such method.

@@ -1,6 +1,6 @@
 """Models that embed the views of a group's records, on the unit sphere unless the loss needs the embeddings' scale.
 
-Shapes: S records in a group, V views of an image, W texts of a record, L tokens of a text, D dimensions of an embedding,
+Shapes: S records in a group, V views of an image, V_t texts of a record, L tokens of a text, D dimensions of an embedding,
 F features of the backbone.
 """
 
@@ -79,7 +79,7 @@ class _Contrastive(nn.Module):
 
 
 class SimCLRModel(_Contrastive):
-    """One encoder with a projection head that is thrown away after training (Chen et al. 2020).
+    """An image encoder with a projection head, through which the loss sees the features (Chen et al. 2020).
 
     Args:
         encoder: Encoder from images ``(n, 3, H, W)`` to features ``(n, F)``.
@@ -159,7 +159,7 @@ class TwoTowerModel(_Contrastive):
         self.text_head: nn.Module = nn.Identity()
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Maps views ``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` to ``{"image": (S, V, D), "text": (S, W, D)}``."""
+        """Maps views ``{"image": (S, V, 3, H, W), "text": (S, V_t, L)}`` to ``{"image": (S, V, D), "text": (S, V_t, D)}``."""
         unit, raw = (self.embed_images, self.embed_text), (self.project_images, self.project_text)
         image, text = unit if self.unit_length else raw
         return {"image": per_view(image, views["image"]), "text": per_view(text, views["text"])}

@@ -48,7 +48,10 @@ def describe(folder: str | Path) -> dict[str, Any]:
             f"{path} is damaged: it is not the description of a model; copy the folder again. [model-not-described]"
         ) from error
     if version != FORMAT:
-        raise UserError(f"{path} describes a model of format {version}; this dpfed reads format {FORMAT}. [model-format]")
+        raise UserError(
+            f"{path} describes a model of format {version}; this dpfed reads format {FORMAT}: load the model with the version "
+            "of dpfed that wrote it. [model-format]"
+        )
     for key in _KEYS:
         if key not in description:
             raise UserError(f"{path} is damaged: it lacks '{key}'; copy the folder again. [model-key-missing]")

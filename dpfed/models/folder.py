@@ -1,13 +1,14 @@
 """Writes a trained model to a folder and reads it back. The folder holds tensors and text, nothing that is executed.
 
 model.json              description of the model, of the preprocessing of images, and the weights' digest
-model.safetensors       weights of dpfed's own models
+model.safetensors       weights of dpfed's own models, and of a user's own
 model.safetensors, config.json, head.safetensors
                         a timm encoder with its adapters merged in: ``timm.create_model("local-dir:FOLDER", pretrained=True)``,
                         and, in head.safetensors, the other parts of the trained model
 text/                   a pretrained text tower: ``transformers.AutoModel.from_pretrained("FOLDER/text")``
 open_clip_model.safetensors, open_clip_config.json
-                        an open_clip model with its adapters merged in: ``open_clip.create_model("local-dir:FOLDER")``
+                        an open_clip model with its adapters merged in: ``open_clip.create_model("local-dir:FOLDER")``,
+                        and the files of its tokenizer, if open_clip does not ship them
 heads.safetensors       heads that are made of moments, behind the towers (`dpfed.models.moments`)
 """
 
@@ -97,6 +98,7 @@ def save_encoder(
         model: Model built by `build_model`, or a user's own.
         facts: Facts that the model was built with.
         trained: Runs that made the model, oldest first; a run that starts from the model reads them (`dpfed.runs.starts`).
+            ``None``: the folder does not say which runs made the model.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -219,11 +221,11 @@ def load_weights_into(folder: str | Path, model: nn.Module, shape: tuple[int, in
 
     Args:
         folder: Folder written by `save_encoder`.
-        model: Model of the same architecture; its lazy layers learn the width of their input.
+        model: Model of the same architecture. It is moved to the CPU, and its lazy layers learn the width of their input.
         shape: Shape (C, H, W) of the images that the model reads.
 
     Raises:
-        UserError: If the folder is missing or damaged, or the model has another architecture.
+        UserError: If the folder is missing or damaged, or the model has another architecture or fails on an image of zeros.
     """
     folder = Path(folder)
     content = Part(WEIGHTS).read(folder, describe(folder))
@@ -283,7 +285,10 @@ def model_config(folder: str | Path) -> ModelConfig:
 
 
 def _unknown(folder: Path) -> UserError:
-    return UserError(f"{folder / DESCRIPTION} does not describe a model that this version of dpfed can build. [model-unknown]")
+    return UserError(
+        f"{folder / DESCRIPTION} does not describe a model that this version of dpfed can build: load the model with the "
+        "version that wrote it. [model-unknown]"
+    )
 
 
 def preprocessing_in(folder: str | Path) -> Preprocessing:
@@ -312,7 +317,9 @@ def _compare(expected: dict[str, torch.Tensor], stored: dict[str, torch.Tensor],
         wanted, given = expected.get(name), stored.get(name)
         if wanted is None or given is None:
             what = "lacks" if given is None else "has an unknown"
-            raise UserError(f"{path} does not fit {DESCRIPTION}: it {what} tensor '{name}'. [model-tensor]")
+            raise UserError(f"{path} does not fit {DESCRIPTION} or your own model: it {what} tensor '{name}'. [model-tensor]")
         if wanted.shape != given.shape or wanted.dtype != given.dtype:
             shapes = f"{tuple(given.shape)} {given.dtype}, expected {tuple(wanted.shape)} {wanted.dtype}"
-            raise UserError(f"{path} does not fit {DESCRIPTION}: tensor '{name}' is {shapes}. [model-tensor-shape]")
+            raise UserError(
+                f"{path} does not fit {DESCRIPTION} or your own model: tensor '{name}' is {shapes}. [model-tensor-shape]"
+            )

@@ -35,7 +35,7 @@ def preprocessing_of(model: ModelConfig, resize: Resize = "model") -> Preprocess
 
     Raises:
         UserError: If timm's weights expect borders of the mean colour and `resize` is ``model``, or if the architecture or its
-            weights are unknown.
+            weights are unknown or malformed.
     """
     if model.kind == "open_clip":
         preprocessing = blueprint(model).preprocessing

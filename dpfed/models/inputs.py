@@ -40,7 +40,7 @@ def square_images(images: Pictures, size: int, wanted: Preprocessing) -> Tensor:
         The images, ``(n, 3, size, size)`` uint8.
 
     Raises:
-        UserError: For an image in another form, or no image.
+        UserError: For an image in another form or one that cannot be decoded, or no image.
     """
     if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape[1:] == (3, size, size) and len(images):
         return images
@@ -70,7 +70,9 @@ def texts(captions: str | Iterable[str]) -> list[str]:
         if not isinstance(text, str):
             raise UserError(f"caption {number} is {described(text)}: expected a text. [text-caption-type]")
         if not is_text(text):
-            raise UserError(f"caption {number} holds half a surrogate pair, which UTF-8 cannot encode. [text-surrogate]")
+            raise UserError(
+                f"caption {number} holds half a surrogate pair, which UTF-8 cannot encode: remove it. [text-surrogate]"
+            )
     if not listed:
         raise UserError("there is no caption: expected a text or a list of texts. [text-no-caption]")
     return listed

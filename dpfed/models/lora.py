@@ -31,7 +31,7 @@ class LowRankUpdate(nn.Module):
     Args:
         weight: Weight to adapt, ``(blocks * out, in)``.
         blocks: Number of equal blocks of rows in the weight: 3 for packed attention weights, else 1.
-        chosen: Numbers of the adapted blocks, ascending.
+        chosen: Numbers of the adapted blocks, from 0, ascending.
         rank: r, rank of the update.
         scale: Factor alpha / r.
     """
@@ -58,7 +58,7 @@ def update_of(up: Tensor, down: Tensor, scale: float, blocks: int, chosen: Seque
         down: Factors ``(len(chosen), r, in)``.
         scale: Factor alpha / r.
         blocks: Number of equal blocks of rows in the weight.
-        chosen: Numbers of the adapted blocks, ascending.
+        chosen: Numbers of the adapted blocks, from 0, ascending.
     """
     products = ((up * scale) @ down).unbind()
     if blocks == 1:
@@ -88,7 +88,7 @@ def add_adapters(tower: nn.Module, name: str, layers: Sequence[str], rank: int, 
         scale: Factor alpha / r.
 
     Raises:
-        UserError: If the tower has no layer of one of these kinds, or `rank` is larger than a weight allows.
+        UserError: If the tower lacks any of these kinds of layers, or `rank` is larger than a weight allows.
     """
     targets, present = _targets(tower, set(layers))
     if missing := [layer for layer in layers if layer not in present]:

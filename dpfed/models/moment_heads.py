@@ -34,8 +34,8 @@ class MomentNoise:
 
     Args:
         records: N, number of records.
-        std: Standard deviation of the noise on each number of the released sum, whose sensitivity is 1.
-        fewest: Smallest N for which heads of images only are learnt; with fewer records, heads leave features as they are.
+        std: sigma, standard deviation of the noise on each number of the released sum, whose sensitivity is 1.
+        fewest: Smallest N with which a run on images only learns heads; with fewer records, heads leave features as they are.
     """
 
     records: int
@@ -87,7 +87,7 @@ class MomentNoise:
 
 
 def centres(layout: MomentLayout, noise: MomentNoise, moments: Moments) -> Tensor:
-    """Computes the centres that are subtracted from features of unit length, ``(n, k)`` float64, from the released means."""
+    """Computes from the released means the centres ``(n, k)`` float64, which are subtracted from features of unit length."""
     return torch.stack([noise.shrunk(mean.double(), layout.scales[0]) for mean in moments.means])
 
 

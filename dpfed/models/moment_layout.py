@@ -28,8 +28,8 @@ def dimensions_for(records: int, noise_multiplier: float, widths: tuple[int, ...
 
     Args:
         records: N, number of records.
-        noise_multiplier: Noise multiplier sigma; 0: no noise.
-        widths: Widths of the towers' features, or of their bases.
+        noise_multiplier: Noise multiplier sigma; 0: no noise, so k is the largest number that these limits permit.
+        widths: Widths of the towers' features, or numbers of rows of their public bases; empty: k has no such limit.
         public: Whether the basis is made of public features.
     """
     factor, power, least, most = _PUBLIC if public else _RANDOM

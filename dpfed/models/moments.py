@@ -30,7 +30,7 @@ class Head(nn.Module):
     """Head that maps the features of a tower to embeddings.
 
     Args:
-        basis: Basis of the tower; its tensors are ``projection`` and, if it has a centre, ``origin``.
+        basis: Basis of the tower. The head keeps its rows as ``projection`` and its centre, if it has one, as ``origin``.
         centre: Centre, ``(k,)``, subtracted from projected features of unit length.
         matrix: Linear map, ``(k, D)``.
     """
@@ -155,7 +155,9 @@ class _HeadOf(nn.Module):
 
 
 def bridges(model: nn.Module) -> dict[Side, nn.Module]:
-    """Returns the frozen linear maps between the towers' features (`features`, `text_features`) and their heads of moments.
+    """Returns the modules between the towers' features (`features`, `text_features`) and their heads of moments.
+
+    After `keep_towers` these modules are frozen linear maps.
 
     Raises:
         UserError: If the model has no towers for heads of moments.
@@ -174,7 +176,7 @@ def bridges(model: nn.Module) -> dict[Side, nn.Module]:
 
 
 def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -> None:
-    """Freezes a model and removes the layers behind its towers that heads of moments replace.
+    """Freezes a model, and removes those layers behind its towers that heads of moments replace.
 
     These layers are the projection head of a model for images only, and the projections of two towers that are not aligned.
 
@@ -227,7 +229,7 @@ def feature_widths(model: nn.Module, size: int, tokenizer: Callable[[list[str]],
         tokenizer: Tokenizer of a model that reads text, else ``None``.
 
     Raises:
-        UserError: If the features of a black image or of an empty text are not finite.
+        UserError: If the features of an image of zeros or of an empty text are not finite.
     """
     between, was_training = bridges(model), model.training
     model.eval()

@@ -96,7 +96,7 @@ def one_by_one(x: Tensor, norm: nn.Module, relu: nn.Module, shortcut: Callable[[
 
 
 def mixes_records(layer: nn.Module) -> bool:
-    """Returns whether any layer normalises the records of a pass together, so that each pass must hold one clipped group."""
+    """Returns whether any layer declares that it mixes the images of a pass, so that a pass must hold one clipped group."""
     return any(getattr(module, "mixes_one_group", False) for module in layer.modules())
 
 
@@ -142,10 +142,10 @@ class FixedBatchNorm(nn.Module):
     they have in the BatchNorm layer, so each layer can load the other's weights.
 
     Args:
-        layer: BatchNorm of torch, or of timm with an activation; this layer takes its tensors over.
+        layer: BatchNorm of torch, or of timm with an activation. The new layer takes over its tensors and its activation.
 
     Raises:
-        UserError: For a BatchNorm with other layers inside, or without running statistics.
+        UserError: For a BatchNorm that contains other layers than timm's dropout and activation, or has no running statistics.
     """
 
     running_mean: Tensor

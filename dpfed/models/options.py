@@ -54,7 +54,9 @@ class ModelConfig(Section):
     """Section ``[model]``: the model that is trained, with one tower or two."""
 
     kind: Literal["image", "image-text", "open_clip"] = Field(
-        "image", description="one tower with a projection head, two small towers, or the two towers of an open_clip model"
+        "image",
+        description="an image tower with a projection head, an image tower and a text tower, or the two towers of an open_clip "
+        "model",
     )
     architecture: Annotated[str | None, _CLIP] = Field(
         None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'"
@@ -97,7 +99,8 @@ class ModelConfig(Section):
         "group", description="behind each convolution; 'batch': over one group and public anchors (docs/methods.md)"
     )
     anchors: Annotated[str | None, _OURS, _OUR_ENCODER, _BATCH_NORM] = Field(
-        None, description="normalisation = 'batch': a public record store; none: generated shapes"
+        None,
+        description="a public record store whose images join every group (normalisation = 'batch'); none: generated shapes",
     )
     anchor_count: Annotated[int, _OURS, _OUR_ENCODER, _BATCH_NORM] = Field(
         32, ge=2, le=4096, description="M: number of public images in every group (normalisation = 'batch')"
@@ -111,7 +114,7 @@ class ModelConfig(Section):
         "folder of the Hugging Face format (pretrained, frozen, with a linear head)",
     )
     text_width: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(
-        64, ge=8, le=8192, description="width of the text encoder; a multiple of text_heads"
+        64, ge=8, le=8192, description="number of dimensions of a token's vector in the text encoder; a multiple of text_heads"
     )
     text_layers: Annotated[int, _OURS, _TEXT, _OUR_TEXT] = Field(
         2, ge=1, le=256, description="number of transformer blocks of the text encoder"

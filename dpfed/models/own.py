@@ -17,7 +17,7 @@ from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 
 
 class SimCLR(SimCLRModel):
-    """An image encoder with a projection head, which is thrown away after training (Chen et al. 2020).
+    """An image encoder with a projection head, through which the loss sees the features (Chen et al. 2020).
 
     Args:
         encoder: Any module from images ``(n, C, H, W)`` to features ``(n, F)``.
@@ -63,8 +63,8 @@ class TwoTower(TwoTowerModel):
         normalize: Whether the loss sees embeddings of unit length.
 
     Raises:
-        UserError: If a tower is not a module, the tokenizer fails or does not return such tokens, the number of tokens is
-            unknown or too small, or the temperature is refused (see `SimCLR`).
+        UserError: If a tower is not a module, the tokenizer fails or does not return such tokens, the number of different
+            tokens is unknown or too small, or the temperature is refused (see `SimCLR`).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TextTower(nn.Module):
 
 
 class OwnTokenizer:
-    """A user's own tokenizer, with the number and the length of its tokens.
+    """A user's own tokenizer, with the number of its different tokens and the number of tokens of a text.
 
     Args:
         function: Function from a list of n texts to tokens ``(n, L)`` int64.
@@ -110,7 +110,8 @@ class OwnTokenizer:
         context: L, number of tokens of a text.
 
     Raises:
-        UserError: If the function fails or does not return such tokens, or the number of tokens is unknown or too small.
+        UserError: If the function fails or does not return such tokens, or the number of different tokens is unknown or too
+            small.
     """
 
     def __init__(self, function: Callable[[list[str]], Tensor], vocabulary: int | None) -> None:

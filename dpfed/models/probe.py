@@ -113,7 +113,7 @@ class Probe:
         return None
 
     def activations(self, views: Views, seed: int = 0) -> list[tuple[str, Tensor]]:
-        """Returns the name and the output of every module whose output is a tensor, in the order in which the modules finished.
+        """Returns the name and the output of each submodule whose output is a tensor, in the order in which they finished.
 
         So inner modules precede the modules that contain them.
         """

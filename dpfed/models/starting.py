@@ -1,6 +1,6 @@
 """Finds the weights that a model starts from, checks that they are weights of such a model, and loads them.
 
-Only `StartingWeights.load_into` imports torch, so that other mistakes are reported without waiting for torch.
+Only `StartingWeights.load_into` imports torch, so all other functions report mistakes without waiting for torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StartingWeights:
 
     Attributes:
         path: Path of the safetensors file; if a model has several files of weights, path of the first.
-        digest: SHA-256 of the file at `path`, hexadecimal.
+        digest: SHA-256 of the file at `path`, hexadecimal; for a file in a model folder, as its description states it.
         description: Description in the file's model folder (`describe`); ``None``: the file stands alone.
     """
 
@@ -74,7 +74,7 @@ class StartingWeights:
         if MOMENTS in self.description:
             raise UserError(
                 f"model.start: the heads in {self.path.parent} are made of released moments (bounding.method = 'moments'), and "
-                "training cannot start from these heads: give the weights that the run of moments gave its towers. "
+                "training cannot start from these heads: give the weights from which the run of moments loaded its towers. "
                 "[start-moments]"
             )
         there, here = self.description["model"], model.model_dump(mode="json")
@@ -190,7 +190,7 @@ def find_start(given: str | Path) -> StartingWeights:
         run = os.path.isfile(path / "config.toml")
         folder = path / "model" if run else path
         if run and not os.path.isfile(folder / DESCRIPTION):
-            raise UserError(f"model.start: {path} has no model yet: `dpfed resume {path}` finishes it. [start-unfinished]")
+            raise UserError(f"model.start: {path} has no model yet: finish the run, `dpfed resume {path}`. [start-unfinished]")
         return _in_folder(folder)
     if path.name in (WEIGHTS, CLIP_WEIGHTS, HEAD) and os.path.isfile(path.with_name(DESCRIPTION)):
         return _in_folder(path.parent)

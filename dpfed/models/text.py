@@ -1,4 +1,4 @@
-"""dpfed's own text tower: a small pre-norm transformer over token numbers."""
+"""dpfed's own text tower: a small pre-norm transformer over token ids."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class TextBlueprint:
         width: Dimensions of its features.
         vocabulary: Number of different tokens.
         context: Number of tokens of a text that the tower reads.
-        padding: Number of the padding token.
+        padding: Id of the padding token.
         pooling: Pooling of a text's tokens into one vector: ``mean`` of all tokens, or the first token's vector (``cls``).
     """
 
@@ -80,7 +80,7 @@ def text_blueprint(name: str, weights: bool = True) -> TextBlueprint:
     folder = _fetched(name) if name.startswith(SENTENCES) and not Path(name).is_dir() else _local(name)
     config = _json(folder / CONFIG)
     if not any((folder / file).is_file() for file in _TOKENIZERS):
-        raise UserError(f"model.text: {folder} has no tokenizer; expected {', '.join(_TOKENIZERS)}. [text-no-tokenizer]")
+        raise UserError(f"model.text: {folder} has no tokenizer; expected one of {', '.join(_TOKENIZERS)}. [text-no-tokenizer]")
     if weights and not (folder / WEIGHTS).is_file():
         raise UserError(f"model.text: {folder} has no {WEIGHTS} (other formats may run code: convert them). [text-no-weights]")
     modules = _json(folder / MODULES) if (folder / MODULES).is_file() else []
@@ -120,7 +120,7 @@ def _local(name: str) -> Path:
             f"with {CONFIG}, the tokenizer's files and {WEIGHTS}. [text-folder]"
         )
     if not (folder / CONFIG).is_file():
-        raise UserError(f"model.text: {folder} is not a Hugging Face folder: it has no {CONFIG}. [text-no-config]")
+        raise UserError(f"model.text: {folder} has no {CONFIG}: give a folder in the format of Hugging Face. [text-no-config]")
     return folder
 
 
@@ -153,5 +153,8 @@ def _pooling(folder: Path) -> str:
     wanted = [said["pooling_mode"]] if "pooling_mode" in said else wanted
     modes = [str(mode).removesuffix("_token") for mode in wanted if mode != "include_prompt"]
     if modes not in (["mean"], ["cls"]):
-        raise UserError(f"model.text: {folder / POOLING} pools by {', '.join(modes)}; dpfed knows mean and cls. [text-pooling]")
+        raise UserError(
+            f"model.text: {folder / POOLING} pools by {', '.join(modes)}; dpfed knows mean and cls: use another model. "
+            "[text-pooling]"
+        )
     return modes[0]

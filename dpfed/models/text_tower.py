@@ -132,12 +132,15 @@ def _load(spec: TextBlueprint, load_weights: bool) -> nn.Module:
     missing = [name for name in loading["missing_keys"] if not name.startswith("pooler.")]
     if missing or loading.get("mismatched_keys"):
         fault = f"'{missing[0]}' is missing" if missing else "a tensor has another shape"
-        raise UserError(f"model.text: the weights in {spec.folder} do not fit config.json: {fault}. [text-misfit]")
+        raise UserError(
+            f"model.text: the weights in {spec.folder} do not fit config.json: {fault}. Copy the folder again, or give "
+            "another. [text-misfit]"
+        )
     return net
 
 
 class TextTokenizer:
-    """Turns texts into the token numbers that a pretrained tower was trained on; nothing is learnt from the texts.
+    """Turns texts into the token ids that a pretrained tower was trained on; nothing is learnt from the texts.
 
     Args:
         spec: Blueprint of the tower.
@@ -157,7 +160,7 @@ class TextTokenizer:
         self.vocabulary, self.context, self._padding = spec.vocabulary, spec.context, spec.padding
 
     def __call__(self, texts: list[str]) -> Tensor:
-        """Returns the token numbers of n texts, ``(n, context)`` int64, padded on the right."""
+        """Returns the token ids of n texts, ``(n, context)`` int64, padded on the right."""
         tokens = torch.full((len(texts), self.context), self._padding, dtype=torch.int64)
         if not texts:
             return tokens

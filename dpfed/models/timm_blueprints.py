@@ -1,8 +1,8 @@
 """Blueprints of timm and torchvision encoders before they are built: architecture, preprocessing, and the place of the weights.
 
 Weights are a tag that timm or torchvision knows, or a local file or folder. Nothing is downloaded unless a tag asks for it. An
-encoder must not mix records: BatchNorm uses the fixed statistics of pretrained weights (`dpfed.models.norm`), and is refused
-without pretrained weights.
+encoder must not mix records: BatchNorm uses the fixed statistics of pretrained or starting weights (`dpfed.models.norm`), and
+is refused with random weights.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TimmBlueprint:
         """Hash of architecture and preprocessing, not of the weights.
 
         Raises:
-            UserError: If the architecture cannot be built, or has BatchNorm and no pretrained weights.
+            UserError: If the architecture cannot be built, or has BatchNorm and random weights.
         """
         if self.has_batch_norm and self.random:
             raise batch_norm_without_weights(self.name)
@@ -93,8 +93,8 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
     """Looks up the encoder that a configuration names; builds and fetches nothing.
 
     Raises:
-        UserError: For an unknown architecture, unknown weights, weights of another architecture, a model of dpfed in place of
-            weights, or a missing package.
+        UserError: For an unknown architecture, unknown weights, a folder without timm's description or weights, weights of
+            another architecture or of one with other arguments, a model of dpfed in place of weights, or a missing package.
     """
     name, weights = model.timm or "", model.weights
     if name.startswith(TORCHVISION):
@@ -128,10 +128,10 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
         cfg = default_cfg | _described(name, str(place), _of_folder(place))
         weights_file = next((place / file for file in _FILES if (place / file).is_file()), None)
         if weights_file is None:
-            raise UserError(f"model.weights: {place} has no weights; expected {', '.join(_FILES)}. [weights-none-there]")
+            raise UserError(f"model.weights: {place} has no weights; expected one of {', '.join(_FILES)}. [weights-none-there]")
         return TimmBlueprint(name, cfg, _preprocessing(cfg), file=weights_file)
     if not place.is_file():
-        what = nearest(weights, tags) if tags else "timm knows no weights for it."
+        what = nearest(weights, tags) if tags else "timm publishes no weights for this encoder: give a file or folder."
         raise UserError(f"model.weights = {weights!r} is not a file, folder or tag of timm/{name}; {what} [weights-not-timm]")
     return TimmBlueprint(name, default_cfg, _preprocessing(default_cfg), file=place)
 

@@ -76,7 +76,7 @@ class ClipModel(nn.Module):
         return None if bias is None else bias.reshape(())
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Maps views ``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` to ``{"image": (S, V, D), "text": (S, W, D)}``."""
+        """Maps views ``{"image": (S, V, 3, H, W), "text": (S, V_t, L)}`` to ``{"image": (S, V, D), "text": (S, V_t, D)}``."""
         unit, raw = (self.embed_images, self.embed_text), (self.project_images, self.project_text)
         image, text = unit if self.unit_length else raw
         return {"image": per_view(image, views["image"]), "text": per_view(text, views["text"])}
@@ -119,8 +119,8 @@ def build_clip(
         start: Starting weights; they replace the blueprint's.
 
     Raises:
-        UserError: If the architecture cannot be built, or has BatchNorm and no pretrained weights, or if the weights are not
-            available or do not fit.
+        UserError: If the architecture cannot be built, or has BatchNorm and random weights, or if the weights are not available
+            or do not fit.
     """
     import open_clip
 
@@ -195,7 +195,10 @@ def _fetched(spec: Blueprint) -> Path:
     published = get_pretrained_cfg(spec.name, spec.tag)
     if published.get("quick_gelu", False) != spec.model_cfg.get("quick_gelu", False):
         other = spec.name.removesuffix("-quickgelu") if spec.model_cfg.get("quick_gelu") else f"{spec.name}-quickgelu"
-        raise UserError(f"the weights '{spec.tag}' have another activation than {spec.name}: use '{other}'. [clip-activation]")
+        raise UserError(
+            f"the weights '{spec.tag}' have another activation than {spec.name}: set model.architecture = '{other}'. "
+            "[clip-activation]"
+        )
     try:
         with quiet():
             return Path(download_pretrained(published))

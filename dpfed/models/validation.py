@@ -1,4 +1,4 @@
-"""Refuses models whose layers mix records: one record would then change the embeddings of others, beyond its own group.
+"""Refuses models whose layers mix records: one record would change the embeddings of others, also those of other groups.
 
 The only exception is a layer that mixes the records of one group and declares this. A caller must pass one group at a time to
 a model with such a layer (`dpfed.models.norm.mixes_records`).
@@ -28,8 +28,8 @@ def validate(model: nn.Module) -> None:
         model: Any module.
 
     Raises:
-        UserError: For torch's BatchNorm of any kind, a mixing layer without anchors, or InstanceNorm with running statistics;
-            the message names the module and the fix.
+        UserError: For torch's BatchNorm of any kind, InstanceNorm with running statistics, or a layer that declares that it
+            mixes a group (`dpfed.models.norm`) and has no anchors; the message names the module and the fix.
     """
     for path, module in model.named_modules():
         where = f"{type(module).__name__} at '{path or 'the model itself'}'"
@@ -40,8 +40,9 @@ def validate(model: nn.Module) -> None:
             )
         if getattr(module, "mixes_one_group", False) and not module.anchors:
             raise UserError(
-                f"{where} takes its statistics from public images ('anchors') and has none: wrap its encoder, "
-                "dpfed.baselines.anchored_batch_norm.AnchoredEncoder(encoder, anchors). [norm-no-anchors]"
+                f"{where} takes its statistics from public images ('anchors') and has none: train "
+                "dpfed.baselines.anchored_batch_norm.AnchoredEncoder(encoder, anchors) instead of the encoder. "
+                "[norm-no-anchors]"
             )
         if isinstance(module, _InstanceNorm) and module.track_running_stats:
             raise UserError(

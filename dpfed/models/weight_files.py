@@ -17,14 +17,15 @@ from dpfed.files.reading import open_regular
 
 @contextlib.contextmanager
 def reading_weights(path: Path, what: str) -> Iterator[None]:
-    """Wraps a library's reading of weights: refuses a file of another kind first, and turns the library's errors into messages.
+    """Wraps a library's reading of weights: first refuses other kinds of files, and turns the library's errors into messages.
 
     Args:
         path: Path of the file.
         what: Model that the weights should be of, such as ``an open_clip model``.
 
     Raises:
-        UserError: For another kind of file, an unreadable file, a file that would run code, or weights that do not fit.
+        UserError: For a file that is not one of weights, an unreadable file, a file that would run code, or weights that do not
+            fit.
     """
     with fitting_weights(path, what):
         with open_regular(path) as file:
@@ -88,6 +89,6 @@ def not_fetched(error: Exception) -> str:
         cause: BaseException | None = error if constants.HF_HUB_OFFLINE else None
         while cause is not None:
             if isinstance(cause, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-                return "HF_HUB_OFFLINE is set, and the cache of the Hugging Face hub lacks it"
+                return "HF_HUB_OFFLINE is set, and the cache of the Hugging Face hub lacks these files"
             cause = cause.__cause__ or cause.__context__
     return words(error)

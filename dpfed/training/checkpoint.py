@@ -63,7 +63,7 @@ class Checkpoints:
         return sorted(self._folder.glob("step-*.safetensors"))
 
     def reserves(self) -> list[int]:
-        """Returns the finished steps of each checkpoint that a run resumes from if newer ones are damaged; the newest is last.
+        """Returns, ascending, the numbers of finished steps of the checkpoints from which a run may still have to resume.
 
         The first checkpoint is included while there are at most `keep` checkpoints in all. Later, it is too many steps behind.
         """
@@ -202,7 +202,7 @@ def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcesso
 
     Raises:
         UserError: If the checkpoint is damaged, belongs to another model or to other post-processors, or needs frozen weights
-            and the first checkpoint is gone.
+            and the first checkpoint is gone or damaged.
     """
     tensors, _ = _read(path)
     _load_model(path, tensors, model)
@@ -222,7 +222,9 @@ def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> Non
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        raise UserError(f"{path} does not fit the configured model: {str(error).splitlines()[-1]} [checkpoint-model]") from None
+        raise UserError(
+            f"{path} does not fit the configured model: change the model back. {str(error).splitlines()[-1]} [checkpoint-model]"
+        ) from None
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -2,8 +2,9 @@
 
 Between two commits nothing of a step is written. A commit is three actions, each on disk before the next begins: it writes the
 state as an encrypted draft, charges all steps since the last commit in one write, and renames the draft. After a crash the
-training resumes from the state, on any machine, so no charged step is ever computed again. If a crash left a draft, the resumed
-training charges those steps of the draft that are not charged yet, and uses the draft.
+training resumes from the state, on any machine, so no charged step is computed again. If a crash left a draft, the resumed
+training charges those steps of the draft that are not charged yet, and uses the draft. An error in the middle of a step leaves
+no state to write: then the steps are only charged, and a resumed training computes them again (`dpfed.training.group`).
 
 Only the run's secret key decrypts a state; whoever holds that key could remove the noise anyway. So a draft reveals nothing,
 although it exists before its steps are charged (docs/guarantee.md, Output commit).

@@ -1,11 +1,10 @@
 """The coordinator: adds the noise, once, and turns the noisy sum into new parameters.
 
 Nothing that depends on a release may leave the process before the release is charged (docs/guarantee.md, Output commit);
-`commit` ensures this. If nobody outside sees single steps, `commit` charges all steps since the last commit in one write
-(`in_groups`). If somebody outside sees single steps, a second thread saves and charges each release while the next sum is
-computed, and `commit` waits for that thread.
+`commit` ensures this. If steps are charged in groups (`in_groups`), `commit` charges all steps since the last commit in one
+write. Otherwise a second thread saves and charges each release, and `commit` waits for that thread.
 
-If the data owners add the noise among themselves (`dpfed.protocol.trust`), the sum states the noise that it carries. The
+If the sites add the noise among themselves (`dpfed.protocol.trust`), the sum states the noise that it carries. The
 coordinator then adds none, and rejects a sum with less noise than the plan's.
 """
 
@@ -61,7 +60,7 @@ class Coordinator:
         ledger: Ledger that is written before anything that depends on a release leaves the process.
         releases: Store that keeps noisy sums until a checkpoint includes their effect; without it, a resumed run must recompute
             them exactly.
-        noise_std: Standard deviation of the noise that the owners added, if it exceeds the plan's; ``None``: the plan's.
+        noise_std: Standard deviation of the noise that the sites add, if it exceeds the plan's; ``None``: the plan's.
         own_optimizer: The user's own optimizer, used instead of the one that `config` names.
         manual: Whether the user steps the optimizer; see `Update`.
 
@@ -88,7 +87,8 @@ class Coordinator:
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(
-                f"{ledger.path} belongs to another plan: noise and accounting must follow one plan. [training-other-plan]"
+                f"{ledger.path} belongs to another plan: noise and accounting must follow one plan. Give this plan's ledger. "
+                "[training-other-plan]"
             )
         self._vector = TrainableVector(model)
         hashed = UniversalHash(randomness) if ledger.universal else None
@@ -106,7 +106,7 @@ class Coordinator:
 
     @property
     def threshold(self) -> float | None:
-        """L2 norm with which the next step compares gradients, and to which adaptive clipping clips.
+        """L2 norm with which the next step compares the norms of gradients, and to which adaptive clipping clips gradients.
 
         ``None``: the plan releases no statistics of the groups, so there is no such norm.
         """
@@ -192,6 +192,7 @@ class Coordinator:
 
         Raises:
             UserError: If the budget is spent, or the step was released before.
+            OSError: If an earlier release could not be saved or charged.
         """
         self.commit()
         self._ledger.charge(Release(step, DISCARDED))

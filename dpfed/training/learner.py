@@ -77,7 +77,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """Noise of a federation to which each party contributes a part.
+    """Noise of a federation, of which each party adds a part.
 
     Attributes:
         parties: Number of parties that add the noise together (`PrivacyPlan.noise_of`).
@@ -218,7 +218,7 @@ class Learner:
 
         Raises:
             UserError: If the checkpoint is damaged, belongs to another model or to other post-processors, or needs frozen
-                weights and the first checkpoint is gone.
+                weights and the first checkpoint is gone or damaged.
         """
         private_metrics = [PrivateMetrics(self.plan)] if self.plan.statistics else []
         load_weights(checkpoint, self.model, [*private_metrics, *post_processors(self.optimizer, self.model)])

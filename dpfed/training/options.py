@@ -34,7 +34,9 @@ class OptimizerConfig(Section):
         {}, description="further arguments, if optimizer.name = 'package.module:Optimizer'"
     )
     learning_rate: float = Field(1e-3, ge=1e-12, le=1e9, description="size of a step, at the end of the warm-up")
-    momentum: Annotated[float, only("optimizer.name", "sgd", "lars")] = Field(0.9, ge=0, lt=1, description="for sgd and lars")
+    momentum: Annotated[float, only("optimizer.name", "sgd", "lars")] = Field(
+        0.9, ge=0, lt=1, description="fraction of the last step's direction that sgd and lars keep"
+    )
     weight_decay: float = Field(
         0.0, ge=0, le=1, description="fraction of the weights that is added to the gradient; adamw: decoupled weight decay"
     )

@@ -33,21 +33,28 @@ def require_planned(total: BoundedSum, step: int, plan: PrivacyPlan, size: int) 
             f"steps of {total.unit:g}. [training-other-grid]"
         )
     if not bare and not total.values.is_floating_point():
-        raise UserError(f"step {step}: expected floats in a noisy sum, got integers; it was not used. [training-no-floats]")
+        raise UserError(
+            f"step {step}: expected floats in a sum that has its noise or needs none, got integers; the sum was not used. "
+            "[training-no-floats]"
+        )
     if not total.sensitivity <= most or total.groups != plan.groups or total.values.numel() != size:
         raise UserError(
             f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity at most "
-            f"{most:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}. [training-sum-unplanned]"
+            f"{most:g}, got {total.groups} groups, {total.values.numel()} numbers and sensitivity {total.sensitivity:g}. "
+            "[training-sum-unplanned]"
         )
     # Written so that NaN and infinity are refused: with either, no noise would be added here.
     if total.noise_std != 0 and not plan.promised_noise_std * (1 - 1e-9) <= total.noise_std < math.inf:
         raise UserError(
-            f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, and the promise needs "
+            f"step {step}: the sites' noise has standard deviation {total.noise_std:g}, and the promise needs "
             f"{plan.promised_noise_std:g}: expected as much or more, and a finite number. The sum was not used. "
             "[training-noise-low]"
         )
     if not bare and not largest([total.values]).isfinite():
-        raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used. [training-sum-infinite]")
+        raise UserError(
+            f"step {step}: the sum over all groups is not finite; the sum was not used. If the sites add the noise, one of "
+            "them sent a wrong sum. [training-sum-infinite]"
+        )
 
 
 def largest(tensors: Iterable[Tensor]) -> Tensor:

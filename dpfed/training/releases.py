@@ -1,4 +1,4 @@
-"""Keeps the noisy sums since the last checkpoint on disk, so that a resumed run repeats them exactly on any machine.
+"""Keeps the noisy sums since one of the last checkpoints on disk, so that a resumed run repeats them exactly anywhere.
 
 Noisy sums are the mechanism's output, so they are no more private than the parameters. They are kept because a step must not be
 released twice: both releases would depend on the same sampled records, so together they would cost more than two steps. A noisy

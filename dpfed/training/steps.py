@@ -180,9 +180,9 @@ class Steps:
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(
-                f"the plan of {path} differs from that of the configuration and the records (N was "
-                f"{ledger.plan.sampling.records:,}, is {plan.sampling.records:,}): restore both, or start a new run. "
-                "[resume-plan-changed]"
+                f"the plan of {path} differs from that of the configuration and the records (N, the number of records or units,"
+                f" was {ledger.plan.sampling.records:,}, is {plan.sampling.records:,}): restore configuration and records, or "
+                "start a new run. [resume-plan-changed]"
             )
         if ledger.marks != marks:
             raise UserError(

@@ -46,12 +46,12 @@ class Worker:
         indices: Indices in the store of this worker's training records, shape ``(n,)``; or `PartitionRows`, which compute them.
         keys: Record keys of `indices`, shape ``(n,)``; if `indices` are `PartitionRows`, the keys of all rows of the store.
         randomness: The workers' secret randomness.
-        microbatch: Number of records whose views are in memory at a time; a group is never divided.
+        microbatch: Number of records, public ones included, whose views are in memory at a time; a group is never divided.
         rank: Number of the worker.
         groups: Number K_w of this worker's groups, out of the plan's K; ``None``: all.
         world_size: Number of workers on the same records among whom the K groups are divided; 1: the records belong to this
             worker only.
-        noise_parties: Number of parties that add the noise together, if the data owners add it (`PrivacyPlan.noise_of`).
+        noise_parties: Number of parties that add the noise together, if the sites add it (`PrivacyPlan.noise_of`).
         units: Keys of the records' units, in the order of `keys`, if the plan protects units; otherwise ``None``.
         public_negatives: Public records that are added to every group, if the method uses them.
 

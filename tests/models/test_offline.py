@@ -29,5 +29,5 @@ def test_a_model_by_name_is_refused_naming_the_setting(package, model, code, tin
     (tmp_path / "offline.toml").write_text(tomli_w.dumps(tiny))
     ended, _, said = dpfed("pretrain", tmp_path / "offline.toml", "--run", tmp_path / "run")
     assert ended == 2 and f"[{code}]" in said
-    assert "(HF_HUB_OFFLINE is set, and the cache of the Hugging Face hub lacks it)" in said
+    assert "(HF_HUB_OFFLINE is set, and the cache of the Hugging Face hub lacks these files)" in said
     assert not (tmp_path / "run").exists()

@@ -70,7 +70,7 @@ def test_owners_noise_that_is_nan_or_too_little_is_refused(make, std):
 def test_a_sensitivity_that_is_nan_is_refused_and_never_lost(make):
     _, coordinator, ledger = make(size=50)
     unknown = zeros(PLAN.groups // 2, 50, math.nan)
-    with pytest.raises(UserError, match=r"got 8, 50 and nan.*\[training-sum-unplanned"):
+    with pytest.raises(UserError, match=r"got 8 groups, 50 numbers and sensitivity nan.*\[training-sum-unplanned"):
         coordinator.apply(0, unknown)
     for one, other in ((unknown, zeros(PLAN.groups // 2, 50)), (zeros(PLAN.groups // 2, 50), unknown)):
         with pytest.raises(UserError, match="bounding-sensitivity"):
