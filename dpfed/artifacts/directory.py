@@ -38,15 +38,16 @@ class RunDirectory:
     """Paths and files of one run.
 
     Attributes:
-        path: Directory of the run. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
-            ``privacy_card.md`` (``no_privacy_card.md`` if the method's claim does not hold), ``report.html``,
-            ``for_the_board.html``, ``provenance.json``, ``checkpoints/`` and ``model/``. It may hold ``disclosures.json`` (if
-            the records were used for more than the model), ``budget.json`` (if a lifetime budget has reserved the plan), and
-            ``privacy_audit.json`` (if an audit attacked the claim), ``audit/`` (private figures of attacks on the weights) and
-            ``gallery/`` (pictures of public or generated records). An unfinished run also has ``commits/``, ``releases/``,
-            ``features/`` (of frozen towers) and ``secret.key``, which must stay inside the trust boundary and are deleted at
-            the end. A federation's run also has ``terms.json`` and ``federation.jsonl``, ``arrivals.json`` while a process
-            works on it, and, if it is simulated, ``simulation.json`` and ``sites/``.
+        path: Directory of the run. When the run is finished, it holds ``config.toml`` (resolved), ``ledger.jsonl``,
+            ``metrics.jsonl``, ``results.json``, ``privacy_card.md`` (``no_privacy_card.md`` if the method's claim does not
+            hold), ``report.html``, ``for_the_board.html``, ``provenance.json``, ``checkpoints/`` and ``model/``. It may hold
+            ``disclosures.json`` (if the records were used for more than the model), ``budget.json`` (if a lifetime budget has
+            reserved the plan), and ``privacy_audit.json`` (if an audit attacked the claim), ``audit/`` (private figures of
+            attacks on the weights) and ``gallery/`` (pictures of public or generated records). An unfinished run has
+            ``secret.key``, and may have ``commits/`` (encrypted states of the training), ``releases/`` and ``features/`` (of
+            frozen towers). These four must stay inside the trust boundary, and are deleted at the end. A federation's run also
+            has ``terms.json`` and ``federation.jsonl``, ``arrivals.json`` while a process works on it, and, if it is simulated,
+            ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
@@ -160,7 +161,7 @@ class RunDirectory:
         made = []
         try:
             if os.path.ismount(path):  # an empty mount point, which the run cannot replace
-                raise OSError(errno.EBUSY, "it is a mount point, give a folder in it")
+                raise OSError(errno.EBUSY, "a run cannot replace a mount point")
             for folder in reversed(missing):
                 folder.mkdir()
                 made.append(folder)
@@ -186,7 +187,7 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Returns whether training and evaluation are done."""
+        """Whether training and evaluation are done."""
         return self.results.is_file()
 
     @property
@@ -231,7 +232,7 @@ class RunDirectory:
 
     @property
     def has_key(self) -> bool:
-        """Returns whether the secret key exists, without which an unfinished run cannot continue."""
+        """Whether the secret key exists, without which an unfinished run cannot continue."""
         return self._key.is_file()
 
     @property
@@ -300,13 +301,13 @@ class RunDirectory:
         return facts
 
     def disclose(self, what: str) -> None:
-        """Records a disclosure of the private records that epsilon does not cover, before anything is shown.
+        """Records, before anything is shown, that the run discloses its private records in a way that epsilon does not cover.
 
         Args:
             what: Name of the disclosure, such as `dpfed.artifacts.provenance.AUDITED`.
 
         Raises:
-            UserError: If the disclosure cannot be recorded; then nothing may be shown.
+            UserError: If the disclosure cannot be recorded, or the file of disclosures is damaged; then nothing may be shown.
         """
         known = self.disclosures
         if what in known:
@@ -366,9 +367,14 @@ class RunDirectory:
         try:
             master = read_bytes(self._key)
         except OSError as error:
-            raise UserError(f"{self._key} is missing: without this key the run cannot continue. [run-key-missing]") from error
+            raise UserError(
+                f"{self._key} is missing: without this key the run cannot continue; restore it, or start a new run. "
+                "[run-key-missing]"
+            ) from error
         if len(master) != KEY_BYTES:
-            raise UserError(f"{self._key} is damaged: expected {KEY_BYTES} bytes, got {len(master)}. [run-key-damaged]")
+            raise UserError(
+                f"{self._key} is damaged: expected {KEY_BYTES} bytes, got {len(master)}; restore it. [run-key-damaged]"
+            )
         return Randomness(master)
 
     def delete_secrets(self) -> None:
@@ -475,4 +481,4 @@ def _instead(path: Path) -> str:
 
 def _cannot_make(path: Path, error: OSError | ValueError) -> UserError:
     reason = error.strerror or error if isinstance(error, OSError) else error
-    return UserError(f"cannot make a run at {path}: {reason}; choose another folder for it. [run-folder-unusable]")
+    return UserError(f"cannot make a run at {path}: {reason}; choose another folder for the run. [run-folder-unusable]")

@@ -44,7 +44,8 @@ def model_card(run: RunDirectory, license: str | None) -> str:
         license: License of the weights, by its name on the hub; ``None``: the page names no license.
 
     Raises:
-        UserError: If the license has no valid name, or huggingface_hub is not installed.
+        UserError: If the license has no valid name, huggingface_hub is not installed, or a file of the run is missing or
+            damaged.
     """
     if license is not None and not _LICENSE.fullmatch(license):
         raise UserError(f"--license {license!r}: expected a name that the hub knows, such as apache-2.0. [export-license-odd]")

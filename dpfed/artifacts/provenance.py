@@ -125,7 +125,16 @@ def hardware() -> str:
 
 
 def data_facts(store: RecordSet, config: DataConfig, key: bytes = b"") -> dict[str, Any]:
-    """Returns the name and fingerprint of the records, and the settings of generated records; see `contents_of` for the key."""
+    """Returns the facts about the records that ``provenance.json`` holds.
+
+    They are the name of the records, their fingerprint, whether it is keyed, and the settings of generated records. For private
+    records whose fingerprint has no key, ``None`` takes its place, and the hash of `contents_of` is added, if there is a `key`.
+
+    Args:
+        store: Records of the run.
+        config: Configuration of the data.
+        key: Key of the run, see `contents_of`.
+    """
     names = _SETTINGS.get(config.source)
     settings = names and {name: getattr(config, name) for name in names}
     keyed = store.contents_key is not None

@@ -31,7 +31,7 @@ def read_view(folder: str | Path) -> RunView:
     ledger.jsonl, gallery/, privacy_audit.json and federation.jsonl.
 
     Raises:
-        UserError: If a file is missing or damaged; the message names it.
+        UserError: If there is no run, or a file is missing or damaged; the message names the folder or the file.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -50,14 +50,17 @@ def decode(image: ImageInput) -> Image.Image:
         (`dpfed.data.modes`). `dpfed.data.resizing.square` accepts the image.
 
     Raises:
-        BrokenImage: If the image is empty, truncated, too large, a JPEG file of more than 50 scans, or not an image at all.
+        BrokenImage: If the image is empty, damaged, too large, a JPEG file of more than 50 scans, an array of another shape or
+            type, or not an image at all, or if its pixel values have no known range (`dpfed.data.modes.survivable`).
     """
     return _loaded(_opened(image))[0]
 
 
 @contextlib.contextmanager
 def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
-    """Decodes an image as `decode` does, for use in a ``with`` block. In a process, blocks of large images run one at a time.
+    """Decodes an image as `decode` does, for use in a ``with`` block.
+
+    A process decodes images of more than 2^24 pixels one at a time: the next one waits until the block of the one before ends.
 
     Args:
         image: Encoded file, PIL image or array, see `decode`.
@@ -113,9 +116,10 @@ def _loaded(image: Image.Image) -> tuple[Image.Image, str | None]:
 
 
 def holds_several(image: ImageInput) -> bool:
-    """Returns whether an image file holds further pictures (an animation, or pages), of which `decode` reads only the first.
+    """Returns whether an image file holds several pictures (an animation, or pages). `decode` reads only the first one.
 
-    Also true of a file that is damaged after its first picture. PIL images and arrays hold one picture.
+    Also true of a GIF, PNG, TIFF or WebP file that cannot be opened, or is damaged after its first picture. PIL images and
+    arrays hold one picture.
     """
     if not isinstance(image, bytes) or not image.startswith(_SEVERAL):
         return False

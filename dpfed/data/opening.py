@@ -45,8 +45,9 @@ def open_records(
         say: Callback that receives notes about parts of the source that an import did not use.
 
     Raises:
-        UserError: If the source is unknown, a path is missing, a source or store cannot be read, or a store's images were made
-            square in another way than the model expects.
+        UserError: If the source is unknown, a path is missing, a source or store cannot be read, a store cannot be written, or
+            a store's images were made square in another way than the model expects.
+        ValueError: If procedural images are to be generated, and `config` has no size.
     """
     if config.source == "shapes":
         return shapes_store(config.records, config.stores, half=config.half)

@@ -197,7 +197,11 @@ class PublicConfig(Section):
 
     records: int = Field(3, ge=1, le=1024, description="M: number of public records in every group")
     centring: float = Field(
-        0.2, ge=0, le=100, description="how much centres follow the embeddings of private and public records; 0: no centres"
+        0.2,
+        ge=0,
+        le=100,
+        description="embeddings of private records and those of public records have a centre each, which is subtracted: "
+        "weight of the loss term that moves the centres to the embeddings; 0: no centres",
     )
     source: Literal["store", "shapes", "procedural"] = Field(
         "store", description="a record store, generated captioned shapes, or procedural images"

@@ -31,7 +31,7 @@ class PublicNegatives:
 
     def __init__(self, views: ViewMaker, indices: np.ndarray, count: int) -> None:
         if len(indices) < count:
-            raise ValueError(f"{len(indices)} public records are fewer than {count}")
+            raise ValueError(f"every group needs {count} public records, but there are fewer to choose from: {len(indices)}")
         self._views, self._indices, self.count = views, indices, count
 
     def of(self, keys: np.ndarray, randomness: Randomness, step: int) -> np.ndarray:

@@ -35,8 +35,8 @@ def public_fingerprint(config: PublicConfig) -> str | None:
         config: Section ``[public]`` with an absolute path.
 
     Raises:
-        UserError: If there is no store, the store is not marked public, or its fingerprint is not the configuration's
-            ``digest``.
+        UserError: If there is no store, its header is damaged or has another format version, the store is not marked public, or
+            its fingerprint is not the configuration's ``digest``.
     """
     if config.source != "store":
         return None
@@ -77,9 +77,9 @@ def open_public(
         progress: Callback that is called while records are generated.
 
     Raises:
-        UserError: If the records are not public, lack captions that the model reads, are fewer than join a group
-            (`config.records`), were made square in another way than the model expects, or share images with the private
-            records.
+        UserError: If `given_public` raises one, fewer records are generated than join a group (`config.records`), or the public
+            records were made square in another way than the model expects, or share images with the private records.
+        ValueError: If procedural images are to be generated, and `data` has no size.
     """
     if config.source == "shapes":
         store = shapes_store(config.generated, data.stores, test=0, half=config.half, seed=_SEED)
@@ -105,8 +105,8 @@ def given_public(config: PublicConfig, captions: bool) -> RecordStore:
         captions: Whether the model reads text.
 
     Raises:
-        UserError: If `public_fingerprint` raises one, the records lack captions that the model reads, or there are fewer than
-            join a group (`config.records`).
+        UserError: If `public_fingerprint` raises one, the store is damaged, its records lack captions that the model reads, or
+            it has fewer training records than join a group (`config.records`).
     """
     public_fingerprint(config)
     store = RecordStore.open(_place(config))
@@ -122,7 +122,7 @@ def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> N
     """
     if captions and store.kind != "image-text":
         raise UserError(
-            f"public.path: the model reads captions, which {store.path} lacks: give another store. [public-no-captions]"
+            f"public.path: the model reads captions, which {store.path} lacks: give a store with captions. [public-no-captions]"
         )
     if store.count("train") >= config.records:
         return

@@ -31,7 +31,8 @@ def square(image: Image.Image, size: int, resize: str = "crop", interpolation: s
         The pixels, ``(3, size, size)`` uint8.
 
     Raises:
-        ValueError: If `resize` is none of these words.
+        ValueError: If `resize` is another word.
+        KeyError: If `interpolation` is another word.
     """
     kernel = _KERNELS[interpolation]
     if resize == "crop":

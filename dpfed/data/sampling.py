@@ -35,8 +35,8 @@ class StepDraw:
         indices: Indices of the records in the store, ``(n,)`` int64; the members of a group are adjacent.
         offsets: Offsets of the groups, ``(G + 1,)`` int64; group g is ``indices[offsets[g]:offsets[g + 1]]``. Empty groups are
             left out.
-        keys: Key of the record (or unit) that makes each group, ``(G,)`` uint64, if each makes a group of its own; ``None``:
-            the groups of records are drawn.
+        keys: If every record (or unit) makes a group of its own: the key of the record (or unit) that makes each group,
+            ``(G,)`` uint64. ``None``: the group of each record (or unit) is drawn.
     """
 
     indices: np.ndarray
@@ -127,7 +127,7 @@ def participants_of(
         randomness: Source of all draws.
         keys: Keys of n records from which the function draws, ``(n,)`` uint64.
         units: Keys of the records' units, see `draw_step`.
-        mask: Mask of the records among them that the worker holds; ``None``: the worker holds all of them.
+        mask: Mask of those of the n records that the worker holds; ``None``: the worker holds all of them.
 
     Returns:
         A function from a step to the positions in `keys` of the records that take part in the step, ascending.
@@ -165,7 +165,8 @@ def draw_step(
 
     Returns:
         The drawn records by group; possibly none at all. All records of one unit are in one group. If the method puts every
-        record (or unit) in a group of its own, no two records (or units) share a group.
+        record (or unit) in a group of its own, no two records (or units) share a group. Of the records of a unit and of those
+        of a group, no more are kept than the plan allows.
     """
     if groups == 0:
         return StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64))

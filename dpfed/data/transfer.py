@@ -12,7 +12,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Returns the values on a device.
 
     For a GPU, the values are first copied to pinned memory, because a GPU copies from pinned memory while the host continues.
-    For other memory, the host would wait until the GPU has done all work that was launched before.
+    If it copied from other memory, the host would wait until the GPU has done all work that was launched before.
     """
     if not copies_beside(device) or not values.numel():
         return values.to(device)

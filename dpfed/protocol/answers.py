@@ -163,7 +163,7 @@ def read(packet: Packet | None, kind: type[_Kind], site: int, signing_key: str, 
             raise Rejected("it answered another request, or in the name of another site")
         return kind.model_validate(header)
     except OtherVersion as error:
-        raise Rejected(f"it speaks {error}: install the same release on both") from error
+        raise Rejected(f"it speaks {error}: install the same release on both sides") from error
     except Untrusted as error:
         raise Rejected("the site did not sign its answer for these terms") from error
     except (ValidationError, ValueError, RecursionError) as error:

@@ -45,7 +45,7 @@ class SiteCard(Section):
         """Reads a card file.
 
         Raises:
-            UserError: If the file cannot be read or is not a card.
+            UserError: If the file cannot be read, is not a card, or has characters that terminals do not show.
         """
         try:
             tree = json.loads(read_text(path))

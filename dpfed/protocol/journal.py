@@ -117,8 +117,8 @@ class Step:
     Attributes:
         asked: Names of the sites that were asked.
         seconds: Seconds from the request to the answer, by the name of each site that has answered.
-        until: Time at which the coordinator continues without the others, in seconds since the epoch; ``None``: it waits
-            without limit for as many sites as it needs.
+        until: Time, in seconds since the epoch, at which the coordinator continues without the sites that have not answered;
+            ``None``: it waits without limit for as many sites as it needs.
     """
 
     asked: list[str]

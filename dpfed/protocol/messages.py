@@ -132,8 +132,8 @@ def verify(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
         The header's fields.
 
     Raises:
-        Untrusted: If the sender did not sign this message for these terms; `OtherVersion` if the message is in another version
-            of the protocol.
+        Untrusted: If the sender did not sign this message for these terms, or its vector was changed; `OtherVersion` if the
+            message is in another version of the protocol.
     """
     if not is_signed(_DOMAIN + packet.header, packet.signature, signing_key):
         raise Untrusted("not signed by its sender")

@@ -78,7 +78,8 @@ def code_of(config: Config) -> list[NamedCode]:
         config: Configuration of the run.
 
     Raises:
-        UserError: If a name is a part of Python itself, was given as a Python object, or is not installed on this machine.
+        UserError: If a name is a part of Python itself, was given as a Python object, or its source is not installed on this
+            machine or cannot be read.
     """
     refuse_parts_of_python(config)
     return [_installed(key, name) for key, name in names_of(config).items()]
@@ -125,7 +126,7 @@ def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
         code: Named parts of the terms.
 
     Raises:
-        UserError: If a part is missing on this machine or differs; the message names the first such part.
+        UserError: If a part is missing on this machine, cannot be read or differs; the message names the first such part.
     """
     for agreed in code:
         here = _installed(agreed.key, agreed.name)

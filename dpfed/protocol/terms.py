@@ -79,8 +79,9 @@ class Terms(Section):
 
         Args:
             config: Configuration of the run, its defaults resolved (`dpfed.runs.resolution.resolve_defaults`); ``[data]`` and
-                ``[evaluation]`` are the coordinator's own. The terms hold ``[evaluation]``, which sites ignore: the
-                fingerprint counts it, and sites derive their shares of noise from the fingerprint.
+                ``[evaluation]`` are the coordinator's own. Of ``[data]``, the terms hold ``size`` and ``resize``. They also
+                hold ``[evaluation]``. Sites ignore that section, but it changes the fingerprint of the terms, from which each
+                site derives its noise.
             cards: Cards of the sites; their order determines the sites' numbers.
             coordinator: Public signing key of the coordinator, hex.
             options: Further fields: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``, ``basis``.
@@ -117,7 +118,8 @@ class Terms(Section):
         """Reads a file of terms and checks that they are consistent.
 
         Raises:
-            UserError: If the terms cannot be read, or contradict themselves.
+            UserError: If the terms cannot be read, have characters that terminals do not show, are not valid, or contradict
+                themselves.
         """
         try:
             tree = json.loads(read_text(Path(path)))
@@ -227,7 +229,10 @@ class Terms(Section):
         for number, site in enumerate(self.sites):
             if site.signing_key == signing_key:
                 return number
-        raise UserError("this site's key is not in the terms. Ask the coordinator for terms with its card. [terms-other-key]")
+        raise UserError(
+            "the terms name no site with this site's key. Ask the coordinator for terms that hold this site's card (name and "
+            "public keys). [terms-other-key]"
+        )
 
 
 def _without_folder(name: str | None) -> str | None:

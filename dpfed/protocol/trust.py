@@ -3,9 +3,9 @@
 There are n sites. Up to d of them may drop out of a step, and up to c may tell others what they know. The four modes:
 
 - ``central``: sites send clipped sums, and the server adds the noise. The sites trust the server with their sums.
-- ``distributed``: every site adds Gaussian noise of 1/(n - d - c) of the plan's variance to its own sum. A step counts if n - d
-  sites answered. At least n - d - c of these keep their parts of the noise secret, and these parts suffice for the plan's
-  noise. A single message carries less noise: `Trust.message_multiplier` says how much.
+- ``distributed``: every site adds Gaussian noise of 1/(n - d - c) of the plan's variance to its own sum. A step counts if at
+  least n - d sites answered. At least n - d - c of these keep their parts of the noise secret, and these parts suffice for the
+  plan's noise. A single message carries less noise: `Trust.message_multiplier` says how much.
 - ``secure``: every site adds the same noise as in ``distributed``, and masks its message (`dpfed.federation.secure.masking`).
   The server sees the noisy total only.
 - ``local``: every site adds the plan's whole noise to its own sum, and depends on no other party.
@@ -70,17 +70,22 @@ class Trust:
         if not self.shared:
             return
         if d + c >= n:
-            raise UserError(f"of {n} sites {d} may drop out and {c} collude: none is left for the noise. [trust-colluders]")
+            raise UserError(
+                f"of {n} sites {d} may drop out and {c} collude: none is left for the noise; lower one of the two "
+                "numbers. [trust-colluders]"
+            )
         if self.mode == "secure" and n < 2:
             raise UserError(f"secure aggregation hides a site among others: it needs at least 2 sites, got {n}. [trust-alone]")
         if self.mode == "secure" and 2 * d >= n:
-            raise UserError(f"secure sums of {n} sites can do without {(n - 1) // 2} of them, not without {d}. [trust-secure]")
+            raise UserError(
+                f"secure sums of {n} sites can do without {(n - 1) // 2} of them, not without {d}: lower drops. [trust-secure]"
+            )
 
         if self.mode == "secure" and 2 * d + c >= n and self.honest > 1:
             raise UserError(
                 f"secure sums of {n} sites, of which {c} may collude, can do without {max(0, n - c - 1) // 2} of them in a "
-                f"step, not without {d}: a lying server could show them different lists of the sites that answer. "
-                "[trust-server-lies]"
+                f"step, not without {d}: a lying server could show them different lists of the sites that answer. Lower "
+                "drops. [trust-server-lies]"
             )
 
     @property
@@ -113,7 +118,7 @@ class Trust:
 
     @property
     def honest(self) -> int:
-        """Number of sites whose parts of the noise together suffice for the plan's noise."""
+        """Number of sites whose parts of the noise together suffice for the plan's noise, if sites add parts (see `shared`)."""
         return self.least - self.colluders
 
     def noise_of_site(self, plan: PrivacyPlan) -> Noise | None:
@@ -153,7 +158,10 @@ class Trust:
         return 1 / self.honest
 
     def message_multiplier(self, plan: PrivacyPlan) -> float:
-        """Returns the ratio of noise to sensitivity in what the server sees of one site; infinite if it sees only the total."""
+        """Returns the ratio of noise to sensitivity in what the server sees of one site.
+
+        It is infinite if the server sees only the total, and 0 if sites add no noise.
+        """
         if self.mode == "secure":
             return math.inf
         return self.share_std(plan) / plan.sensitivity

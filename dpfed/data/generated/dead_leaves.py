@@ -102,7 +102,7 @@ def draw(seed: int, split: int, number: int, size: int) -> Picture:
 
     Args:
         seed: Public seed; another seed gives other pictures.
-        split: Split of the picture; another split has other pictures.
+        split: Number of the picture's split; another split has other pictures.
         number: Number of the picture, below 2^32.
         size: Side of the picture, pixels.
     """

@@ -2,7 +2,7 @@
 
 So a labelled data set, such as CIFAR-10, becomes a data set of images with texts: "a cat and a truck above a ship and a dog".
 No image is in two scenes, so a scene is a record like any other. Which images form a scene depends only on the labelled
-records.
+records and on the half of their classes that is used.
 """
 
 from __future__ import annotations

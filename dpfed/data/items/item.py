@@ -52,7 +52,7 @@ class Parts:
         """Returns the image of an item.
 
         Raises:
-            BrokenItem: If the item has no image at this location.
+            BrokenItem: If the item has nothing at the location `image`, or no usable image there, see the function `image_of`.
         """
         return image_of(_image_part(item) if self.image is None else part_of(item, self.image))
 
@@ -60,7 +60,8 @@ class Parts:
         """Returns the texts of an item.
 
         Raises:
-            BrokenItem: If the part at the location `captions` is not a text or a list of texts, or a text is empty.
+            BrokenItem: If `captions` is set, and the item has nothing at this location or something other than a text or a list
+                of texts, or a text is blank or cannot be written as UTF-8.
         """
         if self.captions is None:
             second = _second(item)
@@ -94,7 +95,7 @@ def part_of(item: Any, part: Part) -> Any:
         part: Location: a column, a position in a tuple, or a function of the item.
 
     Raises:
-        BrokenItem: If the item has no such part.
+        BrokenItem: If the item has no such column or position. If `part` is a function, its own errors are raised as they are.
     """
     if callable(part):
         return part(item)
@@ -115,8 +116,9 @@ def image_of(value: Any) -> Image.Image | Tensor:
         A PIL image, or a tensor ``(C, H, W)`` of uint8, uint16 or floats.
 
     Raises:
-        BrokenItem: If `value` is anything else, is empty, has numbers that are not finite, or seems to be ``(H, W, C)``: its
-            last axis is a usual number of channels, and its first axis is not.
+        BrokenItem: If `value` is anything else, is empty, has numbers that are not finite, has a mode that dpfed does not read
+            (a PIL image), or seems to be ``(H, W, C)``: the length of its last axis is a usual number of channels, and that of
+            its first axis is not.
     """
     if isinstance(value, Image.Image):
         if value.mode not in _MODES:

@@ -27,7 +27,9 @@ class Joined(Sequence[Any]):
     def __init__(self, sets: Sequence[Any]) -> None:
         self._sets = list(sets)
         if self._sets[0] is None:
-            raise UserError("expected a data set, got None. [records-none-given]")
+            raise UserError(
+                "expected a data set, got None: give one with len() and [], or a record store. [records-none-given]"
+            )
         if path := next((os.fspath(data) for data in self._sets if isinstance(data, str | os.PathLike)), None):
             raise UserError(
                 f"expected a data set, got the path {path!r}: give torchvision.datasets.ImageFolder({path!r}) or the like, or "

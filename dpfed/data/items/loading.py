@@ -78,7 +78,8 @@ class Recipe:
                 one view is the plain image.
 
         Raises:
-            BrokenItem: If the item has no image, or the views are not tensors of one shape with finite floats.
+            BrokenItem: If the item has no image, or the views are not tensors of one shape with finite floats. Errors of the
+                data set and of the transforms are raised as they are.
         """
         image = self.parts.image_of(self.items[row])
         if seeds is None:

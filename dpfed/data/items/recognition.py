@@ -17,7 +17,7 @@ def picture_of(image: Image.Image | Tensor) -> bytes:
     """Returns a picture as bytes, which are the same for a PIL image, a uint8 tensor and a float tensor in [0, 1].
 
     A grey picture gives the same bytes with one channel and with three. Scaling or cropping a picture, or encoding it again
-    with losses, changes the bytes.
+    with losses, changes the bytes. A PIL image of mode I or F gives other bytes than a tensor of the same picture.
 
     Args:
         image: PIL image, or tensor ``(C, H, W)``.

@@ -50,7 +50,7 @@ class _Index:
 
 
 class Records(RecordSet):
-    """Records of a data set with ``len()`` and ``[]``. All items are read when the records are first used.
+    """Records of a data set with ``len()`` and ``[]``. All items (but those of a record store) are read at the first use.
 
     An item is an image, a tuple that begins with an image, or a mapping. Images are PIL images, arrays ``(H, W)``,
     ``(H, W, 3)`` of uint8 or ``(C, H, W)``, or tensors ``(C, H, W)`` of uint8, uint16 or floats with any number of channels.
@@ -81,9 +81,10 @@ class Records(RecordSet):
             unrelated keys.
 
     Raises:
-        UserError: If `data` is not a data set, or arguments are given that a record store has already. Later, when the items
-            are read: if the data set has no length or no items, an item cannot be used, only some items have captions, or the
-            keys are equal or are positions.
+        UserError: If `data` is ``None``, a data set is a path, or arguments are given that a record store has already. Later,
+            when the items are read: if a data set has no ``len()`` or ``[]``, there are no items or their number changes, an
+            item cannot be used or differs when it is read again, only some items have captions, the values of a label are
+            neither all whole numbers nor all texts, or the keys are equal or are positions.
     """
 
     def __init__(

@@ -151,7 +151,7 @@ class ItemViews(RecordViews):
 
     @classmethod
     def of(cls, records: Records, views: Views, count: int, tokenizer: Tokenizer | None = None) -> ItemViews:
-        """Tries the user's transforms on up to 16 records, and returns the views of all records.
+        """Tries the user's transforms on up to 16 records, and returns the object that prepares all records.
 
         Args:
             records: Records, whether their items were read or not.
@@ -160,8 +160,9 @@ class ItemViews(RecordViews):
             tokenizer: Tokenizer of models that read text; ``None`` for image models.
 
         Raises:
-            UserError: If a transform fails, or returns something other than views, another number of views than `views.count`,
-                or other views for the same seeds; or if plain images are random, or have another shape than views.
+            UserError: If one of these items cannot be read or has no image; if a transform fails, or returns something other
+                than views, another number of views than `views.count`, or other views for the same seeds; or if plain images
+                are random, or have another shape than views.
         """
         count = views.count or count
         trial = Recipe(records.items, records.parts, views.transform, _unchanged)
@@ -171,7 +172,10 @@ class ItemViews(RecordViews):
             made, at_once = _tried(trial, rows, seeds)
             _refuse_unsteady(trial, rows, seeds[:, :1] if at_once else seeds, made)
         if at_once and views.count is not None and made.shape[1] != views.count:
-            raise UserError(f"the transform gives {made.shape[1]} views at once, and count is {views.count}. [views-at-once]")
+            raise UserError(
+                f"the transform gives {made.shape[1]} views at once, and count is {views.count}: leave count out. "
+                "[views-at-once]"
+            )
         shape = (int(made.shape[2]), int(made.shape[3]), int(made.shape[4]))
         recipe = Recipe(records.items, records.parts, views.transform, views.plain or plain_like(views.transform, shape))
         plain = _plain(recipe, rows)
@@ -231,7 +235,8 @@ class ItemMaker(ViewMaker):
         if made.shape[1:] != (self._items.count, *self._items.shape):
             raise UserError(
                 f"the views of some records are {tuple(made.shape[1:])} (V, C, H, W), and those of the first were "
-                f"{(self._items.count, *self._items.shape)}: make equally many of every record, of one shape. [views-sizes]"
+                f"{(self._items.count, *self._items.shape)}: make equally many views of every record, all of one shape. "
+                "[views-sizes]"
             )
         return to_device(made, device)
 

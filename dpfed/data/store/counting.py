@@ -22,11 +22,12 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
         unit: Privacy unit.
 
     Returns:
-        N, which counts units if `unit` is ``"user"``, otherwise records; ``None`` if the records must first be made or
-        imported.
+        N, which counts units if `unit` is ``"user"``, otherwise records; ``None`` if the records must first be made, imported
+        or (a data set of the user's own) read.
 
     Raises:
-        UserError: If the records are missing, the store is damaged, or `unit` is ``"user"`` and the records name no units.
+        UserError: If ``data.path`` is not configured, the records are missing, the store is damaged or has another format
+            version, or `unit` is ``"user"`` and the records name no units.
     """
     if data.from_nothing:
         if unit == "user":
@@ -42,10 +43,12 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
 
 
 def store_at_hand(data: DataConfig) -> Path | None:
-    """Returns the path of an existing store that the run reads; ``None`` if records must first be generated, made or imported.
+    """Returns the path of the store that the run reads; ``None`` if records must first be generated, made, imported or read.
+
+    If ``data.source`` is ``"store"``, nothing is checked at the path.
 
     Raises:
-        UserError: If ``data.path`` is not configured, or there is nothing at the path.
+        UserError: If ``data.path`` is not configured; also if another source reads files, and there is nothing at the path.
     """
     if data.from_nothing or data.is_own:
         return None

@@ -1,9 +1,10 @@
 """Division of a store among simulated institutions with differing records, for experiments with federations.
 
-Each record has a home site, which follows from the store's first label, or without labels from the caption's first words. With
-probability `skew` the record goes to its home site, otherwise to a site drawn uniformly. Both draws depend on the record's own
-key and public constants only, so a record's site does not depend on which other records exist. If the store names units, the
-draws depend on the unit's key instead, so that all records of a unit go to the same site.
+A record's home site follows from the record's class of the store's first label. In a store without labels, it follows from the
+first words of the record's first caption. With probability `skew` the record goes to its home site, otherwise to a site drawn
+uniformly; a record without a class has no home site, and always goes to a site drawn uniformly. Both draws depend on the
+record's own key and public constants only, so a record's site does not depend on which other records exist. If the store names
+units, the draws depend on the unit's key instead, so that all records of a unit go to the same site.
 """
 
 from __future__ import annotations
@@ -44,15 +45,17 @@ def site_of_records(store: RecordStore, sites: int, skew: float) -> np.ndarray:
     Args:
         store: Store to divide. The sites that the result gives for held-out records have no meaning.
         sites: Number of sites, at least 2.
-        skew: Probability that a record goes to its home site, 0 (all sites are alike) to 1 (sites share no label). A record
-            without the label goes to any site. The home site of class c is c modulo `sites`.
+        skew: Probability that a record goes to its home site, 0 (all sites have the same mix of classes) to 1 (no two sites
+            share a class). Classes are those of the store's first label: the home site of class c is c modulo `sites`, and a
+            record without a class goes to a site drawn uniformly. In a store without labels, a hash of the first three words of
+            the first caption takes the place of c.
 
     Returns:
         The sites, ``(N,)`` int64, 0 .. sites - 1, by index in the store.
 
     Raises:
         UserError: If there are fewer than two sites, if the skew is not a probability, if the skew is above 0 and the store has
-            neither labels nor captions, or if a unit has records of several home sites.
+            neither labels nor captions, or if the skew is above 0 and a unit has training records of several home sites.
     """
     if sites < 2:
         raise UserError(f"a store is divided among at least 2 sites, got {sites}; give more sites. [store-few-sites]")
@@ -94,8 +97,8 @@ def divide_store(
         The stores of the sites, in order, followed by the evaluation's store.
 
     Raises:
-        UserError: If `site_of_records` raises one, a site or the evaluation would have no record, the source cannot be read,
-            or `dest` exists or cannot be written.
+        UserError: If `site_of_records` raises one, there are more than 4,096 sites, a site or the evaluation would have no
+            record, the source cannot be read, or `dest` exists or cannot be written.
     """
     sites, path = (
         whole_number(sites, "the number of sites", most=MOST_SITES),
@@ -152,7 +155,10 @@ def _refuse_torn_units(store: RecordStore, home: np.ndarray, by: str) -> None:
 
 def _refuse_empty(store: RecordStore, records: np.ndarray) -> None:
     if records[-1] == 0:
-        raise UserError(f"{store.name} has no held-out records; import it again with --validation or --test. [store-held-out]")
+        raise UserError(
+            f"{store.name} has no held-out records; import the data again with --validation or --test and a number. "
+            "[store-held-out]"
+        )
     for site, count in enumerate(records[:-1].tolist()):
         if count == 0:
             raise UserError(

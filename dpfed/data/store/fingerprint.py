@@ -71,7 +71,7 @@ def fingerprint_of(key: bytes, digests: np.ndarray, splits: np.ndarray) -> str:
 
 
 def contents_header(key: bytes, digests: bytes | bytearray, splits: np.ndarray) -> dict[str, str]:
-    """Returns the entry ``contents`` of a store's header: the fingerprint, and its key, which must not leave the store.
+    """Returns the entry ``contents`` of a store's header: the fingerprint, and its secret key if the records are private.
 
     Args:
         key: Key of the fingerprint; empty for public records.

@@ -1,6 +1,7 @@
 """The numbers that a store keeps for each record in its index file: key, split, unit and labels. They are memory-mapped.
 
-Splits and labels are read and checked block by block when a store is opened; keys and units only where they are used.
+Splits and labels are read and checked block by block when a store is opened. Keys are read only where they are used. So are
+units, except that the units of a store of at most 4,194,304 records are counted when the store is opened.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def groups_of(places: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.
 
 
 def blocks(count: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
-    """Cuts 0 .. `count` - 1 into blocks of at most `size` numbers; yields the start and end of each block."""
+    """Cuts 0 .. `count` - 1 into blocks of at most `size` numbers; yields each block's start and (excluded) end."""
     return ((first, min(first + size, count)) for first in range(0, count, size))
 
 
@@ -57,7 +58,7 @@ class Index:
         labels: For each label name, the class numbers of the records, ``(N,)`` int64.
 
     Raises:
-        UserError: If the columns contradict the header.
+        UserError: If the columns contradict the header, or the number of a split or class is out of range.
     """
 
     def __init__(self, layout: Layout, table: pa.Table) -> None:

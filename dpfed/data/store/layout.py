@@ -1,6 +1,7 @@
 """The files in a record store's directory.
 
-    store.json                 format version, name, kind, counts, label names, and the sizes of the other files
+    store.json                 format version, name, kind, counts, label names, left-out records, sizes of the other files, and
+                               the fingerprint of the records (with its secret key, if the records are private)
     index.arrow                key, split, labels and unit (if any) of every record
     records.arrow              id, image and captions of every record
 
@@ -163,4 +164,7 @@ def damaged(place: str | Path, what: str) -> UserError:
         place: Path of the store.
         what: What is wrong, in a few words.
     """
-    return UserError(f"the record store {place} is damaged: {what}; delete it and import the data again. [store-damaged]")
+    return UserError(
+        f"the record store {place} is damaged: {what}; delete the store, and import the data again. (If a run made the store, "
+        "the next run makes it again.) [store-damaged]"
+    )

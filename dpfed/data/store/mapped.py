@@ -36,6 +36,7 @@ def check_index(index: pa.Table, header: dict[str, Any]) -> None:
 
     Raises:
         Damage: If a column is missing, of another type than the header implies, or lacks values.
+        pyarrow.ArrowException: If the table itself is not valid.
     """
     index.validate(full=True)
     labels = [f"label:{name}" for name in header["label_names"]]
@@ -127,6 +128,8 @@ class MappedBatches:
 
     Raises:
         Damage: If the file has other batches than `starts` and `header` say, or its columns are missing or of another type.
+        pyarrow.ArrowException: If the file is not an Arrow file.
+        OSError: If the file cannot be read.
     """
 
     def __init__(self, file: Path, header: dict[str, Any], starts: np.ndarray) -> None:

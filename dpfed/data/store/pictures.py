@@ -1,4 +1,4 @@
-"""Reads the images of a store: as they are stored, or as square pixels.
+"""Reads the images of a store: as they are stored, or as pixels of square images.
 
 Many image files are decoded by several processes, because threads would wait for each other: a third of the time per image is
 spent under the interpreter's lock. Each process opens the store for itself. The processes share only the memory to which they
@@ -61,11 +61,11 @@ def in_processes(opened: Opened, indices: np.ndarray, wanted: Wanted, workers: i
 
     Returns:
         The images, ``(n, 3, size, size)`` uint8; ``None`` if threads should decode instead, because there are few cores or
-        images, or the system has no such shared memory.
+        images, or the system has no shared memory without a name (``memfd_create``).
 
     Raises:
         IndexError: If an index does not exist.
-        UserError: If a file cannot be decoded, or a process dies.
+        UserError: If the store is damaged, a file cannot be decoded, or a process dies.
     """
     if workers is None:
         workers = min(_MOST, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
@@ -239,6 +239,10 @@ class Pictures:
             result: Output array, ``(n, 3, size, size)`` uint8.
             indices: Indices of the records, ``(n,)``.
             wanted: Side and resizing of the square images.
+
+        Raises:
+            IndexError: If an index does not exist.
+            UserError: If the store is damaged, or a file cannot be decoded.
         """
         for file in self._files(indices):
             self._decode(result, wanted, *file)

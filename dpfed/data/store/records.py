@@ -1,7 +1,7 @@
 """Record stores: directories of records that never change. Their files are memory-mapped, so only what is used is read.
 
 One file is the index (key, split, labels and unit of every record). Another file has the records themselves (id, image and
-captions, in batches of about a thousand). `dpfed.data.store.layout` lists the files.
+captions, in batches). `dpfed.data.store.layout` lists the files.
 `dpfed.data.store.writing.StoreWriter` writes a store.
 """
 
@@ -138,7 +138,7 @@ class RecordStore(RecordSet):
         return self.batches.column("captions", indices)
 
     def images(self, indices: np.ndarray, size: int, resize: str = "crop", interpolation: str = "bicubic") -> Tensor:
-        """Returns the records' images as square pixels.
+        """Returns the pixels of the records' images, which are made square.
 
         Args:
             indices: Indices of the records, ``(n,)``, in any order.
@@ -153,7 +153,7 @@ class RecordStore(RecordSet):
 
         Raises:
             IndexError: If an index does not exist.
-            UserError: If a stored file can no longer be decoded.
+            UserError: If the store is damaged, a stored file can no longer be decoded, or a process that decodes dies.
         """
         return self.pictures.squares(indices, size, resize, interpolation)
 

@@ -76,8 +76,9 @@ class StoreWriter:
         shared: Number of held-out records with the same picture as a training record; known after the ``with`` block.
 
     Raises:
-        UserError: If `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
-            unreadable and `skip_broken` is not set.
+        UserError: If `size` is not a valid side, `path` exists or cannot be written, a field of a record has a wrong type, an
+            id occurs twice, a class number is out of range, there are no records, no training record is left after holding out,
+            or records are unreadable and `skip_broken` is not set.
         ValueError: If a kind, split or label is unknown, a record has captions in a store of kind ``"image"``, or a record has
             a unit in a store without `unit_name`.
     """
@@ -142,7 +143,9 @@ class StoreWriter:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def add(self, record: RecordInput) -> None:
-        """Adds a record. If its texts cannot be stored or it lacks a needed caption, it is counted among `broken` instead.
+        """Adds a record.
+
+        A record with an id or caption that is not valid text, or without a needed caption, is only listed in `broken`.
 
         Raises:
             UserError: If a field has a wrong type, the id was added before, a class number is out of range, or the unit's name

@@ -104,9 +104,9 @@ class ViewMaker:
             device: Device on which the views are made.
 
         Returns:
-            ``{"image": (n, V, 3, H, W) float32, "text": (n, W, L) int64}``. V is `count`; W is `count` if `text_views` change
-            anything, otherwise 1; L is the number of tokens of a text. There is no ``"text"`` without a tokenizer. If `classes`
-            is set, there is also ``"label": (n, 1, 1) int64``.
+            ``{"image": (n, V, 3, H, W) float32, "text": (n, V, L) int64}``. V is `count`, H and W are the height and width of a
+            view, and L is the number of tokens of a text. If no `text_views` change anything, ``"text"`` is ``(n, 1, L)``.
+            There is no ``"text"`` without a tokenizer. If `classes` is set, there is also ``"label": (n, 1, 1) int64``.
         """
         result = {"image": self._images(indices, randomness, step, device)}
         if self.classes is not None:

@@ -1,7 +1,8 @@
 """Makes random views on a GPU. One kernel makes a whole view from the pixels and parameters of this view alone.
 
-A view is therefore a function of its record alone, however many records are processed together. The formulas are those of
-`dpfed.data.views.images`; only the rounding of float32 differs. Blur takes two more kernels, one for each direction.
+A view is therefore a function of its own image and parameters alone, however many records are processed together. The formulas
+are those of `dpfed.data.views.images`; only the rounding of float32 differs. Blur takes two more kernels, one for each
+direction.
 """
 
 from __future__ import annotations

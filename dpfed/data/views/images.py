@@ -238,7 +238,7 @@ def resized_crop(
 
     Args:
         x: Images, ``(m, 3, H, W)`` float32.
-        left: Left side of each box, ``(m,)``, as a fraction of the image, like the other sides.
+        left: Left side of each box, ``(m,)``. All four numbers of a box are fractions of the image.
         top: Upper side of each box, ``(m,)``.
         width: Width of each box, ``(m,)``.
         height: Height of each box, ``(m,)``.
@@ -283,7 +283,7 @@ def adjust_contrast(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def adjust_chroma(x: torch.Tensor, saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Scales and rotates the chroma of images, and keeps their luma.
+    """Scales and rotates the chroma of images, keeps their luma, and then limits the colours to 0 .. 1.
 
     Scaling and rotation act on the chroma plane only, where they commute, so one 3x3 matrix for each image does both.
 
@@ -323,7 +323,7 @@ def gaussian_blur(x: torch.Tensor, sigma: torch.Tensor, radius: int) -> torch.Te
     Args:
         x: Images, ``(m, 3, H, W)``.
         sigma: Standard deviation of each image's kernel, ``(m,)``, pixels; 0 leaves an image as it is.
-        radius: Half width of all kernels, pixels.
+        radius: Half width of all kernels, pixels; at most the smaller side of an image less 1 is used.
     """
     radius = min(radius, x.shape[2] - 1, x.shape[3] - 1)
     offsets = torch.arange(-radius, radius + 1, device=x.device)

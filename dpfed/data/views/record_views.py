@@ -61,9 +61,10 @@ class RecordViews:
 
         Raises:
             ValueError: If `store` is not a record store.
+            UserError: If the images cannot be read, see `RecordStore.images`.
         """
         if not isinstance(store, RecordStore):
-            raise ValueError(f"the images of {store.name} are not those of a record store")
+            raise ValueError(f"the records {store.name} are in no record store, and only images of a record store can be read")
         wanted = self.preprocessing
         return store.images(indices, self.size, resize=wanted.resize, interpolation=wanted.interpolation)
 

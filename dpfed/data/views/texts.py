@@ -44,21 +44,21 @@ class TextViews:
         self.active = config.sentence_swap > 0 or config.word_swap > 0 or config.word_delete > 0
 
     def __call__(self, captions: list[str], seeds: np.ndarray) -> list[list[str]]:
-        """Makes W views of each caption.
+        """Makes V views of each caption.
 
         Args:
             captions: Captions, n texts.
-            seeds: Seed of each view, ``(n, W)`` uint64. A view is a function of its caption, the configuration and its own seed
+            seeds: Seed of each view, ``(n, V)`` uint64. A view is a function of its caption, the configuration and its own seed
                 alone.
 
         Returns:
-            The views, n lists of W texts.
+            The views, n lists of V texts.
 
         Raises:
             ValueError: If there is not one row of seeds for each caption.
         """
         if seeds.ndim != 2 or len(seeds) != len(captions):
-            raise ValueError(f"expected seeds of shape ({len(captions)}, W), got {seeds.shape}")
+            raise ValueError(f"expected seeds of shape ({len(captions)}, V), got {seeds.shape}")
         if not self.active:
             return [[caption] * seeds.shape[1] for caption in captions]
         return [
@@ -85,8 +85,8 @@ class TextViews:
 def sentences(text: str) -> list[str]:
     """Splits a text at full stops, question and exclamation marks followed by white space, and at empty lines.
 
-    A mark does not end a sentence if it follows a single letter or a usual abbreviation, or if a lower-case letter comes next
-    in a text that has capitals.
+    If no empty line follows, a mark does not end a sentence after a single letter or a usual abbreviation, nor before a
+    lower-case letter in a text that has capitals.
     """
     capitals = text != text.lower()
     parts, start = [], 0
