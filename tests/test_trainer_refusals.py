@@ -170,6 +170,35 @@ def test_a_model_that_was_trained_privately_is_not_trained_again(tmp_path):
     assert dpfed.Trainer(model, **parts).fit(tmp_path / "first").finished
 
 
+class WithUnused(nn.Module):
+    """An encoder with a layer that its features do not depend on, as a classifier's last layer often is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.head = encoder(), nn.Linear(3, 3)
+
+    def forward(self, images):
+        return self.used(images)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"settings": {"bounding": {"engine": engine}}} for engine in ("auto", "loop", "layerwise")]
+    + [{"privacy": dpfed.Privacy(epsilon=8, batch=16, steps=4, method="logit"), "loss": None}],
+)
+def test_a_layer_that_takes_no_part_is_refused_and_may_be_frozen(tmp_path, changes):
+    model = WithUnused()
+    refused(
+        tmp_path,
+        r"head.weight' and 1 more take no part in the loss.*requires_grad_\(False\).*run-unused",
+        model=model,
+        **changes,
+    )
+    model.head.requires_grad_(False)
+    parts = {"records": RECORDS, "views": dpfed.Views(augment()), "loss": contrast, "privacy": PRIVACY}
+    assert dpfed.Trainer(model, **{**parts, **changes}).fit(tmp_path / "run").finished
+
+
 def test_adaptive_clipping_needs_its_statistics_and_takes_them(tmp_path):
     adaptive = dpfed.Privacy(epsilon=8, batch=32, steps=4, group_size=4, clipping="adaptive")
     refused(tmp_path, "diagnostics = 'private'", privacy=adaptive)

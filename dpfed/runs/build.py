@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from dpfed.bounding.engines import GroupBatch, choose_engine, exact_arithmetic, require_fitting
+from dpfed.bounding.engines.engine import LossOfViews
 from dpfed.building.engine import engine_for
 from dpfed.building.images import image_shape
 from dpfed.building.model import model_of
@@ -45,7 +46,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress, Silent, import_progress, signs_of_life
 from dpfed.protocol.named_code import refuse_other_code
 from dpfed.runs.closed_form import add_moment_heads, said_of_layers
-from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
+from dpfed.runs.dummy_batch import dummy_batch, largest_pass, one_group, views_per_image
 from dpfed.runs.labels import label_of
 from dpfed.runs.memory import records_of_a_pass, require_memory
 from dpfed.runs.own import finished_model, open_own, own_loss, tokenizer_of
@@ -55,6 +56,7 @@ from dpfed.runs.record_views import record_views
 from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.resolution import changed, pick_device, refuse_engine, resolve_with_start
 from dpfed.runs.starts import starting_weights
+from dpfed.runs.unused import refuse_unused
 from dpfed.training.learner import Learner, SharedNoise
 
 if TYPE_CHECKING:
@@ -301,6 +303,9 @@ def _with_engine(config: Config, learner: Learner, loss: GroupLoss, progress: Pr
     """Returns the configuration with the engine for this model on this machine, and with no choice left open."""
     method, engine = method_named(config.bounding.method), str(config.bounding.engine)
     model, precision = learner.views.trained(learner.model), config.training.precision
+    if not method.closed_form and not isinstance(config, ResolvedConfig):
+        group = one_group(_dummy_batch(config, learner), config)
+        refuse_unused(model, group, LossOfViews(model, precision, loss), by_embeddings=not method.picks_engine)
     if engine == "auto" and method.picks_engine and config.privacy.noise == "discrete":
         engine = "loop"
     elif engine == "auto" and method.picks_engine:

@@ -17,6 +17,7 @@ from dpfed.objectives.classes import LABEL
 from dpfed.privacy.plan import PrivacyPlan
 
 _GROUPS, _CLASSES = 16, 3
+_RECORDS = 4  # see `one_group`
 _MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `largest_pass`: 64 records of 64 pixels, or fewer larger ones
 
 
@@ -60,6 +61,13 @@ def dummy_batch(
     if labelled:
         views[LABEL] = torch.randint(0, _CLASSES, (records, 1, 1), generator=generator).to(device)
     return GroupBatch(views, [0, *sizes.cumsum(0).tolist()])
+
+
+def one_group(batch: GroupBatch, config: Config) -> GroupBatch:
+    """Returns the first records of a batch as one small group, which has at least one record more than the loss needs."""
+    records = len(next(iter(batch.views.values())))
+    count = min(records, max(_RECORDS, 1 + config.objective.loss.least, 1 + config.public.records))
+    return GroupBatch({name: view[:count] for name, view in batch.views.items()}, [0, count])
 
 
 def largest_pass(config: Config, plan: PrivacyPlan) -> int:

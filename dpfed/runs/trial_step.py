@@ -21,10 +21,10 @@ from dpfed.errors import UserError
 from dpfed.models.contract import embeddings_of
 from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.runs.build import Parts
+from dpfed.runs.dummy_batch import one_group
 from dpfed.schema.named import in_python
 from dpfed.training.optimizers import Update, take_step
 
-_RECORDS = 4  # number of records in the tried group
 _LEAST_SIGNAL = 1e-6  # shortest gradient, as a part of the length that the noise is made for; noise buries a shorter one
 _LEAST_CHANGE = 1e-6  # smallest change by all steps together, as a part of the weights' length: float32 hardly shows less
 
@@ -48,21 +48,13 @@ def try_step(parts: Parts) -> None:
             f"only {' and '.join(vector.names)} would be trained, and no weight of an encoder: set adaptation.image or "
             "adaptation.text to 'lora' or 'full'. [run-frozen]"
         )
-    batch = _few(parts)
+    batch = one_group(parts.dummy_batch(), parts.config)
     gradient = _gradient(parts, batch) if parts.plan.bounding.method.picks_engine else vector.zeros()
     before = vector.gather()
     try:
         _try_weights(parts, batch, gradient, before)
     finally:
         vector.assign(before)
-
-
-def _few(parts: Parts) -> GroupBatch:
-    """Makes one small group of noise images or texts, with at least one record more than the loss needs."""
-    batch = parts.dummy_batch()
-    records = len(next(iter(batch.views.values())))
-    count = min(records, max(_RECORDS, 1 + parts.config.objective.loss.least, 1 + parts.config.public.records))
-    return GroupBatch({name: view[:count] for name, view in batch.views.items()}, [0, count])
 
 
 def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
