@@ -150,6 +150,7 @@ def test_a_foreign_method_trains_and_claims_nothing(package, source, tmp_path):
     assert not json.loads((tmp_path / "run" / "results.json").read_text())["privacy"]["guarantee"]
 
 
+@pytest.mark.long
 def test_a_foreign_importer_reads_its_own_format(package, tmp_path):
     run = package()
     (tmp_path / "all.colours").write_text("".join(f"colour{k} {k} {2 * k} {255 - k}\n" for k in range(60)))

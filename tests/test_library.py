@@ -64,6 +64,7 @@ def test_the_whole_job_and_the_encoder_back(tiny_config, tmp_path):
     assert torch.equal(encoder.features([deep]), encoder.features([shallow]))
 
 
+@pytest.mark.long
 def test_nothing_private_is_in_the_files_of_a_run(tiny, tmp_path):
     """A run's public files are the same for every content of the training records, up to the noisy path itself."""
     run = dpfed.pretrain(dpfed.parse_config(tiny), tmp_path / "run")
@@ -74,6 +75,7 @@ def test_nothing_private_is_in_the_files_of_a_run(tiny, tmp_path):
         assert set(json.loads(line)) in ({"step", "digest", "charged", "total", "chain"}, {"papers", "chain"})
 
 
+@pytest.mark.long
 def test_a_fixed_seed_voids_the_card(tiny, tmp_path):
     tiny["privacy"]["seed"] = 3
     run = dpfed.pretrain(dpfed.parse_config(tiny), tmp_path / "run")

@@ -44,6 +44,7 @@ def test_a_configuration_names_all_parts(run):
     assert run.config().views.shape == (3, 10, 10) and run.config().views.count == 2
 
 
+@pytest.mark.long
 def test_the_models_folder_is_read_back_by_the_encoders_name(run):
     model = dpfed.load(run.path).model
     weights = load_file(run.model / "model.safetensors")

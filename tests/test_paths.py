@@ -116,6 +116,7 @@ def test_no_valid_name_is_called_invalid_and_the_advice_works(tmp_path, words):
     assert done.returncode == 2 and "für alle" in done.stderr.decode() and b"path-" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [["watch", "."], ["data", "inspect", "store"], ["pretrain", "quickstart"]])
 def test_a_working_folder_that_is_gone_is_named(tmp_path, words):
     (tmp_path / "gone").mkdir()

@@ -67,6 +67,7 @@ def test_a_run_leaves_what_every_run_leaves(whole):
     assert Ledger.open(whole.ledger).charged == STEPS
 
 
+@pytest.mark.long
 def test_the_card_names_parts_of_the_users_own_and_what_is_assumed_of_them(whole):
     card = Path(whole.path / "privacy_card.md").read_text()
     for name in ("tests.own_parts:Pictures", "tests.own_parts:contrast", "torchvision.transforms.v2._container:Compose"):
@@ -182,6 +183,7 @@ def test_other_parts_or_settings_are_another_run(whole):
             trainer(**changes).fit(whole.path)
 
 
+@pytest.mark.long
 def test_the_command_line_says_that_a_script_began_the_run(whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trainer(callbacks=[Stop(3)]).fit(tmp_path / "run")

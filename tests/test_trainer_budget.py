@@ -131,6 +131,7 @@ CHANGED = {
 _CASES = [(changed, True) for changed in CHANGED] + [("the same", False), ("half of them", False), ("and others", False)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changed", "given"), _CASES, ids=[f"{name}, {'' if given else 'not '}given" for name, given in _CASES]
 )

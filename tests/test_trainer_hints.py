@@ -26,6 +26,7 @@ def trainer(model=None, **privacy):
     )
 
 
+@pytest.mark.long
 def test_a_frozen_encoder_is_called_frozen_on_the_card(tmp_path):
     frozen = encoder()
     frozen.requires_grad_(False)
@@ -48,6 +49,7 @@ def test_a_manual_loop_that_takes_no_step_is_told_once(tmp_path, steps_taken):
     assert len(said) == (0 if steps_taken else 1) and all("steps.optimizer.step()" in one for one in said)
 
 
+@pytest.mark.long
 def test_a_refusal_shows_the_users_line_and_no_way_through_dpfed(tmp_path, monkeypatch):
     def refused():
         with pytest.raises(dpfed.UserError) as raised:

@@ -121,6 +121,7 @@ def test_the_commands_show_a_budget_of_arrays(tmp_path, dpfed):
         assert code == 0 and said in shown, error
 
 
+@pytest.mark.long
 def test_a_budget_holds_for_all_fits_on_the_rows(tmp_path):
     cca = library.PrivateCCA(epsilon=2, folder=tmp_path / "fits", budget=(5.0, 1e-4))
     assert "(5.0, 1.00e-4) for each record, of which" in cca.fit(X, Y).card_
@@ -143,6 +144,7 @@ def test_a_budget_holds_for_all_fits_on_the_rows(tmp_path):
     assert len(list((tmp_path / "fits").glob("fit-*/cca.json"))) == 2
 
 
+@pytest.mark.long
 def test_a_budget_for_groups_and_none_for_a_seed(tmp_path):
     groups = np.arange(300) // 3
     cca = library.PrivateCCA(epsilon=2, folder=tmp_path, budget=(6.0, 1e-3)).fit(X, Y, groups)

@@ -57,6 +57,7 @@ class TestHub:
         content = (dest / "README.md").read_text()
         return content, yaml.safe_load(content.split("---\n")[1])
 
+    @pytest.mark.long
     def test_the_card_is_in_the_page_and_in_the_metadata(self, finished, tmp_path):
         content, metadata = self.page(finished, tmp_path / "hub", license="cc-by-nc-4.0")
         results = json.loads(finished.results.read_text())["privacy"]

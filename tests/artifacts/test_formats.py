@@ -63,6 +63,7 @@ def transformed(dest, source):
 _RESIZED = [(format, resize) for format in ("timm", "transformers", "state-dict") for resize in ("pad", "crop", "squash")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("format", "resize"), [*_RESIZED, ("onnx", "pad")])  # an export to ONNX takes five seconds
 def test_a_timm_encoder(format, resize, tmp_path):
     saved(tmp_path / "model", resize=resize)

@@ -6,6 +6,7 @@ import dpfed
 from dpfed.artifacts.directory import RunDirectory
 
 
+@pytest.mark.long
 def test_a_finished_run_shows_epsilon_figures_and_folder(tiny_config, tmp_path):
     run = dpfed.pretrain(tiny_config, tmp_path / "run")
     assert 0 < run.epsilon <= 8

@@ -47,6 +47,7 @@ def test_a_finished_run_and_its_card_belong_together(run, tmp_path):
     assert Ledger.open(run.ledger).head in run.report.read_text()
 
 
+@pytest.mark.long
 def test_a_card_that_is_written_again_is_the_one_that_counts(run, tmp_path):
     old = shutil.copy(run.card, tmp_path / "old.md")
     evaluate_run(run.path)
@@ -148,6 +149,7 @@ def test_the_commands(run, dpfed, tmp_path):
     assert dpfed("privacy", "ledger", tmp_path)[0] == 2
 
 
+@pytest.mark.long
 def test_the_figure_of_an_unsound_method_is_a_claim_only(tiny, tmp_path, dpfed):
     """The accountant's figure is a claim, by that name; an untouched run verifies."""
     tiny["bounding"], tiny["privacy"] = {"method": "dpcl"}, {"epsilon": 8.0, "batch": 60, "steps": 2}

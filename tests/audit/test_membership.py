@@ -60,6 +60,7 @@ def test_the_file_is_its_owners_and_the_card_says_so_once(audit, at_chance):
     assert card.count("dpfed audit") == 1 and card.startswith("# Privacy card of audited\n")
 
 
+@pytest.mark.long
 def test_the_file_holds_figures_and_nothing_about_any_record(audit, shapes):
     _, path, result = audit
     text = path.read_text()

@@ -116,6 +116,7 @@ def run(audited, tmp_path) -> RunDirectory:
     return RunDirectory(tmp_path / "run")
 
 
+@pytest.mark.long
 def test_card_and_report_of_a_run_state_its_audit(run, monkeypatch):
     monkeypatch.setattr(publishing, "audit_claim", lambda *_, **__: claim())
     path, _ = audit_run(run.path, 1, QUICK)
@@ -138,6 +139,7 @@ def test_a_contradicted_claim_voids_the_card(run, monkeypatch):
         audit_run(run.path, 1, QUICK)
 
 
+@pytest.mark.long
 def test_all_bounds_of_an_audit_share_one_error(monkeypatch):
     attacks = 1
     errors = set()

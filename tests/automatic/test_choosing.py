@@ -42,6 +42,7 @@ def test_pixels_decide_nothing(photos, tmp_path):
     assert [choice.why for choice in chosen[0].choices[1:]] == [choice.why for choice in chosen[1].choices[1:]]
 
 
+@pytest.mark.long
 def test_one_line_trains_and_the_same_line_finds_it_again(photos):
     line = {"data": "photos", "epsilon": 8, "out": "runs/mine", "overrides": _SMALL}
     run = library.pretrain(**line)

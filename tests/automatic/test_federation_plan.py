@@ -10,6 +10,7 @@ from dpfed.config import load_config
 from tests.automatic.random_pictures import pictures
 
 
+@pytest.mark.long
 def test_a_plan_is_that_of_all_sites_records_together(dpfed, tmp_path):
     file = tmp_path / "plan.toml"
     words = ("--records", "3000,1200,800", "--epsilon", "3", "--captions", "--save-config", file)

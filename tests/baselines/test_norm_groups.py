@@ -81,6 +81,7 @@ def test_bf16_reaches_the_same_direction(model):
     assert torch.nn.functional.cosine_similarity(into.double(), summed(model, batch, 1.0), dim=0) > 0.9
 
 
+@pytest.mark.long
 def test_a_whole_run(tiny, tmp_path):
     tiny["model"] |= {"normalisation": "batch", "anchor_count": 4, "weight_standardisation": True}
     run = dpfed.pretrain(parse_config(tiny), tmp_path / "run")

@@ -102,6 +102,7 @@ def moved():
     )
 
 
+@pytest.mark.long
 def test_a_stranger_moves_nobody_in_a_model_that_needs_it():
     assert moved() == 0
 

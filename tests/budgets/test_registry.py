@@ -167,6 +167,7 @@ def test_equal_names_get_their_own_budget_only_in_words(budgeted, tmp_path, rese
     assert taken(other) == 1 and taken(budgeted) == 1
 
 
+@pytest.mark.long
 def test_equal_names_alone_are_a_question(budgeted, tmp_path, reservation):
     """Pictures 0.png, 1.png, ... are anybody's: what they show tells whose they are."""
     same, other = write_store(tmp_path / "same", NAMES), write_store(tmp_path / "other", NAMES, seed=1)

@@ -56,6 +56,7 @@ def test_runs_are_admitted_until_the_budget_is_full(store, reservation):
         reserve(store, [reservation(number)])
 
 
+@pytest.mark.long
 def test_a_plan_too_large_is_refused_with_what_still_fits(store, reservation):
     set_budget(store, 8, 1e-6)
     reserve(store, [reservation(1, steps=300)])

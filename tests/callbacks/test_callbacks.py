@@ -40,6 +40,7 @@ def config(tiny):
     return dpfed.parse_config(tiny)
 
 
+@pytest.mark.long
 def test_each_step_is_seen_once_with_what_it_spent(config, tmp_path):
     keeps = Keeps()
     run = dpfed.pretrain(config, tmp_path / "run", callbacks=[keeps])

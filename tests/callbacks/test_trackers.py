@@ -143,6 +143,7 @@ def test_every_figure_reaches_every_tracker_once(config, tmp_path, request, at):
         assert {key: pytest.approx(value, rel=1e-6) for key, value in got} == wanted
 
 
+@pytest.mark.long
 def test_the_card_and_public_pictures_come_at_the_end(finished):
     run = finished
     card, shown = run.card.read_text(), sorted(run.gallery.glob("*.png"))
@@ -159,6 +160,7 @@ def test_the_card_and_public_pictures_come_at_the_end(finished):
     assert len(client.list_artifacts(tracked.info.run_id, "gallery")) == len(shown)
 
 
+@pytest.mark.long
 def test_a_window_of_private_metrics_is_a_row(tiny, tmp_path):
     tiny |= {"diagnostics": "private", "progress": {"phase": 3}}
     run = dpfed.pretrain(dpfed.parse_config(tiny), tmp_path / "run", callbacks=[TensorBoard()])
@@ -275,6 +277,7 @@ def test_wandb_finds_no_login_on_an_empty_machine(tmp_path):
     assert "[tracker-login]" in done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_the_command_reports_and_resumes(config, dpfed, tmp_path):
     (tmp_path / "tiny.toml").write_text(config.dump())
     code, _, error = dpfed("pretrain", "tiny.toml", "--run", "run", "--report-to", "tensorboard", "--json")
@@ -284,6 +287,7 @@ def test_the_command_reports_and_resumes(config, dpfed, tmp_path):
     assert code == 0, error
 
 
+@pytest.mark.long
 def test_simulated_sites_report_too(config, dpfed, tmp_path):
     (tmp_path / "tiny.toml").write_text(config.dump())
     words = ("--federated", "2", "--trust", "central", "--report-to", "tensorboard", "--json")
@@ -292,6 +296,7 @@ def test_simulated_sites_report_too(config, dpfed, tmp_path):
     assert boards(tmp_path / "run" / "tensorboard").Scalars("training/epsilon")[-1].step == 6
 
 
+@pytest.mark.long
 def test_rank_0_of_a_cluster_reports(config, tmp_path):
     """Callbacks travel to the process that leads, as Ray sends them."""
     from dpfed.cluster.torchrun import process_group
@@ -316,6 +321,7 @@ def test_a_training_without_a_run_has_trackers_too(shapes, tmp_path):
             other.on_begin(0)
 
 
+@pytest.mark.long
 def test_what_a_tracker_raises_is_one_sentence(config, tmp_path, monkeypatch):
     board = TensorBoard()
     monkeypatch.setattr(board, "_write", lambda rows: 1 / 0)

@@ -90,6 +90,7 @@ def test_evaluate_and_report_of_a_run(run, dpfed):
     assert (folder / "both.html").exists()
 
 
+@pytest.mark.long
 def test_a_refused_measurement_names_the_options_of_its_command(run, dpfed):
     """There is no --set here: the configuration of a run that is there stays."""
     folder, _ = run

@@ -39,6 +39,7 @@ def run_of(tiny, tiny_moments, tmp_path):
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["image-text", "open_clip", "moments"])
 def test_features_and_answers_are_those_of_the_loaded_model(run_of, kind, public_store, dpfed, tmp_path):
     run, out = run_of(kind), tmp_path / "features.parquet"

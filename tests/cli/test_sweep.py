@@ -85,6 +85,7 @@ def test_every_run_is_trained_once_with_its_changes_and_compared(base, swept, mo
     assert before == contents(small) | contents(large)
 
 
+@pytest.mark.long
 def test_interrupted_runs_are_resumed_finished_ones_left_alone(base, tmp_path):
     file = written(tmp_path)
     with killed(Coordinator, "apply", 5):  # the second of the second run's three steps
@@ -99,6 +100,7 @@ def test_interrupted_runs_are_resumed_finished_ones_left_alone(base, tmp_path):
     assert Ledger.open(large / "ledger.jsonl").charged == 3 and (large / "results.json").exists()
 
 
+@pytest.mark.long
 def test_the_joint_promise_is_the_sum_of_epsilons_and_of_deltas(swept):
     folder, outcome = swept
     spent = [
@@ -165,6 +167,7 @@ def test_kept_runs_of_another_configuration_are_left_alone(base, swept):
     assert contents(tmp_path / "runs") == before
 
 
+@pytest.mark.long
 def test_what_a_run_chose_by_itself_is_no_other_configuration(base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     left_open = parse_config(
@@ -182,6 +185,7 @@ def test_what_a_run_chose_by_itself_is_no_other_configuration(base, tmp_path, mo
     assert contents(tmp_path / "runs" / "one" / "a") == before
 
 
+@pytest.mark.long
 def test_the_command_prints_the_table_and_the_joint_promise(base, tmp_path):
     app = typer.Typer()
     run_commands.register(app)

@@ -42,6 +42,7 @@ def files(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.long
 def test_they_are_the_models_own(parts, tmp_path):
     rows = parts.store.split("train")[:70]
     features = features_of(parts, rows, tmp_path / "kept")
@@ -157,6 +158,7 @@ def test_one_record_ends_no_run_and_damaged_weights_do(parts, tmp_path):
         features_of(parts, rows, tmp_path / "elsewhere")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
 def test_training_on_them_is_training_on_images(engine, tiny, tmp_path):
     """Without random views both see the same: through the towers, and from features."""

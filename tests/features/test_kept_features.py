@@ -94,6 +94,7 @@ def test_a_run_from_kept_features_is_the_same_run(tree, tmp_path, computed):
     assert weights[0] == weights[1] == weights[2] and computed == [100, 600, 100, 600]
 
 
+@pytest.mark.long
 def test_switched_off_they_go_with_the_run(tree, tmp_path, monkeypatch):
     seen, real = [], RunDirectory.delete_secrets
     monkeypatch.setattr(RunDirectory, "delete_secrets", lambda run: seen.extend(shards(run.features)) or real(run))

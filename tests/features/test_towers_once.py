@@ -42,6 +42,7 @@ def passed(parts, monkeypatch):
     return seen
 
 
+@pytest.mark.long
 def test_features_and_embeddings_are_those_of_the_whole_model(parts):
     one, other, rows = once(parts).embedder(parts.model), whole(parts, parts.model), parts.store.split("test")[[3, 1, 2]]
     texts = [*(captions[0] for captions in parts.store.captions(rows)), "of no record", "of no record"]

@@ -33,6 +33,7 @@ def taken(lab, folder):
     return torch.cat([parameter.detach().flatten() for parameter in lab.parts.model.parameters()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", MODES)
 def test_all_that_leaves_a_party_follows_from_noisy_sums(trust, tiny, shapes, tmp_path, monkeypatch):
     tiny["privacy"] = {"noise_multiplier": 1.3, "accountant": "rdp", "batch": 60, "steps": STEPS}

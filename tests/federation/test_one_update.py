@@ -130,6 +130,7 @@ def institutions(config, shapes, folder):
     return sites, made
 
 
+@pytest.mark.long
 def test_institutions_release_the_same(locally, config, shapes, tmp_path):
     sites, made = institutions(config, shapes, tmp_path)
     wire = Wire({site.path.name: load_site(site, print) for site in sites})
@@ -161,6 +162,7 @@ def test_institutions_with_flower_between_them_release_the_same(locally, config,
     assert digests(tmp_path / "run" / "ledger.jsonl") == locally
 
 
+@pytest.mark.long
 def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
     """Killed between a release and the next step, it repeats nothing and asks no site twice."""
 
@@ -213,6 +215,7 @@ def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp
     assert len(held) == 3
 
 
+@pytest.mark.long
 def test_an_older_checkpoint_will_do(config, shapes, tmp_path):
     """The newest one is damaged: the releases since the one before are kept, for no site answers twice."""
 

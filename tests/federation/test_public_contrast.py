@@ -20,6 +20,7 @@ def lab(tiny_public, tmp_path, public_store):
     return Lab(tiny_public, tmp_path, trust="secure")
 
 
+@pytest.mark.long
 def test_the_sites_clean_sums_add_up_to_one_owners(lab):
     alone = lab.parts.learner.worker(Randomness.from_seed(5).for_ranks()).bounded_sum(0).values
     assert alone.any() and torch.equal(lab.clean(0).values, alone)

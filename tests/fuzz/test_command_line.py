@@ -228,6 +228,7 @@ def _meant(words: list[str], changed: set[str]) -> bool:
     return all(any(f"/{name}" in f"{path}/" or path.endswith(name) for name in named) for path in changed)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_writes_its_own_metrics_only(desk) -> None:
     before = _lies_there(desk)
     code, _, err = _type(["resume", "half"], desk)

@@ -120,6 +120,7 @@ def test_any_accident_to_a_run(effort, runs, which, tmp_path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", ["done", "half"])
 def test_no_question_waits_for_a_pipe_in_a_files_place(runs, which, tmp_path) -> None:
     run = tmp_path / "run"

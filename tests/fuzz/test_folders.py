@@ -17,6 +17,7 @@ from tests.fuzz.data_root import CELLS, NAMES, PNG, bounded, imported, listing
 from tests.fuzz.profiles import Effort, answer, efforts
 
 
+@pytest.mark.long
 @efforts
 def test_folders(effort: Effort, world: Path) -> None:
     root = world / "folder"

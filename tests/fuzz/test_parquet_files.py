@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import strategies as st
 
 from tests.fuzz.damage import damaged
@@ -70,6 +71,7 @@ def value_of(type: pa.DataType, row: int, name: str, world: Path) -> object:
     return {"bool": True, "double": float("nan"), "null": None}.get(str(type), row if "uint" in str(type) else row - 1)
 
 
+@pytest.mark.long
 @efforts
 def test_parquet_of_any_schema(effort: Effort, world: Path) -> None:
     (world / "root" / "link.png").symlink_to(world / "secret.png")

@@ -104,6 +104,7 @@ def opened(browser, served):
     assert not [words for words in complaints if "net::ERR_" not in words]  # a server that is gone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("screen", "scheme"), sparing(itertools.product(SCREENS, ("light", "dark")), ("desktop", "light"), ("phone", "dark"))
 )

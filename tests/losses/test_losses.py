@@ -179,6 +179,7 @@ def test_a_run_with_a_loss(loss, tmp_path):
     assert run.encoder().model.unit_length == isinstance(loss, DCL)
 
 
+@pytest.mark.long
 def test_a_run_with_a_prediction(tmp_path):
     run = fitted(tmp_path, Prediction(), dpfed.SimCLR(encoder(), head=PredictionHead(8, 16)))
     assert run.finished

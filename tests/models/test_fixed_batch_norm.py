@@ -70,6 +70,7 @@ def test_what_is_trained_is_biases_and_scales_or_the_last_block(tmp_path):
     assert not trained("frozen")
 
 
+@pytest.mark.long
 def test_without_statistics_it_is_refused():
     with pytest.raises(UserError, match=r"'timm/test_resnet'.*\[encoder-batch-norm"):
         build_model(ModelConfig(image="timm/test_resnet"), ObjectiveConfig())

@@ -14,6 +14,7 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("package", "model", "code"),
     [

@@ -74,6 +74,7 @@ def test_a_saved_model_has_the_layers_and_one_of_an_earlier_release_the_last(tre
     assert not has_several_layers(loaded.model) and torch.equal(loaded.embed_images(pictures), expected)
 
 
+@pytest.mark.long
 def test_the_run_says_which_layers(tree, tmp_path):
     run = pretrain(parse_config(tree), tmp_path / "run")
     assert run.config().bounding.options["layers"] == "several"

@@ -50,6 +50,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_no_other(wheel):
     assert {Path(name).name for name in info} == {"LICENSE", "METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt"}
 
 
+@pytest.mark.long
 def test_the_metadata_announce_the_same_parts_as_the_package(wheel):
     def points(archive, name):
         read = configparser.ConfigParser(delimiters=("=",))

@@ -63,6 +63,7 @@ def test_fewer_public_records_have_the_private_noise_over_signal(config, shapes)
     # Unscaled sums would be a quarter as long, and a plan of its own would have a quarter of the noise.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("records", [600, 150])
 def test_noise_is_the_private_plans_for_any_public_records(config, shapes, tmp_path, records):
     plan = declared_plan(config, None, Silent())

@@ -35,6 +35,7 @@ def gaussian(sigma, rate):
     return Mechanism(PoissonSampler(rate), sigma)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("records", "batch", "steps", "paper", "rdp", "pld"), TABLE_9)
 def test_calibration_meets_the_paper_and_takes_little_time(records, batch, steps, paper, rdp, pld):
     delta = accounting.default_delta(records)
@@ -233,6 +234,7 @@ def test_a_delta_that_is_no_number_is_resolved_by_nothing():
         accounting.require_resolution(3, float("nan"))
 
 
+@pytest.mark.long
 def test_a_search_by_rdp_that_fails_does_not_blame_pld(monkeypatch):
     real = accounting.epsilon
     near = {accounting.LEAST_NOISE, accounting.MOST_NOISE}

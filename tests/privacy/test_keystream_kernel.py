@@ -13,6 +13,7 @@ from dpfed.privacy.randomness import Randomness  # noqa: E402
 CPU = torch.device("cpu")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [2, 1030, LENGTH])  # of a block, whose counter has 15 bits
 def test_it_has_the_bits_of_the_hosts_streams(count, monkeypatch):
     if count == LENGTH:  # the interpreter takes as long for a program whatever its size

@@ -103,6 +103,7 @@ def test_what_can_be_is_taken(changes):
     assert NUMBERS | changes == {name: PrivacyPlan.of(**NUMBERS | changes).as_dict()[name] for name in NUMBERS | changes}
 
 
+@pytest.mark.long
 def test_a_plan_with_too_little_noise_for_epsilon_is_refused(tiny):
     """Whoever wrote the terms or the ledger: a plan that names an epsilon has the noise that keeps it."""
     config = parse_config(tiny)

@@ -72,6 +72,7 @@ def test_gradients_keep_their_length_unless_they_are_not_finite():
     assert clip_factors(norms, math.inf).tolist() == [1, 1, 1, 1, 0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
 def test_the_sum_is_that_of_the_plain_gradients(without, engine):
     without["bounding"]["engine"] = engine

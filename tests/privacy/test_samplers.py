@@ -99,6 +99,7 @@ def test_a_record_is_drawn_in_its_parts_steps_only(cyclic):
     assert all(drawn(PLAN, step, KEYS[5:]) == steps[step] - set(KEYS[:5].tolist()) for step in range(12))
 
 
+@pytest.mark.long
 def test_a_run_draws_accounts_and_says_so_on_its_card(cyclic, tiny, tmp_path):
     tiny["privacy"] = {"noise_multiplier": 1.1, "accountant": "rdp", "batch": 60, "steps": 4, "delta": 1e-5}
     run = pretrain(parse_config(tiny), tmp_path / "run")

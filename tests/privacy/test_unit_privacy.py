@@ -81,6 +81,7 @@ def test_units_of_any_size_are_drawn_with_probability_q():
     assert drawn.sum(1).var() == pytest.approx(UNITS * 0.3 * 0.7, rel=0.25)
 
 
+@pytest.mark.long
 def test_every_record_of_a_unit_gets_its_turn():
     sizes = {unit: (UNIT == unit).sum() for unit in np.unique(UNIT)}
     largest = max(sizes, key=sizes.get)

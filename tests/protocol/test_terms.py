@@ -170,6 +170,7 @@ def test_what_is_no_file_of_terms_is_refused(tmp_path, text):
         Terms.load(tmp_path / "terms.json")
 
 
+@pytest.mark.long
 def test_every_change_of_the_terms_shows_in_their_fingerprint(tiny_config, cards, terms):
     key = Identity(b"c" * 32).signing_key
     others = [
@@ -232,6 +233,7 @@ def test_a_site_joins_and_is_served(parties):
     assert {path.stat().st_mode & 0o77 for path in (sites[0].path, *sites[0].path.glob("*.key"))} == {0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("changes", "why"), [({"epsilon": 9.0}, "allows 8.5.*join-budget"), ({"seed": 1}, "join-seed")])
 def test_terms_that_overspend_or_promise_nothing_are_not_joined(parties, changes, why, monkeypatch):
     (site, _), agree = parties
@@ -262,6 +264,7 @@ def test_a_budget_counts_every_step_to_the_last_digit(parties):
     site.join(terms)
 
 
+@pytest.mark.long
 def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_path):
     (site, _), agree = parties
     strict = SiteFolder.create(tmp_path / "strict", "strict", shapes.path, budget=8.5, delta=1e-6)
@@ -392,6 +395,7 @@ def test_a_ledger_that_was_charged_is_never_begun_anew(parties):
     assert Ledger.open(site.ledger).charged == 1
 
 
+@pytest.mark.long
 def test_a_site_with_another_plans_ledger_is_not_served(parties):
     (site, _), agree = parties
     site.join(Terms.load(agree().terms))

@@ -76,6 +76,7 @@ def test_the_curve_of_epsilon_is_drawn_where_a_ledger_is(run_folder, tmp_path):
     assert "Privacy spent" not in render(tmp_path, folder)
 
 
+@pytest.mark.long
 def test_chance_and_noise_alone_are_drawn_where_known(run_folder, tmp_path):
     folder = run_folder()
     assert "noise alone" not in render(tmp_path, folder) and "chance (orange)" not in render(tmp_path, folder)

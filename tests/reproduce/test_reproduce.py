@@ -108,6 +108,7 @@ def test_published_figures_stand_beside_ours(request_for, shapes):
     assert {row.published for row in none.rows} == {None}
 
 
+@pytest.mark.long
 def test_every_output_says_what_it_is(request_for):
     files = reproduce(request_for(epsilons=(10.0,))).write()
     with open(files["figures"], newline="") as file:

@@ -110,6 +110,7 @@ def _killed(config, folder, after):
     pretrain(config, folder)
 
 
+@pytest.mark.long
 def test_a_run_killed_before_step_one_keeps_its_reservation(config, store, budget, tmp_path):
     process = multiprocessing.get_context("fork").Process(target=_killed, args=(parse_config(config), tmp_path / "run", 0))
     process.start()
@@ -121,6 +122,7 @@ def test_a_run_killed_before_step_one_keeps_its_reservation(config, store, budge
     assert budget_of(store).spent == account.cost
 
 
+@pytest.mark.long
 def test_a_run_given_up_gives_back_its_untaken_steps(config, store, budget, tmp_path):
     with stopped_after(4):
         pretrain(parse_config(config), tmp_path / "run")
@@ -145,6 +147,7 @@ def test_a_run_whose_ledger_lost_lines_is_not_settled(config, store, budget, tmp
         settle_run(tmp_path / "run")
 
 
+@pytest.mark.long
 def test_a_copied_run_does_not_spend_a_reservation_twice(config, store, budget, tmp_path):
     with stopped_after(3):
         pretrain(parse_config(config), tmp_path / "run")
@@ -184,6 +187,7 @@ def test_a_run_edited_into_a_larger_one_is_refused(config, store, budget, tmp_pa
     assert [account.steps for account in budget_of(store).accounts.values()] == [6]
 
 
+@pytest.mark.long
 def test_a_run_from_before_the_budget_is_written_at_its_end(config, store, tmp_path, monkeypatch):
     real, set_ = training_steps.train, []
 
@@ -197,6 +201,7 @@ def test_a_run_from_before_the_budget_is_written_at_its_end(config, store, tmp_p
     assert budget_of(store).spent == set_[0].filter.curve(plan.mechanism, 6) and not run.budget.exists()
 
 
+@pytest.mark.long
 def test_the_ledger_s_command_shows_what_the_books_say(config, store, budget, tmp_path, dpfed):
     with stopped_after(4):
         pretrain(parse_config(config), tmp_path / "run")
@@ -215,6 +220,7 @@ def test_the_ledger_s_command_shows_what_the_books_say(config, store, budget, tm
 WITHOUT = {"bounding": {"method": "none", "group_size": 4}, "privacy": {"epsilon": None, "delta": None}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes, said",
     [({"privacy": {"seed": 1}}, "privacy.seed is fixed"), (WITHOUT, "a run without privacy releases exact functions")],
@@ -230,6 +236,7 @@ def test_what_no_epsilon_covers_is_refused_unless_said_in_words(config, store, b
     assert [entry.why.endswith("a test of ours") for entry in budget_of(store).uncovered] == [True]
 
 
+@pytest.mark.long
 def test_figures_of_training_labels_want_words(config, store, tmp_path):
     header = json.loads((store.path / "store.json").read_text())
     (store.path / "store.json").write_text(json.dumps({**header, "public": False}))
@@ -249,6 +256,7 @@ def test_figures_of_training_labels_want_words(config, store, tmp_path):
     assert entry.why.endswith("training labels: a board's question") and run.identity[:16] in entry.why
 
 
+@pytest.mark.long
 def test_an_audit_wants_words(config, store, budget, tmp_path):
     run = pretrain(parse_config(config), tmp_path / "run")
     with pytest.raises(UserError, match="release: .*the figures of an audit are exact functions of the records. Do without"):
@@ -256,6 +264,7 @@ def test_an_audit_wants_words(config, store, budget, tmp_path):
     assert not run.audits.exists()
 
 
+@pytest.mark.long
 def test_words_that_nobody_asks_for_are_refused(config, tmp_path):
     run = pretrain(parse_config(config), tmp_path / "run")
     with pytest.raises(UserError, match="attack-no-budget"):
@@ -303,12 +312,14 @@ def test_a_sweep_given_up_gives_back_the_runs_not_begun(config, store, tmp_path)
     assert budget_of(store).spent == budget.filter.curve(plan.mechanism, 6)
 
 
+@pytest.mark.long
 def test_a_simulated_federation_reserves_like_a_run(config, store, budget, tmp_path):
     run = simulate(parse_config(config), tmp_path / "run", Simulation(sites=2, skew=0.0))
     (account,) = budget_of(store).accounts.values()
     assert account.steps == Ledger.open(run.ledger).charged == 6 and account.settled
 
 
+@pytest.mark.long
 def test_the_commands_say_what_is_taken(config, store, tmp_path, dpfed):
     code, said, _ = dpfed("budget", "show", store.path)
     assert code == 2
@@ -339,6 +350,7 @@ def test_a_run_elsewhere_on_the_records_is_settled(config, store, tmp_path):
     assert RunDirectory(run.path).finished
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_reserves_nothing_more(config, store, budget, tmp_path):
     with stopped_after(3):
         pretrain(parse_config(config), tmp_path / "run")

@@ -62,6 +62,7 @@ def require_kept(before, run):
     assert after.charged == 6 and [after.release_of(step) for step in kept] == [before.release_of(step) for step in kept]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [False, True])
 def test_engines_of_other_bits_release_no_step_twice(lost, tiny, tmp_path, monkeypatch):
     """As after an update of dpfed or torch, or on another GPU: a run goes on from its last commit, with new steps."""

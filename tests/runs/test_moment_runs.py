@@ -182,6 +182,7 @@ def test_a_finished_run_measured_again_keeps_its_card(tiny_moments, tmp_path):
     }
 
 
+@pytest.mark.long
 def test_a_lifetime_budget_holds_two_releases(tiny_moments, tmp_path, shapes):
     store = RecordStore.open(shutil.copytree(shapes.path, tmp_path / "store"))
     set_budget(store, 9.0, 1e-3)

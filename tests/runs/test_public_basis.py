@@ -74,6 +74,7 @@ def test_a_basis_is_made_once_and_named_in_the_papers(tree, tmp_path, monkeypatc
     assert again.config().bounding.options["basis_digest"] == digest
 
 
+@pytest.mark.long
 def test_it_is_a_function_of_public_records_alone(tree, tmp_path, shapes):
     """Another private store, another seed and another N give the same map."""
     first = bases_of(built(tree))
@@ -85,6 +86,7 @@ def test_it_is_a_function_of_public_records_alone(tree, tmp_path, shapes):
         assert torch.equal(basis.rows[:rows], others[side].rows[:rows]) and torch.equal(basis.centre, others[side].centre)
 
 
+@pytest.mark.long
 def test_the_published_heads_have_the_origin(tree, tmp_path):
     run = pretrain(parse_config(tree), tmp_path / "run")
     encoder, heads = dpfed.load(run.path), load_file(run.model / "heads.safetensors")
@@ -143,6 +145,7 @@ def test_what_cannot_be_a_basis_is_refused(tree, tiny_moments, tmp_path, shapes,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_another_basis_than_the_runs_is_refused(tree, tmp_path):
     parts = built(tree)
     folder = tmp_path / "elsewhere"
@@ -153,6 +156,7 @@ def test_another_basis_than_the_runs_is_refused(tree, tmp_path):
         build(other, Randomness.from_seed(0))
 
 
+@pytest.mark.long
 def test_the_terms_of_a_federation_hold_the_basis(tree, tmp_path, places):
     parts = built(tree)
     digest = parts.config.bounding.options["basis_digest"]

@@ -50,6 +50,7 @@ def test_a_resumed_run_keeps_its_bits_and_names_the_public_set(seeded, tmp_path,
 SLOW = ("distributed", "local")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", ["central", "secure", *(pytest.param(mode, marks=pytest.mark.slow) for mode in SLOW)])
 def test_simulated_sites_train_with_one_public_set(seeded, tmp_path, trust, public_store):
     seeded["privacy"] |= {"steps": 2}

@@ -42,6 +42,7 @@ def marked(text):
     return text.count("exact functions of labelled training records")
 
 
+@pytest.mark.long
 def test_figures_of_training_labels_mark_card_and_report(private, tmp_path, monkeypatch):
     run = pretrain(parse_config(private), tmp_path / "run")
     evaluate_run(run.path)
@@ -130,6 +131,7 @@ def test_results_and_card_are_written_by_one_process_at_a_time(tiny_config, tmp_
     assert [run.results.read_bytes(), run.card.read_bytes()] == before
 
 
+@pytest.mark.long
 def test_public_records_need_no_mark(tiny, tmp_path):
     tiny["privacy"]["steps"], tiny["evaluation"]["every"] = 2, 0
     run = pretrain(parse_config(tiny), tmp_path / "run")

@@ -117,6 +117,7 @@ def test_resume_from_every_step_gives_the_same_bits(seeded, tmp_path, undisturbe
     assert results_again["privacy"]["epsilon"] == ledger.epsilon == results["privacy"]["epsilon"]
 
 
+@pytest.mark.long
 def test_a_clock_that_was_set_back_changes_nothing(seeded, tmp_path, undisturbed):
     folder = tmp_path / "run"
     interrupted(seeded, folder)
@@ -157,6 +158,7 @@ def test_a_step_that_cannot_be_repeated_is_refused(stopped):
     assert (stopped / "ledger.jsonl").read_bytes() == before
 
 
+@pytest.mark.long
 def test_marks_cannot_be_taken_off_a_run_on_the_way(tiny, tmp_path):
     tiny["privacy"]["seed"] = 11
     folder = tmp_path / "run"
@@ -191,6 +193,7 @@ def test_a_killed_process_resumes_to_the_same_bits(seeded, tmp_path, undisturbed
     assert json.loads(finished.stdout)["privacy"]["steps_charged"] == 6
 
 
+@pytest.mark.long
 def test_a_finished_run_is_returned_as_it_is_and_its_key_is_gone(tiny_config, tmp_path):
     run = pretrain(tiny_config, tmp_path / "run")
     steps = [int(path.stem.removeprefix("step-")) for path in Checkpoints(run.checkpoints, 2).paths()]
@@ -207,6 +210,7 @@ def damage(path):
     path.write_bytes(content)
 
 
+@pytest.mark.long
 def test_damaged_or_missing_pieces_change_nothing(stopped):
     folder = stopped
     for victim in (folder / "ledger.jsonl", folder / "secret.key"):
@@ -392,6 +396,7 @@ def test_a_crash_in_the_ledgers_first_line_loses_nothing(tiny_config, tmp_path):
     assert resume(folder).finished
 
 
+@pytest.mark.long
 def test_a_state_is_kept_until_its_checkpoint_is_on_disk(tiny_config, tmp_path, monkeypatch):
     save, kept = Checkpoints.save, []
 
@@ -405,6 +410,7 @@ def test_a_state_is_kept_until_its_checkpoint_is_on_disk(tiny_config, tmp_path, 
     assert not (run.path / "commits").exists()
 
 
+@pytest.mark.long
 def test_a_key_that_a_crash_left_behind_is_forgotten(tiny_config, tmp_path):
     with killed(RunDirectory, "delete_secrets"):
         pretrain(tiny_config, tmp_path / "run")

@@ -67,6 +67,7 @@ def test_products_are_not_rounded_to_tf32(tiny, monkeypatch):
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", ["sites", "nobody"])
 def test_what_follows_from_a_release_leaves_after_its_payment(tiny, tmp_path, monkeypatch, who):
     """Each step is paid for slowly. Only where nobody sees parameters in between may the next sum be computed meanwhile."""

@@ -145,6 +145,7 @@ def test_a_start_is_made_once_and_is_the_model_of_step_0(tree, tmp_path):
     assert before(pretrain(parse_config(random_start(tree)), tmp_path / "random").path) != before(run.path)
 
 
+@pytest.mark.long
 def test_an_interrupted_start_goes_on_with_the_same_bits(tree, tmp_path):
     whole, was_there = make_start(parse_config(tree))
     elsewhere = parse_config({**tree, "data": {**tree["data"], "stores": str(tmp_path / "elsewhere")}})
@@ -172,6 +173,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.long
 def test_a_damaged_start_is_refused_and_made_again_once_deleted(tree, tmp_path):
     config = parse_config(tree)
     place, _ = make_start(config)
@@ -215,6 +217,7 @@ def test_a_run_goes_on_when_its_deleted_start_is_made_again(tree, tmp_path):
     assert pretrain(config, tmp_path / "run", resume=True).finished
 
 
+@pytest.mark.long
 def test_resume_refuses_other_weights_unless_finished(tree, tmp_path):
     place, _ = make_start(parse_config(tree))
     (place / "model").rename(tmp_path / "start")
@@ -280,6 +283,7 @@ def test_a_start_that_would_give_private_records_away_is_refused(tree, private_s
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", sparing(["central", "secure"], "secure"))
 def test_a_simulated_federation_starts_there_too(tree, tmp_path, trust):
     place, _ = make_start(parse_config(tree))

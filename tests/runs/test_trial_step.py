@@ -49,6 +49,7 @@ def test_groups_without_contrast_are_refused_and_advice_trains(tiny, tmp_path, c
     assert pretrain(parse_config(advised), tmp_path / "run").finished
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batch", "size"), halved([0, -3, 601, 10**15], [4, 64]))
 def test_a_batch_that_cannot_be_gets_one_that_trains(tiny, tmp_path, batch, size):
     tree = changed(tiny, **{"privacy.batch": batch, "bounding.group_size": size, "evaluation": {"split": "none"}})
@@ -109,6 +110,7 @@ def test_a_model_that_trains_only_its_temperature_is_refused(tiny, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["privacy.epsilon", "privacy.noise_multiplier", "bounding.clip_norm", "bounding.stability"])
 def test_the_limits_that_a_refusal_names_are_values_that_train(tiny, tmp_path, key):
     given = {"privacy.noise_multiplier": {"privacy.epsilon": None}, "bounding.stability": {"bounding.clipping": "automatic"}}

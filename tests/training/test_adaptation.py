@@ -77,6 +77,7 @@ def test_only_what_is_trained_is_kept_and_only_it_moves(adapted):
     assert frozen and all(torch.equal(before[name], after[f"model/clip.{name}"]) for name in frozen)
 
 
+@pytest.mark.long
 def test_the_model_of_a_run_is_stock_open_clip(adapted):
     run = adapted
     stock = open_clip.create_model(f"local-dir:{run.model}").eval()
@@ -129,6 +130,7 @@ def test_the_card_says_what_was_trained_and_where_it_started(adapting, adapted, 
     assert str(tmp_path) not in second
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("resize", "interpolation"), [("shortest", "bicubic"), ("longest", "bilinear")])
 def test_stock_open_clip_reads_what_the_run_was_trained_on(adapting, tmp_path, resize, interpolation):
     architecture = {"model_cfg": SMALL, "preprocess_cfg": {"resize_mode": resize, "interpolation": interpolation}}

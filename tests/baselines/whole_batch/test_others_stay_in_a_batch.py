@@ -50,6 +50,7 @@ def tried(choices):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "statistics", "records_are"), tried(["embeddings", "moments"]))
 def test_records_and_strangers_add_together_what_they_do_apart(name, statistics, records_are):
     kind, bias = records_are

@@ -132,6 +132,7 @@ def test_the_batch_engine_is_one_gradient_of_the_mean_loss(name, loss, microbatc
         assert norms.tolist() == pytest.approx([expected.norm().item()], rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("augmentations", [0, 1])
 @pytest.mark.parametrize("name", sparing(MODELS, "cnn", "two towers"))
 def test_exact_logit_clipping_is_the_loop_over_pairs(name, augmentations):
@@ -242,6 +243,7 @@ def test_what_a_method_cannot_bound_is_refused(method, section, message):
         plan_of(100, parse_config(tree))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("apart, clip_norm", [(1e-2, 1e-2), (1e-3, 1e-5), (1e-4, 1e-6)], ids=str)
 def test_pairs_that_nearly_cancel_stay_within_the_clip_norm(apart, clip_norm):
     # Two nearly equal views: the two parts of their similarity's gradient are long and opposite, and what float32 leaves of

@@ -78,6 +78,7 @@ def oracle(model, images, clip_norm):
 OTHERS = {"ViT", "ConvNeXt", "BatchNorm, last block", "ResNet with GroupNorm"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", sparing(FAMILIES, *FAMILIES.keys() - OTHERS))
 def test_norms_and_sum_of_every_engine_are_those_of_autograd(family):
     model = build(*FAMILIES[family])

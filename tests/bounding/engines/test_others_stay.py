@@ -35,6 +35,7 @@ def test_a_stranger_moves_nobody(name, kind, precision, clip):
     assert moved_by_a_stranger("layerwise", model_of(name), kind, CLIPS[clip], generator, precision) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", sparing(["fp32", "bf16"], "bf16"))
 def test_the_loop_has_no_company(precision):
     generator = torch.Generator().manual_seed(7)
@@ -42,12 +43,14 @@ def test_the_loop_has_no_company(precision):
         assert moved_by_a_stranger("loop", model_of(name), "near", CLIPS["blown up"], generator, precision) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "kind"), halved(["resnet18", "resnet18, ImageNet stem"], ["near", "black"]))
 def test_a_stranger_moves_nobody_in_a_deep_network(name, kind):
     generator = torch.Generator().manual_seed(8)
     assert moved_by_a_stranger("layerwise", model_of(name), kind, CLIPS["blown up"], generator, counts=(3,)) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "kind"), halved(["cnn", "two towers"], ["near", "black"]))
 def test_a_stranger_moves_nobody_with_gram_matrices(name, kind, monkeypatch):
     """Then gradients are computed again for the sum: one group after the other, never those of several in one product."""
@@ -58,6 +61,7 @@ def test_a_stranger_moves_nobody_with_gram_matrices(name, kind, monkeypatch):
         assert moved_by_a_stranger("layerwise", model_of(name), kind, clip, generator) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bias", [pytest.param(1e2, marks=pytest.mark.slow), 1e6])
 @pytest.mark.parametrize(("name", "clip"), halved(["cnn", "two towers"], ["C = 1e-5", "blown up"]))
 def test_a_stranger_moves_nobody_where_embeddings_collapse(name, clip, bias):
@@ -93,6 +97,7 @@ def test_no_search_finds_a_stranger_who_moves_others(
     assert moved == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("engine", "precision"), halved(["layerwise", "loop"], ["bf16", "fp32"]))
 def test_what_others_left_in_memory_moves_nobody(engine, precision):
     """Convolutions of some libraries read numbers that nobody has written: here, of images that have become one pixel."""
@@ -144,6 +149,7 @@ class ByNeighbours(nn.Module):
             return getattr(self.model, name)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("asked_each_time")
 @pytest.mark.parametrize(("by", "precision"), halved(["place", "others", "count"], ["fp32", "bf16"]))
 def test_a_device_that_mixes_groups_is_left_to_the_loop(by, precision):

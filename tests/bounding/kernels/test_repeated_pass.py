@@ -88,6 +88,7 @@ def test_adapters_are_merged_anew_in_every_repetition(tapes, monkeypatch):
     assert len(tapes) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stranger_moves_nobody_in_repeated_passes(name, tapes):
     generator = torch.Generator().manual_seed(7)
@@ -114,6 +115,7 @@ def batches_of_side(side):
     return [GroupBatch({"image": torch.randn(each[-1], 2, 3, side, side)}, list(each)) for each in offsets]
 
 
+@pytest.mark.long
 def test_other_views_and_weights_elsewhere_are_recorded_anew(tapes):
     model = model_of(NAMES["cnn"])
     engine = LayerwiseEngine(model, group_size=4, if_unlike="raise")

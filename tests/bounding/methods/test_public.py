@@ -67,6 +67,7 @@ def batch_of(kind, counts):
     return GroupBatch(views, offsets)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("counts", [(1, 1, 1, 1), (1, 3, 2)], ids=["records", "units"])
 @pytest.mark.parametrize("kind", sparing(MODELS, "pairs"))
 @pytest.mark.parametrize("objective", LOSSES)

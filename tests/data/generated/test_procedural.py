@@ -51,6 +51,7 @@ def test_seeds_splits_and_numbers_have_pictures_of_their_own():
     assert all(np.abs(a - b).mean() > 5 for i, a in enumerate(drawn) for b in drawn[:i])
 
 
+@pytest.mark.long
 def test_generated_once_public_and_of_the_published_version(store):
     again = procedural_store(300, store.path.parent, 32, test=60)
     assert again.path == store.path and store.public and store.kind == "image-text" and store.name == "procedural"

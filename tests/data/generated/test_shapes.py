@@ -27,6 +27,7 @@ def parsed(store: RecordStore, rows: np.ndarray) -> list[tuple[str, ...]]:
     return [match.groups() for match in matches]
 
 
+@pytest.mark.long
 def test_generated_once_and_reused(store: RecordStore) -> None:
     stamp = (store.path / "store.json").stat().st_mtime_ns
     again = shapes_store(1500, store.path.parent, validation=600, test=3000)
@@ -35,6 +36,7 @@ def test_generated_once_and_reused(store: RecordStore) -> None:
     assert [len(store.split(split)) for split in ("train", "validation", "test")] == [1500, 600, 3000]
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_bytes_for_any_number_of_records(tmp_path: Path, store: RecordStore) -> None:
     write_shapes(tmp_path / "same", 700, 20, 600)
     write_shapes(tmp_path / "twin", 700, 20, 600)
@@ -89,6 +91,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordStore]:
     return {half: shapes_store(800, folder, test=900, half=half) for half in ("all", "first", "second")}
 
 
+@pytest.mark.long
 def test_halves_use_the_first_and_the_last_four_colors(halves: dict[str, RecordStore]) -> None:
     assert {store.name for store in halves.values()} == {"shapes", "shapes-first", "shapes-second"}
     assert len({store.path for store in halves.values()}) == 3

@@ -224,6 +224,7 @@ def packaged(root: Path, rows: str, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(Path(dpfed.__file__).parents[1])]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("names", "counts"),
     [

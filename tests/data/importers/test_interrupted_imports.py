@@ -54,6 +54,7 @@ def started(source: Path) -> Iterator[Callable[[Path], subprocess.Popen]]:
         process.wait()
 
 
+@pytest.mark.long
 def test_an_interrupted_import_leaves_nothing_and_begins_anew(tmp_path: Path, source: Path, started) -> None:
     process = started(dest := tmp_path / "new" / "s")
     process.send_signal(signal.SIGINT)

@@ -65,6 +65,7 @@ def sites_by_id(store: RecordStore, *options: object) -> dict[str, int]:
     return dict(zip(store.ids(np.arange(len(store))), site_of_records(store, *options).tolist(), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("skew", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("by", BY)
 def test_a_site_is_a_function_of_the_record_alone(tmp_path: Path, by: str, skew: float) -> None:

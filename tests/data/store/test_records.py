@@ -96,6 +96,7 @@ def test_images_become_square_as_in_open_clip(tmp_path: Path, pictures, resize: 
     assert (ours - theirs)[::2].abs().max() <= 1  # without the reduced decoding of JPEGs, to the pixel
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_one_row_of_a_big_store_does_not_read_the_rest(tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8)

@@ -169,6 +169,7 @@ class Liar:
         return None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_story_narrows_the_sum_below_the_planned_honest_sites(case):
     sites, drops, colluders = case

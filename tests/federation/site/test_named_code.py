@@ -247,6 +247,7 @@ def config(tiny):
     return parse_config(tiny)
 
 
+@pytest.mark.long
 def test_own_parts_train_in_a_federation_as_in_one_process(config, shapes, tmp_path):
     with released_locally(config, tmp_path) as wanted:
         run = simulate(config, tmp_path / "simulated", Simulation(sites=OWNERS, skew=SKEW))

@@ -75,6 +75,7 @@ def test_where_all_weights_travel_a_site_needs_no_copy(agreed):
     assert frozen_digest(site.model) == frozen_digest(coordinator.model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agreed", ["lora", "timm"], indirect=True)
 def test_a_frozen_tower_needs_the_sites_own_copy_of_its_weights(agreed, tmp_path):
     config, terms, settings = agreed
