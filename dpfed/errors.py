@@ -57,7 +57,7 @@ class UserError(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, with a sentence for the user: how far the command got, and which command resumes it."""
+    """Ctrl-C, with a sentence for the user: how far the command got, and what resumes it."""
 
 
 @contextlib.contextmanager

@@ -225,8 +225,9 @@ class Trainer:
         self.config: Config = parse_config({"name": name, **given, **keys_alone}, "Trainer")
         refuse_methods(self.config)
         if (split := self.config.evaluation.split) not in ("none", *self._records.held_out):
+            way = f"give Records({split}=...)" if self._records.store is None else f"give a record store with {split} records"
             raise UserError(
-                f"evaluation.split = {split!r}, and the records have no such split: give Records({split}=...). [own-split]"
+                f"evaluation.split = {split!r}, and the records have no such split: {way}, or another split. [own-split]"
             )
 
     @short_traceback

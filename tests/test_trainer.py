@@ -185,7 +185,7 @@ def test_other_parts_or_settings_are_another_run(whole):
 
 @pytest.mark.long
 def test_the_command_line_says_that_a_script_began_the_run(whole, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 3; running the same lines of Python again resumes"):
         trainer(callbacks=[Stop(3)]).fit(tmp_path / "run")
     with pytest.raises(dpfed.UserError, match="run the script that started this run again"):
         dpfed.resume(tmp_path / "run")

@@ -226,6 +226,20 @@ def test_what_would_be_ignored_is_refused(tmp_path, changes, said):
     refused(tmp_path, said, **changes)
 
 
+def test_the_advice_about_a_missing_split_suits_the_records(shapes, monkeypatch):
+    given = {
+        "views": dpfed.Views(augment()),
+        "loss": contrast,
+        "privacy": PRIVACY,
+        "settings": {"evaluation": {"split": "test"}},
+    }
+    with pytest.raises(dpfed.UserError, match=r"Records\(test=.*own-split"):
+        dpfed.Trainer(encoder(), RECORDS, **given)
+    monkeypatch.setattr(dpfed.Records, "held_out", ())
+    with pytest.raises(dpfed.UserError, match="a record store with test records.*own-split"):
+        dpfed.Trainer(encoder(), dpfed.RecordStore.open(shapes.path), **given)
+
+
 @pytest.mark.long
 def test_other_records_are_not_resumed(tmp_path):
     class Stop(dpfed.Callback):

@@ -30,8 +30,8 @@ class ArrayRecords(RecordSet):
     Args:
         x: Features, named ``image`` in the views.
         y: Other features of the same records, named ``text`` in the views; ``None``: X has views.
-        groups: Group of each row, such as a person, ``(N,)``; a row whose group is None, NaN or blank is a group by itself.
-            Spaces around a name do not count. ``None``: no groups.
+        groups: Group of each row, such as a person, ``(N,)``; a row whose group is None, NaN, NaT or blank is a group by
+            itself. Spaces around a name do not count. ``None``: no groups.
         path: Folder that keeps the budget of these rows.
 
     Raises:
@@ -180,8 +180,8 @@ def _numbered(groups: Any, rows: int) -> np.ndarray:
         raise ArrayError(
             f"groups has the shape {given.shape}: expected one value for each of the {rows:,} rows. [arrays-groups]"
         )
-    if given.dtype.kind in "biuM":
-        return np.unique(given, return_inverse=True)[1].astype(np.uint64)
+    if given.dtype.kind in "biumM":  # with `equal_nan=False`, each missing time (NaT) is a value by itself
+        return np.unique(given, return_inverse=True, equal_nan=False)[1].astype(np.uint64)
     numbers: dict[Any, int] = {}
     values = [value.strip() if isinstance(value, str | bytes) else value for value in given.tolist()]
     try:

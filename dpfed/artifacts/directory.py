@@ -362,14 +362,19 @@ class RunDirectory:
         """Reads the run's secret randomness.
 
         Raises:
-            UserError: If the key is damaged, or missing, as it is after the run has finished.
+            UserError: If the key is damaged, cannot be read, or is missing, as it is after the run has finished.
         """
         try:
             master = read_bytes(self._key)
-        except OSError as error:
+        except FileNotFoundError as error:
             raise UserError(
                 f"{self._key} is missing: without this key the run cannot continue; restore it, or start a new run. "
                 "[run-key-missing]"
+            ) from error
+        except OSError as error:
+            raise UserError(
+                f"{self._key} cannot be read ({error.strerror or error}): without this key the run cannot continue; make it "
+                "readable for this user. [run-key-unreadable]"
             ) from error
         if len(master) != KEY_BYTES:
             raise UserError(

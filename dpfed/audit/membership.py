@@ -35,6 +35,7 @@ from dpfed.protocol.statement import terms_at
 from dpfed.runs import budgeting
 from dpfed.runs.build import build
 from dpfed.runs.outcome import rewrite_artifacts
+from dpfed.runs.stopping import resuming_command
 from dpfed.training.checkpoint import Checkpoints
 
 Weights = Literal["trained", "untrained"]
@@ -194,7 +195,7 @@ def _finished(folder: str | Path) -> RunDirectory:
             "records of this machine. [attack-sites]"
         )
     if not run.finished:
-        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; audit it then. [attack-unfinished]")
+        raise UserError(f"{folder} is not finished: {resuming_command(run)} finishes it; audit it then. [attack-unfinished]")
     return run
 
 

@@ -23,6 +23,7 @@ from dpfed.progress import Progress, Silent
 from dpfed.runs.build import build
 from dpfed.runs.outcome import rewrite_artifacts
 from dpfed.runs.preflight import known_plan, refuse_too_many_ranks
+from dpfed.runs.stopping import resuming_command
 
 _WAIT = 30.0  # seconds to wait for another process that writes its results
 
@@ -87,7 +88,7 @@ def audit_run(
     """
     run, progress = RunDirectory.open(folder), progress or Silent()
     if not run.finished:
-        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` finishes it; or audit its config. [audit-early]")
+        raise UserError(f"{folder} is not finished: {resuming_command(run)} finishes it; or audit its config. [audit-early]")
     if run.terms.is_file():
         raise UserError(f"{folder} is the run of a federation, whose sites are not attacked: audit its config. [audit-sites]")
     if (before := run.privacy_audit) is not None and before["contradicted"]:

@@ -24,7 +24,7 @@ from dpfed.cluster.work import Task, work
 from dpfed.console.interruption import taken_back
 from dpfed.errors import UserError, goes_on
 from dpfed.progress import Progress, signs_of_life
-from dpfed.runs.stopping import stopped
+from dpfed.runs.stopping import resuming_command, stopped
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
@@ -38,6 +38,7 @@ _ENVIRONMENT = {
     "RAY_worker_niceness": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # not 60: on a busy machine, loading PyTorch alone takes that long
 }
+_OPTIONS = " --cluster ray"  # of the command that resumes a run
 _JOB_COPY = "working_dir_files"  # folder in the path of the temporary copy in which `ray job submit` runs a command
 
 
@@ -130,14 +131,11 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
                 for rank, reason in error.worker_failures.items()
             )
             raise UserError(
-                f"workers died {sized.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
-                f"`dpfed resume {task.folder} --cluster ray` continues the run. [ray-workers-died]"
+                f"workers died {sized.restarts + 1} times, the last time with: {'; '.join(reasons)}. "
+                f"{_continued(task)}. [ray-workers-died]"
             ) from error
         except TrainingFailedError as error:
-            raise UserError(
-                f"Ray gave up: {_last_line(error)}. No step is lost: "
-                f"`dpfed resume {task.folder} --cluster ray` continues the run. [ray-gave-up]"
-            ) from error
+            raise UserError(f"Ray gave up: {_last_line(error)}. {_continued(task)}. [ray-gave-up]") from error
     if refusal:
         raise UserError(refusal)
     return RunDirectory.open(task.folder)
@@ -179,7 +177,14 @@ def _stopped(task: Task) -> str:
     """Returns the message after Ctrl-C, which says how the run is continued."""
     if RunDirectory.unused(task.folder):
         return "stopped before the run began; the same command begins it"
-    return stopped(RunDirectory(task.folder), " --cluster ray")
+    return stopped(RunDirectory(task.folder), _OPTIONS)
+
+
+def _continued(task: Task) -> str:
+    """Returns a sentence, without its full stop, about what continues a run whose workers died."""
+    if RunDirectory.unused(task.folder):
+        return "The run had not begun, and nothing was spent: the same command begins it"
+    return f"No step is lost: {resuming_command(RunDirectory(task.folder), _OPTIONS)} continues the run"
 
 
 def _in_worker(settings: dict[str, Any]) -> str | None:

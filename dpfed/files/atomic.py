@@ -60,7 +60,8 @@ def write_atomically(path: Path, content: Content | Callable[[Path], object], mo
             _let_write(content, file)
             _sync(file)
             os.replace(file, path)
-            draft.rmdir()
+            with contextlib.suppress(OSError):  # the new file is in place; `remove_drafts` removes what is left
+                _remove(draft)  # with files that a library left beside the file
         else:
             create_file(draft, content, mode)
             os.replace(draft, path)

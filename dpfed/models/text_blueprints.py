@@ -154,7 +154,7 @@ def _pooling(folder: Path) -> str:
     modes = [str(mode).removesuffix("_token") for mode in wanted if mode != "include_prompt"]
     if modes not in (["mean"], ["cls"]):
         raise UserError(
-            f"model.text: {folder / POOLING} pools by {', '.join(modes)}; dpfed knows mean and cls: use another model. "
-            "[text-pooling]"
+            f"model.text: {folder / POOLING} pools by {', '.join(modes) or 'no mode'}; dpfed knows mean and cls: use another "
+            "model. [text-pooling]"
         )
     return modes[0]

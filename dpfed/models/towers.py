@@ -212,5 +212,5 @@ def _fetched(spec: Blueprint) -> Path:
 def _load(clip: nn.Module, path: Path) -> None:
     from open_clip.factory import load_checkpoint
 
-    with reading_weights(path, "an open_clip model"), quiet():
+    with reading_weights(path, "an open_clip model", numpy=True), quiet():
         load_checkpoint(clip, str(path), strict=True, weights_only=True)

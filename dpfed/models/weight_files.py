@@ -16,12 +16,13 @@ from dpfed.files.reading import open_regular
 
 
 @contextlib.contextmanager
-def reading_weights(path: Path, what: str) -> Iterator[None]:
+def reading_weights(path: Path, what: str, numpy: bool = False) -> Iterator[None]:
     """Wraps a library's reading of weights: first refuses other kinds of files, and turns the library's errors into messages.
 
     Args:
         path: Path of the file.
         what: Model that the weights should be of, such as ``an open_clip model``.
+        numpy: Whether the library also reads numpy's files.
 
     Raises:
         UserError: For a file that is not one of weights, an unreadable file, a file that would run code, or weights that do not
@@ -30,10 +31,12 @@ def reading_weights(path: Path, what: str) -> Iterator[None]:
     with fitting_weights(path, what):
         with open_regular(path) as file:
             start = file.read(2)
+        suffixes = [".safetensors", *([".npz", ".npy"] if numpy else [])]
         # torch.save writes a zip archive, or a pickle.
-        if path.suffix not in (".safetensors", ".npz", ".npy") and not start.startswith((b"PK", b"\x80")):
+        if path.suffix not in suffixes and not start.startswith((b"PK", b"\x80")):
             raise UserError(
-                f"{path} is not a file of weights: expected .safetensors, or a file that torch.save wrote. [weights-type]"
+                f"{path} is not a file of weights: expected {', '.join(suffixes)}, or a file that torch.save wrote. "
+                "[weights-type]"
             )
         yield
 

@@ -52,10 +52,13 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The name of the results: experiment, data and scale, and the epsilons if they are not the experiment's own."""
+        """The name of the results: experiment, data, scale, and the epsilons and methods if they are not the experiment's."""
         epsilons = () if self.epsilons == self.experiment.epsilons else self.epsilons
         promises = "".join(f"-epsilon{epsilon:g}" for epsilon in epsilons)
-        return f"{self.experiment.name}-{self.data.name}-{self.scale}{promises}"
+        methods = set() if self.methods is None else set(self.methods)
+        whole = methods == {variant.method for variant in self.experiment.all_variants}
+        compared = "" if whole else "".join(f"-{method}" for method in sorted(methods))
+        return f"{self.experiment.name}-{self.data.name}-{self.scale}{promises}{compared}"
 
 
 @dataclass(frozen=True)

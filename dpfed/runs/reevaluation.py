@@ -20,6 +20,7 @@ from dpfed.runs import budgeting
 from dpfed.runs.build import build
 from dpfed.runs.noise_alone import noise_alone
 from dpfed.runs.outcome import rewrite_artifacts
+from dpfed.runs.stopping import resuming_command
 from dpfed.training.checkpoint import Checkpoints, steps_of
 
 
@@ -61,7 +62,7 @@ def evaluate_run(
     tree["evaluation"] |= {"tasks": tasks} if tasks else {}
     saved = Checkpoints(run.checkpoints, 1).paths()
     if not saved:
-        raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it. [run-checkpoint-missing]")
+        raise UserError(f"{folder} has no checkpoint yet: {resuming_command(run)} trains it. [run-checkpoint-missing]")
     progress = progress or Silent()
     try:
         parts = build(read_back(tree, "evaluation"), progress=progress, terms=terms_at(run.terms))

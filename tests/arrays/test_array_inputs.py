@@ -134,6 +134,10 @@ def test_rows_that_name_no_group_are_groups_of_their_own():
     for missing in (None, float("nan"), pd.NaT):
         groups = np.array(["a"] * 10 + [missing] * (N - 10), dtype=object)
         assert fit_of(X, Y, groups).plan.sampling.records == 1 + N - 10
+    for kind in ("datetime64[s]", "datetime64[ns]", "timedelta64[s]", "timedelta64[ns]"):
+        groups = np.array([7] * 10 + [0] * (N - 10)).astype(kind)
+        groups[10:] = "NaT"
+        assert fit_of(X, Y, groups).plan.sampling.records == 1 + N - 10
     for blank in ("", "  "):
         assert fit_of(X, Y, np.array(["a", "a "] * 5 + [blank] * (N - 10))).plan.sampling.records == 1 + N - 10
     card = dpfed.PrivateCCA(epsilon=3).fit(X, Y, groups=GROUPS["texts"]).card_

@@ -16,6 +16,7 @@ from dpfed.cluster.torchrun import process_group
 from dpfed.cluster.work import Task, _mark
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
+from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.build import build
 
@@ -46,6 +47,13 @@ def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
     progress = Notes()
     sized = _sized(asked, machines, False, progress)
     assert (sized.cpus, sized.gpus, progress.notes) == (cpus, gpus, [])
+
+
+def test_what_continues_a_run_whose_workers_died(tmp_path, tiny_config):
+    task = Task(tmp_path / "run", tiny_config)
+    assert "the same command begins it" in launch._continued(task)
+    RunDirectory.create(task.folder, tiny_config, Randomness.from_seed(0))
+    assert f"`dpfed resume {task.folder} --cluster ray` continues" in launch._continued(task)
 
 
 @pytest.mark.parametrize(

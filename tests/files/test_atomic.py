@@ -70,6 +70,15 @@ def test_what_a_killed_library_left_goes_with_the_next_write(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "new"
 
 
+def test_what_a_library_leaves_beside_its_file_goes(tmp_path):
+    def write(draft):
+        (draft.parent / "draft.lock").write_text("")
+        draft.write_text("new")
+
+    write_atomically(tmp_path / "file", write)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "new"
+
+
 def write_by_a_function(path, content, mode):
     write_atomically(path, lambda draft: draft.write_bytes(content), mode)
 

@@ -102,6 +102,7 @@ def spoil(folder, name, content):
         ("model.safetensors", b"nothing", "text-build"),
         ("modules.json", [{"type": "sentence_transformers.models.Dense"}], r"module Dense.*\[text-module"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, r"by max;.*\[text-pooling"),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, r"by no mode;.*\[text-pooling"),
     ],
 )
 def test_a_folder_that_is_none(name, content, said, tmp_path):

@@ -251,7 +251,7 @@ class TestMistakes:
         torch.save({"state_dict": timm.create_model}, tmp_path / "w.pt")
         self.refused("weights-unsafe", weights=str(tmp_path / "w.pt"))
         (tmp_path / "w.txt").write_text("not weights at all")
-        self.refused("weights-type", weights=str(tmp_path / "w.txt"))
+        self.refused("expected .safetensors, or .*weights-type", weights=str(tmp_path / "w.txt"))
 
     def test_a_missing_package(self, monkeypatch):
         find_spec = importlib.util.find_spec

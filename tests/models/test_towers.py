@@ -162,7 +162,7 @@ class TestMistakes:
 
     def test_weights_that_are_no_weights(self, architecture, tmp_path):
         (tmp_path / "w.txt").write_text("not weights at all")
-        self.refused(architecture(), "weights-type", weights=str(tmp_path / "w.txt"))
+        self.refused(architecture(), "expected .safetensors, .npz, .npy, or .*weights-type", weights=str(tmp_path / "w.txt"))
         (tmp_path / "w.safetensors").write_bytes(b"not weights at all")
         self.refused(architecture(), "weights-unreadable", weights=str(tmp_path / "w.safetensors"))
         torch.save([1, 2], tmp_path / "w.pt")

@@ -26,6 +26,16 @@ def test_every_experiment_has_valid_configurations(name, scale, shapes, tmp_path
             assert (item.epsilon == math.inf) == (item.config.bounding.method == "none")
 
 
+def test_fewer_methods_have_results_of_their_own(tmp_path):
+    def name(methods):
+        chosen = experiment("table1")
+        return Request(chosen, DATA_SETS["cifar10"], "cpu", chosen.epsilons, methods, tmp_path, True, tmp_path).name
+
+    every = tuple({variant.method for variant in experiment("table1").all_variants})
+    assert name(None) == name(every) == name(every[::-1]) == "table1-cifar10-cpu"
+    assert name(("group", "batch")) == name(("batch", "group", "batch")) == "table1-cifar10-cpu-batch-group"
+
+
 def test_the_papers_scale_is_its_own_and_the_small_one_smaller(shapes, tmp_path):
     for data in experiment("table1").data:
         whole, small = (

@@ -102,6 +102,34 @@ def test_a_card_that_is_written_again_says_what_the_ledger_says(private, tmp_pat
     assert run.card.read_text() == card and json.loads(run.results.read_text())["privacy"] == privacy
 
 
+@pytest.mark.parametrize(
+    ("files", "source", "said"),
+    [
+        ({}, "store", "`dpfed resume .*run` trains it"),
+        ({"terms.json": "{}"}, "store", "`dpfed federation run FOLDER` .* trains it"),
+        ({"terms.json": "{}", "simulation.json": "{}"}, "store", "`dpfed resume .*run` trains it"),
+        ({}, "python:Photos", "running the same lines of Python again trains it"),
+    ],
+)
+def test_a_run_without_a_checkpoint_is_told_what_resumes_it(tiny_config, tmp_path, files, source, said):
+    data = tiny_config.data.model_copy(update={"source": source})
+    config = tiny_config.model_copy(update={"data": data})
+    run = RunDirectory.create(tmp_path / "run", config, Randomness.from_seed(0), files)
+    with pytest.raises(UserError, match=rf"{said}.*run-checkpoint-missing"):
+        evaluate_run(run.path)
+
+
+def test_an_unreadable_key_is_not_called_missing(tiny_config, tmp_path):
+    run = RunDirectory.create(tmp_path / "run", tiny_config, Randomness.from_seed(0))
+    key = run.path / "secret.key"
+    key.unlink()
+    with pytest.raises(UserError, match="run-key-missing"):
+        run.randomness()
+    key.mkdir()  # root may read any file
+    with pytest.raises(UserError, match=r"cannot be read \(.*run-key-unreadable"):
+        run.randomness()
+
+
 def test_nothing_that_was_disclosed_is_forgotten(tiny_config, tmp_path):
     run = RunDirectory.create(tmp_path / "run", tiny_config, Randomness.from_seed(0))
     for what in ("one", "other", "one"):

@@ -56,13 +56,15 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
 
     Raises:
         UserError: If `level` is not a whole number from 0 to 32, or its folders are not splits. If `level` is ``None`` and it
-            is not clear whether folders are splits or classes, an image lies beside the split folders, the folders of the next
-            level are splits but none is for training, or all images, but no folders, are named after splits, some after
-            training and some after another split.
+            is not clear whether folders are splits or classes, an image lies beside the split folders, or all images, but no
+            folders, are named after splits, some after training and some after another split. If folders are splits, but none
+            is for training.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
     if level is not None and whole_number(level, "--splits", 0, _DEEPEST):
-        return _at_level(root, files, folders, level)
+        placed = _at_level(root, files, folders, level)
+        _require_training(root, placed, others, level - 1)
+        return placed
     outer = _shared(folders, stop_at_splits=level is None)
     inner = [parts[outer:] for parts in folders]
     spoken = [[split_in(part) for part in parts] for parts in inner] if level is None else [[] for _ in inner]
@@ -75,7 +77,7 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
         raise beside(root, aside, [parts for parts in folders if any(map(split_in, parts))])
     if all(splits[0] for splits in spoken):
         first = [str(splits[0]) for splits in spoken]
-        if "train" not in first and not any(_trains(file.relative_to(root).parts[outer:-1]) for file in others):
+        if "train" not in first and not any(_trains(root, file, outer) for file in others):
             named = sorted({parts[0] for parts in inner})
             top = root.joinpath(*folders[0][:outer])
             alone = shlex.quote(str(top / named[0]))
@@ -86,9 +88,11 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
             )
         return _below_splits(files, inner, first)
     if all(len(splits) == 2 and splits[1] and not splits[0] for splits in spoken):
-        return [
+        placed = [
             Placed(file, str(splits[1]), parts[0], parts[1]) for file, parts, splits in zip(files, inner, spoken, strict=True)
         ]
+        _require_training(root, placed, others, outer + 1)
+        return placed
     deepest = min(map(len, folders))
     levels = [level for level in range(1, deepest + 1) if all(split_in(parts[level - 1]) for parts in folders)]
     unclear = next(file for file, splits in zip(files, spoken, strict=True) if not splits[0])
@@ -246,5 +250,29 @@ def _first(parts: tuple[str, ...]) -> str | None:
     return parts[0] if parts else None
 
 
-def _trains(parts: tuple[str, ...]) -> bool:
-    return bool(parts) and split_in(parts[0]) == "train"
+def _trains(root: Path, file: Path, depth: int) -> bool:
+    folders = file.relative_to(root).parts[:-1]
+    return len(folders) > depth and split_in(folders[depth]) == "train"
+
+
+def _require_training(root: Path, placed: Sequence[Placed], others: Sequence[Path], depth: int) -> None:
+    """Refuses images of which none is for training, unless a training folder holds other files.
+
+    Args:
+        root: Folder that is imported.
+        placed: Images with their splits.
+        others: All files below the root.
+        depth: Number of folders between the root and the folders that are splits.
+
+    Raises:
+        UserError: If there is no training folder.
+    """
+    if any(image.split == "train" for image in placed) or any(_trains(root, file, depth) for file in others):
+        return
+    paths = [image.file.relative_to(root).parts[: depth + 1] for image in placed]
+    named = sorted({"/".join(path) for path in paths})
+    raise UserError(
+        f"{root} has no images for training, only images in {', '.join(named[:_NAMED])}{', ...' * (len(named) > _NAMED)}: add "
+        f"{root.joinpath(*paths[0][:-1], 'train')}, or let all images be for training. {commands(root, 0)} "
+        "[folder-all-held-out]"
+    )

@@ -125,7 +125,7 @@ class _Survey:
         unread: Members of archives that would be lost.
         passed_over: Names of members that hold no records, with their counts.
         linked: Archives that contain links.
-        folders: For each split that the name of a folder in an archive contains, such a folder.
+        folders: Folders of the first archive in which the names of folders contain several splits, one for each split.
         held_out: Folder whose name contains validation or test although its archive has another split; empty: there is none.
     """
 
@@ -138,7 +138,7 @@ class _Survey:
     unread: list[Unreadable] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
     linked: list[Path] = field(default_factory=list)  # archives with links
-    folders: dict[str, str] = field(default_factory=dict)  # split that a folder's name in the archive contains -> such a folder
+    folders: tuple[str, ...] = ()
     held_out: str = ""
 
 
@@ -174,7 +174,7 @@ class WebDatasetImporter(Importer):
             path: Archive, or folder of archives.
             access: Paths that the import may read.
             splits: 0: no folder in an archive is a split; other numbers are refused. ``None``: the source is refused if the
-                names of folders in its archives contain several splits, or a held-out split that is not the archive's own.
+                names of folders in an archive contain several splits, or a held-out split that is not the archive's own.
 
         Raises:
             UserError: If there are no archives or no samples, splits or classes are not clear, or `splits` is a number other
@@ -195,10 +195,10 @@ class WebDatasetImporter(Importer):
         if not survey.samples:
             reason = f" ({survey.damaged[0]})" if survey.damaged else ""
             raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}. [tar-no-samples]")
-        if splits is None and len(survey.folders) > 1:
+        if splits is None and survey.folders:
             raise UserError(
-                f"folders in the archives name several splits ({', '.join(survey.folders.values())}), but an archive has one "
-                "split: unpack them and import the folder, pack an archive for each split, or give --splits 0 if the "
+                f"folders in an archive name several splits ({', '.join(survey.folders)}), but an archive has one split: "
+                "unpack the archives and import the folder, pack an archive for each split, or give --splits 0 if the "
                 "archives' own names are right. [tar-several-splits]"
             )
         if splits is None and survey.held_out:
@@ -280,6 +280,7 @@ def _survey(shard: Path, split: str, survey: _Survey) -> None:
         survey: Facts about all samples, to which this function adds.
     """
     last = ""
+    folders: dict[str, str] = {}  # split that a folder's name contains -> the first such folder
     try:
         for sample in _samples(
             shard, _TEXTS, functools.partial(_stray, place=f"{split}/{name_of(shard)}", shard=shard, survey=survey)
@@ -290,13 +291,15 @@ def _survey(shard: Path, split: str, survey: _Survey) -> None:
             survey.classes[sample.label] += 1
             folder = sample.key.rpartition("/")[0]
             if folder != last and (spoken := split_of(Path(folder))):
-                survey.folders.setdefault(spoken, f"{shard.name}: {folder}")
+                folders.setdefault(spoken, f"{shard.name}: {folder}")
                 if spoken not in (split, "train"):
                     survey.held_out = f"{shard.name}: {folder}"
             last = folder
             survey.unit_keys.update([sample.unit_key] if sample.unit_key else [])
     except DamagedArchive as error:  # it is met again, and counted, when the records are read
         survey.damaged.append(f"{shard.name} {error}")
+    if len(folders) > 1 and not survey.folders:
+        survey.folders = tuple(folders.values())
 
 
 def _stray(member: tarfile.TarInfo, place: str, shard: Path, survey: _Survey) -> None:

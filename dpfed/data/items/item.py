@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -60,19 +60,19 @@ class Parts:
         """Returns the texts of an item.
 
         Raises:
-            BrokenItem: If `captions` is set, and the item has nothing at this location or something other than a text or a list
-                of texts, or a text is blank or cannot be written as UTF-8.
+            BrokenItem: If a text cannot be written as UTF-8; or if `captions` is set, and the item has nothing at this location
+                or something other than a text or a list of texts, or a text is blank.
         """
         if self.captions is None:
             second = _second(item)
             texts = [second] if isinstance(second, str) else second
             is_texts = isinstance(texts, list | tuple) and texts and all(isinstance(text, str) for text in texts)
-            return list(texts) if is_texts else []
+            return _written(texts) if is_texts else []
         value = part_of(item, self.captions)
         texts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
-        if not texts or not all(is_text(text) and text.strip() for text in texts):
+        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
             raise BrokenItem("its caption is empty, or not a text or a list of texts")
-        return texts
+        return _written(texts)
 
     def labels_of(self, item: Any) -> dict[str, Any]:
         """Returns the labels of an item by their names, as they stand in the item; ``None`` for a record without the label.
@@ -194,6 +194,17 @@ def _image_part(item: Any) -> Any:
             raise BrokenItem("it is an empty tuple")
         return item[0]
     return item
+
+
+def _written(texts: Iterable[str]) -> list[str]:
+    """Returns captions as a list.
+
+    Raises:
+        BrokenItem: If a caption cannot be written as UTF-8.
+    """
+    if bad := [text for text in texts if not is_text(text)]:
+        raise BrokenItem(f"its caption {ascii(bad[0])} cannot be written as UTF-8: replace its lone surrogates")
+    return list(texts)
 
 
 def _second(item: Any) -> Any:

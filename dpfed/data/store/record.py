@@ -7,7 +7,7 @@ it is the same on every machine and in any order.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,7 +76,8 @@ def check_types(record: RecordInput) -> None:
         raise UserError(f"the id of a record must be a text, got {record.id!r}. [record-id-text]")
     if not isinstance(record.unit, str | None):
         raise UserError(f"record {record.called!r}: its unit must be a text or None, got {record.unit!r}. [record-unit]")
-    if isinstance(record.captions, str) or not all(isinstance(text, str) for text in record.captions):
+    captions = record.captions
+    if isinstance(captions, str) or not isinstance(captions, Collection) or not all(isinstance(text, str) for text in captions):
         raise UserError(f"record {record.called!r}: captions must be a sequence of texts, as in ('a cat',). [record-captions]")
     if not isinstance(record.labels, Mapping):
         raise UserError(f"record {record.called!r}: expected its labels as a dictionary from names to numbers. [record-labels]")

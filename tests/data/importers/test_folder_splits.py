@@ -121,6 +121,20 @@ def test_where_the_intent_is_not_clear_the_commands_say_it(tmp_path: Path, pictu
         assert {split for split, _ in got.values()} == ({"train"} if "--splits 0" in command else {"train", "test"})
 
 
+@pytest.mark.parametrize(
+    ("folders", "level"),
+    [(["cats/val", "dogs/test"], None), (["a/cats/val", "a/dogs/test"], None), (["cats/val", "dogs/val"], 2), (["val"], 1)],
+)
+def test_held_out_images_alone_are_refused(tmp_path: Path, pictures, folders, level) -> None:
+    source = tree(tmp_path / "in", pictures, *folders)
+    with pytest.raises(UserError, match=r"/train, .*--splits 0.*folder-all-held-out"):
+        import_records(source, tmp_path / "refused", splits=level)
+    import_records(source, tmp_path / "s", splits=0)
+    tree(source, pictures, str(Path(folders[0]).with_name("train")))
+    import_records(source, tmp_path / "t", splits=level)
+    assert "train" in {split for split, _ in found(tmp_path / "t").values()}
+
+
 @pytest.mark.parametrize("wrapper", ["data", "archive", "a/b", ""])
 @pytest.mark.parametrize(
     ("divided", "aside", "named", "use"),

@@ -210,6 +210,15 @@ def test_classes_in_json(tmp_path: Path, pictures, key: str, values: list, names
     assert [[*store.label_names["label"], None][number] for number in store.labels["label"].tolist()] == names
 
 
+def test_folders_may_repeat_the_split_of_their_archive(tmp_path: Path, pictures) -> None:
+    for split in ("train", "val", "test"):
+        write(tmp_path / "in" / f"{split}.tar", sample(f"{split}/a", pictures))
+    assert import_records(tmp_path / "in", tmp_path / "s").counts == {"train": 1, "validation": 1, "test": 1}
+    write(tmp_path / "in" / "train.tar", [*sample("train/a", pictures), *sample("val/b", pictures)])
+    with pytest.raises(UserError, match=r"train\.tar: train, train\.tar: val\).*tar-several-splits"):
+        import_records(tmp_path / "in", tmp_path / "t")
+
+
 @pytest.mark.parametrize("folder", ["test", "my/val"])
 def test_an_archive_of_held_out_images_is_not_trained_on_unless_the_command_says_so(
     tmp_path: Path, pictures, folder: str

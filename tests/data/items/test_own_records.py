@@ -166,6 +166,13 @@ def test_parts_that_are_wrong_are_said(options, said):
         of(rows, **options).keys  # noqa: B018
 
 
+@pytest.mark.parametrize("options", [{}, {"caption": 1}])
+@pytest.mark.parametrize("caption", ["a \ud800 cat", ["a cat", "\udcff"]])
+def test_captions_that_cannot_be_written_are_said(caption, options):
+    with pytest.raises(UserError, match=r"item 0 .*\\ud.*cannot be written as UTF-8.*records-item"):
+        of([(picture(0), caption)], **options).keys  # noqa: B018
+
+
 def test_pixels_tell_records_apart_that_have_equal_bytes():
     one, other = torch.zeros(1, 2, 8, dtype=torch.uint8), torch.zeros(1, 4, 4, dtype=torch.uint8)
     assert content_of(one) != content_of(other) and content_of(Image.new("L", (2, 8))) != content_of(Image.new("L", (8, 2)))

@@ -90,6 +90,12 @@ def test_what_the_store_does_not_know_is_refused(tmp_path: Path, pictures, wrong
         write(tmp_path / "s", [RecordInput("a", pictures.array(), **wrong)], label_names={"digit": ["0", "1", "2"]})
 
 
+@pytest.mark.parametrize("captions", [None, 7, "a cat", (b"a cat",), iter(("a cat",))])
+def test_captions_that_are_no_texts_are_refused(tmp_path: Path, pictures, captions) -> None:
+    with pytest.raises(UserError, match="'a'.*record-captions"):
+        write(tmp_path / "s", [RecordInput("a", pictures.array(), captions)], kind="image-text")
+
+
 def held_out(path: Path, ids: list[str], count: int, pictures) -> set[str]:
     with StoreWriter(path, name="x", kind="image", size=8) as writer:
         for id in ids:
