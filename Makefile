@@ -57,7 +57,7 @@ federation-moments: install
 test: install
 	$(PYTEST) -m "not slow and not long"
 
-# The tests that take more than about a second each: two thirds of the time of all, and what CI also runs.
+# The tests that take more than about 0.7 seconds each: two thirds of the time of all, and what CI also runs.
 test-long: install
 	$(PYTEST) -m "long and not slow"
 

@@ -238,6 +238,7 @@ def test_defaults_are_enough(tmp_path):
     assert run.finished and run.encoder().features(picture(0)).shape == (1, 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", [dpfed.losses.InfoNCE(0.5), dpfed.losses.SigLIP(), dpfed.losses.BarlowTwins()])
 def test_our_losses_can_be_given_and_called(loss, tmp_path):
     assert loss(torch.randn(4, 2, 8)).dim() == 0

@@ -144,6 +144,7 @@ def test_a_second_run_beyond_the_budget_is_refused(spent, changed, given, tmp_pa
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", ["names", "reserve"])
 def test_without_recognition_the_second_run_would_be_trained(spent, tmp_path, broken, monkeypatch):
     """The test above would see it if budgets did not know records again, or if runs reserved nothing."""
@@ -159,6 +160,7 @@ def test_without_recognition_the_second_run_would_be_trained(spent, tmp_path, br
     assert trainer(budget=None).fit(tmp_path / "two").path.is_dir()
 
 
+@pytest.mark.long
 def test_other_records_have_a_budget_of_their_own(spent, tmp_path):
     other = records(range(200, 320))
     trainer(other, budget=BUDGET).fit(tmp_path / "other")
@@ -188,6 +190,7 @@ def test_an_interrupted_run_holds_its_reservation_and_resumes(tmp_path):
     assert after == budget_of(records()) and [one.settled for one in after.accounts.values()] == [True]
 
 
+@pytest.mark.long
 def test_an_abandoned_run_gives_back_what_it_did_not_take(tmp_path, dpfed):
     with pytest.raises(KeyboardInterrupt):
         trainer(budget=BUDGET, callbacks=[Stop()]).fit(tmp_path / "one")
@@ -211,6 +214,7 @@ def test_no_hash_of_the_pictures_lies_in_a_runs_folder(first):
         assert not [one for one in hashes if one.encode() in content or bytes.fromhex(one) in content], path
 
 
+@pytest.mark.long
 def test_a_run_whose_budget_is_gone_is_not_resumed(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trainer(budget=BUDGET, callbacks=[Stop()]).fit(tmp_path / "one")
@@ -219,6 +223,7 @@ def test_a_run_whose_budget_is_gone_is_not_resumed(tmp_path):
         trainer().fit(tmp_path / "one")
 
 
+@pytest.mark.long
 def test_a_finished_run_counts_in_a_budget_that_comes_later(tmp_path):
     trainer().fit(tmp_path / "one")
     assert not budgets_of(records())
@@ -229,6 +234,7 @@ def test_a_finished_run_counts_in_a_budget_that_comes_later(tmp_path):
         trainer(budget=BUDGET).fit(tmp_path / "two")
 
 
+@pytest.mark.long
 def test_another_number_changes_the_budget_and_says_so(spent, tmp_path):
     with pytest.warns(Notice, match=r"was \(5.0, 1.00e-5\) for each record, and is \(12.0, 1.00e-5\)"):
         trainer(budget=12).fit(tmp_path / "two")
@@ -251,6 +257,7 @@ def test_a_budget_for_users(tmp_path):
         trainer(records()).fit(tmp_path / "two")
 
 
+@pytest.mark.long
 def test_what_no_epsilon_covers_needs_a_reason(tmp_path):
     seeded = dpfed.Privacy(epsilon=3, delta=1e-5, batch=32, steps=STEPS, group_size=4, seed=1)
     with pytest.raises(UserError, match="privacy.seed is fixed.*budget-not-covered"):
@@ -302,6 +309,7 @@ def test_a_configuration_that_names_records_has_a_budget(tmp_path, dpfed):
     assert code == 2 and "budget-no-room" in error
 
 
+@pytest.mark.long
 def test_a_sweep_over_named_records_reserves_all_its_runs(tmp_path, dpfed):
     config, sweep = tmp_path / "mine.toml", tmp_path / "sweep.toml"
     config.write_text(CONFIG)

@@ -37,6 +37,7 @@ def test_a_frozen_encoder_is_called_frozen_on_the_card(tmp_path):
     assert "(encoder in part; head in full)" in trainer(dpfed.SimCLR(half, 8, hidden=8)).fit(tmp_path / "half").card.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps_taken", [True, False])
 def test_a_manual_loop_that_takes_no_step_is_told_once(tmp_path, steps_taken):
     with warnings.catch_warnings(record=True) as told:

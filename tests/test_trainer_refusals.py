@@ -155,6 +155,7 @@ def test_settings_that_do_not_go_together(tmp_path, changes, said):
     refused(tmp_path, said, **changes)
 
 
+@pytest.mark.long
 def test_a_model_that_was_trained_privately_is_not_trained_again(tmp_path):
     model = encoder()
     parts = {"records": RECORDS, "views": dpfed.Views(augment()), "loss": contrast, "privacy": PRIVACY}
@@ -181,6 +182,7 @@ class WithUnused(nn.Module):
         return self.used(images)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [{"settings": {"bounding": {"engine": engine}}} for engine in ("auto", "loop", "layerwise")]

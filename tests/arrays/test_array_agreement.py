@@ -90,6 +90,7 @@ def test_public_rows_give_the_basis_of_a_run_with_a_public_store(pairs, tmp_path
     assert all(np.array_equal(heads[name].numpy(), cca.heads_[name]) for name in heads)
 
 
+@pytest.mark.long
 def test_views_of_images_give_the_bits_of_a_run_on_images(images_only, tmp_path, monkeypatch):
     monkeypatch.setattr(closed_form, "FEWEST_IMAGES", 0)  # a run of so few leaves the public tower as it is
     images_only["privacy"]["seed"] = 3

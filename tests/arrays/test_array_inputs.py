@@ -96,6 +96,7 @@ def test_a_row_that_says_nothing_counts_as_nothing(wrong):
     assert np.isfinite(cca.score(x, y)) and np.allclose(np.linalg.norm(w, axis=1), 1, atol=1e-5)
 
 
+@pytest.mark.long
 def test_constant_columns_and_few_rows():
     x, y = X.copy(), Y.copy()
     x[:, :5], y[:, 3] = 7, 0

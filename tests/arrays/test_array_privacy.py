@@ -122,6 +122,7 @@ def released(monkeypatch, count, **options):
     return torch.stack(kept)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noise", ["gaussian", "discrete"])
 def test_every_number_has_the_planned_noise_and_fits_have_their_own(monkeypatch, noise):
     releases = released(monkeypatch, 12, noise=noise, delta=1e-3)

@@ -20,6 +20,7 @@ def test_clopper_pearson_solves_the_binomial_tails():
     np.testing.assert_allclose(stats.binom.cdf(counts[:-1], 40, high[:-1]), 0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fpr", [0.01, 0.1])
 def test_the_rate_of_known_scores_is_found_and_covered(fpr):
     """Non-members N(0, 1), members N(1, 1): the true rate is a closed form; the interval must hold it in 95% of draws."""

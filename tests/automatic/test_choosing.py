@@ -83,6 +83,7 @@ def test_another_run_is_not_handed_out_as_the_one_asked_for(photos, more, named)
         library.pretrain(**{**line, **more})
 
 
+@pytest.mark.long
 def test_the_same_line_is_the_same_however_it_is_written(photos, tmp_path):
     (tmp_path / "link").symlink_to(photos)
     said = [*_SMALL, "training.device=auto", "data.size=", "data.stores=stores"]
@@ -90,6 +91,7 @@ def test_the_same_line_is_the_same_however_it_is_written(photos, tmp_path):
     assert library.pretrain(**line).path == library.pretrain(**{**line, "data": photos, "minutes": 4}).path
 
 
+@pytest.mark.long
 def test_a_run_is_a_model_for_private_moments(photos):
     library.pretrain(data="photos", epsilon=8, out="runs/first", overrides=_SMALL)
     chosen = choose(Request("photos", 8.0, model="runs/first"))

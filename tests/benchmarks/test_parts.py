@@ -15,6 +15,7 @@ from dpfed.errors import UserError
 from dpfed.training.worker import Worker
 
 
+@pytest.mark.long
 def test_the_parts_of_a_step_are_timed(tiny, monkeypatch):
     honest = ViewMaker.__call__
 

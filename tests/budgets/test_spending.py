@@ -38,6 +38,7 @@ def test_what_is_taken_is_the_sum_of_the_runs_by_an_accountant(store, reservatio
     assert budget.spent == pytest.approx(tuple(accountant._rdp), rel=1e-12)
 
 
+@pytest.mark.long
 def test_runs_are_admitted_until_the_budget_is_full(store, reservation):
     """The oracle composes all of them at each order, at its share of delta, and takes the best order."""
     set_budget(store, 8, 1e-6)
@@ -290,6 +291,7 @@ def _take(store, number, plan, start, results):
         results.put(False)
 
 
+@pytest.mark.long
 def test_racing_processes_do_not_both_get_the_last_budget(store):
     """Real processes, all at once; each wants 40 % or more of what there is."""
     set_budget(store, 8, 1e-6)

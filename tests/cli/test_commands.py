@@ -125,6 +125,7 @@ def test_the_encoder_loads_back(run):
     assert torch.allclose(encoder.embed_text(["a small red circle"]).norm(dim=1), torch.ones(1), atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "method", "said"),
     [

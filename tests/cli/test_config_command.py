@@ -81,6 +81,7 @@ def test_keys_say_which_others_give_them_an_effect():
     assert all(set(key.depends_on) <= set(KEYS) for key in KEYS.values())
 
 
+@pytest.mark.long
 def test_keys_are_found_by_section_by_name_and_by_words():
     assert {key.section for key in matching(["privacy"])} == {"privacy"}
     assert {key.section for key in matching(["privacy", "optimizer"])} == {"privacy", "optimizer"}

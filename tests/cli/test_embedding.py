@@ -74,6 +74,7 @@ def pictures(tmp_path):
     return folder
 
 
+@pytest.mark.long
 def test_files_and_folders_are_embedded_and_mistakes_refused(run_of, pictures, dpfed, tmp_path):
     run, out = run_of("image"), tmp_path / "features.parquet"
     code, shown, error = dpfed("embed", run, pictures / "b.png", pictures, "--out", out)

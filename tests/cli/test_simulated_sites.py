@@ -22,6 +22,7 @@ def source(tiny, tmp_path):
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", sparing(["central", "distributed", "secure", "local"], "secure", "local"))
 def test_each_mode_ends_with_a_card_that_names_it_and_its_sites(dpfed, source, tmp_path, trust):
     code, _, error = dpfed("pretrain", source, "--run", tmp_path / "run", "--federated", 3, "--trust", trust, "--json")
@@ -56,6 +57,7 @@ def test_what_does_not_fit_together_is_refused(dpfed, source, tmp_path, options,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_simulated_run_is_no_clusters_and_no_other_simulations(dpfed, source, tmp_path):
     run = tmp_path / "run"
     assert dpfed("pretrain", source, "--run", run, "--federated", 2, "--json")[0] == 0

@@ -22,6 +22,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_start_is_made_named_and_found_again(place, dpfed):
     assigned = ["--set", "model.width=8", "--set", "data.size=16"]
     code, said, error = dpfed("start", "quickstart", *assigned)

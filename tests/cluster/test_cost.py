@@ -161,6 +161,7 @@ PAGE = (Path(__file__).parents[2] / "cluster" / "README.md").read_text(encoding=
 SHOWN = re.findall(r"\n    dpfed cluster cost ((?:[^\n]*\\\n)*[^\n]*)\n\n```\n(.*?)\n```", PAGE, re.DOTALL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "output"), [SHOWN[0], *(pytest.param(*shown, marks=pytest.mark.slow) for shown in SHOWN[1:])]
 )

@@ -55,6 +55,7 @@ def test_every_error_that_a_section_can_raise_is_in_plain_words():
     assert kinds - {"missing", "extra_forbidden"} <= _WORDS.keys()
 
 
+@pytest.mark.long
 def test_configurations_are_refused_in_words_that_name_the_key():
     for name, field in Config.model_fields.items():
         for key in [name, *(f"{name}.{key}" for key in getattr(field.annotation, "model_fields", ()))]:

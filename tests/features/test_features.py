@@ -81,6 +81,7 @@ def test_a_tower_that_mixes_records_gets_one_at_a_time(parts, tmp_path, monkeypa
     assert torch.equal(shard.image, torch.cat(alone))
 
 
+@pytest.mark.long
 def test_an_interrupted_computation_goes_on(parts, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "SHARD", 16)
     monkeypatch.setattr(passes, "_IN_A_PASS", {"cpu": 8})

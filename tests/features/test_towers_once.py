@@ -65,6 +65,7 @@ def test_a_record_goes_through_the_towers_once_whatever_model_is_measured(parts,
     assert len(passed) == count
 
 
+@pytest.mark.long
 def test_models_with_other_towers_get_their_own_features(parts):
     towers, rows = once(parts), parts.store.split("test")
     first = towers.embedder(parts.model).features(rows)

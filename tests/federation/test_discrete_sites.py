@@ -130,6 +130,7 @@ def test_neighbours_integers_at_a_site_are_as_close_as_planned(discrete, tmp_pat
     assert together >= lab.plan.noise.multiplier * 2 * grid.radius
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", sparing(["central", "distributed", "secure", "local"], "secure"))
 def test_a_simulated_federation_says_so_on_its_card(discrete, tmp_path, trust):
     discrete["privacy"]["steps"] = 2

@@ -53,6 +53,7 @@ def budget_of(store):
     return entry.budget
 
 
+@pytest.mark.long
 def test_federations_and_a_run_over_a_store_share_its_budget(store, join, config, tmp_path):
     budget = set_budget(store, 3, 1e-5)
     first = join(1)

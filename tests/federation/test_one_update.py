@@ -96,6 +96,7 @@ def divided_as_sites(rank, *arguments):
     main()
 
 
+@pytest.mark.long
 def test_a_cluster_releases_the_same(locally, config, tmp_path):
     source = tmp_path / "config.toml"
     source.write_text(config.dump())

@@ -62,6 +62,7 @@ def test_any_assignment_on_the_command_line(effort) -> None:
     effort.tries(300, check, st.sampled_from(list(TEXT)), assignments)
 
 
+@pytest.mark.long
 @efforts
 def test_any_damage_to_a_file(effort, tmp_path) -> None:
     file = tmp_path / "config.toml"

@@ -37,6 +37,7 @@ def read(content: bytes, resize: str = "crop", size: int = 8) -> np.ndarray | No
     return pixels
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of PIL's readers, about damaged metadata
 @efforts
 def test_damaged_files(effort: Effort) -> None:

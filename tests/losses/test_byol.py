@@ -114,6 +114,7 @@ def test_a_target_in_several_processes_is_refused(tmp_path):
     assert build(trainer.config, given=trainer._own).learner.world_size == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["pretrain", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_configuration_cannot_name_a_whole_model(tmp_path, launcher, dpfed):
     config = tmp_path / "mine.toml"

@@ -187,6 +187,7 @@ def test_a_run_with_a_prediction(tmp_path):
         fitted(tmp_path / "odd", Prediction(), dpfed.SimCLR(encoder(), 9))
 
 
+@pytest.mark.long
 def test_another_temperature_is_another_run(tmp_path):
     run = fitted(tmp_path, DCL(0.2))
     assert fitted(tmp_path, DCL(0.2)).path == run.path

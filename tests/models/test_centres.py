@@ -27,6 +27,7 @@ def test_only_public_contrast_has_centres(tiny, tiny_public):
     assert not model.centres.table.weight.any() and model.centres.table.weight.shape == (1, 4 * 16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["own", "open_clip"])
 def test_centres_draw_nothing_and_change_no_other_weight(tiny_public, model):
     if model == "open_clip":

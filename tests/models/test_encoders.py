@@ -30,6 +30,7 @@ def test_resnet_normalises_by_groups_only(depth, stem):
     assert encoder(torch.randn(2, 3, 32, 32)).shape == (2, encoder.features_dim)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [18, 50])
 def test_resnet_is_torchvisions(depth):
     theirs = getattr(torchvision_resnet, f"resnet{depth}")(norm_layer=group_norm).eval()

@@ -39,6 +39,7 @@ def side_by_side(*pieces):
     return torch.cat([F.normalize(piece, dim=1) for piece in pieces], 1)
 
 
+@pytest.mark.long
 @torch.inference_mode()
 def test_features_are_those_of_stock_timm_and_transformers(tree):
     model, images = built(tree).model, torch.randn(3, 3, 16, 16)

@@ -24,6 +24,7 @@ def config_of(image, size=64, **model):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "shufflenet_v2_x0_5", "resnet18", "googlenet"])
 def test_features_are_those_before_stock_torchvisions_classifier(name, tmp_path):
     stock = models.get_model(name, num_classes=7, **({"init_weights": False} if name == "googlenet" else {})).eval()

@@ -45,6 +45,7 @@ def model_of(config):
     return model.eval()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("content", [SMALL, SIGLIP], ids=["clip", "siglip"])
 @pytest.mark.parametrize("loss", ["infonce", "siglip"])
 def test_a_saved_model_is_the_same_in_stock_open_clip(architecture, tmp_path, content, loss):

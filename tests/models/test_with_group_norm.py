@@ -9,6 +9,7 @@ import dpfed
 from dpfed.models.validation import check_independence, random_group, validate
 
 
+@pytest.mark.long
 def test_a_network_with_batch_norm_is_refused_and_then_fits():
     encoder = torchvision.models.resnet18(num_classes=8)
     with pytest.raises(dpfed.UserError, match=r"dpfed\.with_group_norm\(encoder\).*\[model-batch-norm\]"):

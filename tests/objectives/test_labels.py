@@ -86,6 +86,7 @@ def clipped(engine, loss, given, steps=2.0**24):
     return total
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_engines_agree(loss):
     given = batch([0, 1, 0, 2, 2, 2, 1, -1, 0, 0, 1], [4, 3, 4])
@@ -162,6 +163,7 @@ def train(tmp_path, **more):
     return trainer.fit(tmp_path / "run")
 
 
+@pytest.mark.long
 def test_supcon_trains_and_the_card_says_that_classes_count(tmp_path):
     records = dpfed.Records(Pictures(80), workers=0, name="pictures")
     run = train(tmp_path, loss=SupCon(temperature=0.2), records=records)
@@ -206,6 +208,7 @@ def test_supcon_compares_no_text(tiny_config):
         label_of(config, config.objective.group_loss(), dpfed.Records(Pictures(10), workers=0))
 
 
+@pytest.mark.long
 def test_a_configuration_names_supcon(tmp_path):
     named = {
         "data": {"source": "tests.own_parts:photos"},

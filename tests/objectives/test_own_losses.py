@@ -37,6 +37,7 @@ def test_padding_does_not_reach_the_loss():
     assert torch.equal(seen[0], z[present]) and torch.allclose(loss, 3 * z[present].square().mean())
 
 
+@pytest.mark.long
 def test_the_loss_is_called_with_one_group_at_a_time(model):
     for make in (LoopEngine, LayerwiseEngine):
         shapes: list[int] = []
@@ -46,6 +47,7 @@ def test_the_loss_is_called_with_one_group_at_a_time(model):
         assert sorted(shapes[-len(SIZES) :]) == sorted(SIZES)
 
 
+@pytest.mark.long
 def test_both_engines_clip_the_same_gradients(model):
     sums = []
     for make in (LoopEngine, LayerwiseEngine):

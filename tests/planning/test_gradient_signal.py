@@ -44,6 +44,7 @@ def jacobian(model, views):
     return torch.autograd.functional.jacobian(embedded, model.weight.detach()).flatten(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("idle", [0, 5_000])
 def test_the_response_is_the_derivatives_whatever_idle_weights(imitation, monkeypatch, idle):
     model = Linear(idle)

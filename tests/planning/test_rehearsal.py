@@ -152,6 +152,7 @@ def test_engines_are_timed_once_for_each_group_size(tiny, shapes, tmp_path, monk
     assert counted[0] == "1 of 3: as configured" and "S = 2; about " in counted[2]
 
 
+@pytest.mark.long
 def test_public_contrast_is_rehearsed_as_well(tiny_public, shapes, tmp_path):
     tiny_public["privacy"] = dict(GIVEN)
     config = parse_config(tiny_public)

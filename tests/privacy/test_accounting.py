@@ -183,6 +183,7 @@ def test_noise_is_calibrated_for_all_steps_and_no_more(accountant):
     ).promise.delta == pytest.approx(1 / (1000 * math.log(1000)))
 
 
+@pytest.mark.long
 def test_samples_of_fixed_size_count_in_every_release():
     plan = PrivacyPlan.of(1000, 100, 4, 1.0, 3, 1.1, 1e-4, "rdp", method_name="dpcl", options={"releases": 2})
     step = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(1.1))

@@ -130,11 +130,13 @@ def delta_of_adversary(limits):
     return math.fsum(max(0.0, p - math.exp(EPSILON) * q) for p, q in outcomes)
 
 
+@pytest.mark.long
 def test_any_order_at_the_whole_delta_would_be_wrong():
     """The attack on the shortcut: delta comes out half as large again as was promised."""
     assert delta_of_adversary([limit(EPSILON, DELTA, order) for order in ORDERS]) > 1.4 * DELTA
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.9, 0.1), (0.1, 0.9)])
 def test_with_delta_shared_out_the_adversary_fails(shares):
     assert delta_of_adversary(RenyiFilter(EPSILON, DELTA, ORDERS, shares).limits) <= DELTA

@@ -195,6 +195,7 @@ def test_the_first_paragraph_says_what_the_number_allows(epsilon, said, unsaid):
     assert said in words and unsaid not in words
 
 
+@pytest.mark.long
 def test_a_delta_above_one_in_n_is_said_first():
     large, small = (FACTS.plan.replace(records=1100, delta=delta) for delta in (0.0010, 0.0009))
     card = privacy_card(dataclasses.replace(FACTS, plan=large))

@@ -47,6 +47,7 @@ def test_shows_the_results_and_the_guarantee(run_folder, tmp_path):
     assert [text for text in said if text not in html] == []
 
 
+@pytest.mark.long
 def test_pictures_only_with_a_gallery(run_folder, tmp_path, model, make_store, config):
     folder = run_folder()
     assert "image/png" not in render(tmp_path, folder)
@@ -195,6 +196,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.long
 def test_a_federation_has_a_timeline_of_its_sites(run_folder, tmp_path):
     folder = run_folder()
     assert "Sites over steps" not in render(tmp_path, folder)

@@ -339,6 +339,7 @@ def test_the_commands_say_what_is_taken(config, store, tmp_path, dpfed):
     assert code == 2 and "run-no-config" in error
 
 
+@pytest.mark.long
 def test_a_run_elsewhere_on_the_records_is_settled(config, store, tmp_path):
     """A run that was made before the budget was set counts when it is brought in."""
     run = pretrain(parse_config(config), tmp_path / "run")

@@ -49,6 +49,7 @@ def test_a_device_without_room_for_the_pass_leaves_it_to_the_run(tiny, monkeypat
     assert steps_between_commits(parts_of(tiny)) == 50
 
 
+@pytest.mark.long
 def test_a_run_charges_as_many_steps_together(tiny, tmp_path, monkeypatch):
     tiny["training"] |= {"checkpoint_every": 6, "commit_every": 2}
     tiny["evaluation"] = {"split": "none"}

@@ -74,6 +74,7 @@ def test_a_resumed_run_comes_to_the_same_bits(discrete, tmp_path):
     assert not same(weights(pretrain(floating, tmp_path / "floating")), weights(expected))
 
 
+@pytest.mark.long
 def test_the_papers_say_which_noise_it_was(discrete, tmp_path):
     discrete["privacy"]["steps"], discrete["evaluation"] = 1, {"split": "none"}
     kinds = {}

@@ -46,6 +46,7 @@ def pictures(count=5):
     return np.random.default_rng(0).integers(0, 255, (count, 16, 16, 3), dtype=np.uint8)
 
 
+@pytest.mark.long
 def test_a_run_is_two_releases_and_its_model_is_their_function(tree, tmp_path):
     tree["privacy"] |= {"seed": 3}
     run = pretrain(parse_config(tree), tmp_path / "run")
@@ -85,6 +86,7 @@ def test_the_published_heads_are_enough_in_five_lines(tiny_moments, tmp_path):
     torch.testing.assert_close(embedding, encoder.embed_images(pictures()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", ["release", "_update"])
 def test_a_run_cut_after_its_first_release_keeps_its_bits(tiny_moments, tmp_path, ends):
     tiny_moments["privacy"]["seed"] = 5
@@ -97,6 +99,7 @@ def test_a_run_cut_after_its_first_release_keeps_its_bits(tiny_moments, tmp_path
     assert json.loads(run.results.read_text())["privacy"]["steps_charged"] == 2
 
 
+@pytest.mark.long
 def test_all_that_leaves_follows_from_two_noisy_sums(tiny_moments, shapes, tmp_path, monkeypatch):
     tiny_moments["privacy"] = {"noise_multiplier": 1.7, "accountant": "rdp", "seed": 3}
     noise, seen, place = Noise(monkeypatch), [], tmp_path / "place"

@@ -108,6 +108,7 @@ def test_random_rows_are_those_of_old_folders(tree, tmp_path):
     assert dpfed.load(run.path).embed_images(np.zeros((1, 16, 16, 3), np.uint8)).isfinite().all()
 
 
+@pytest.mark.long
 def test_a_store_gives_the_basis_of_its_records(tree, tmp_path):
     bounding = {"method": "moments", "options": {"basis": "store"}}
     parts = built(tree | {"bounding": bounding, "public": {"path": store_of(tmp_path / "given")}})

@@ -88,6 +88,7 @@ def test_an_unfinished_run_is_marked_when_it_ends(private, tmp_path):
     assert last and all(item["change"][0] <= item["change"][1] for item in last)
 
 
+@pytest.mark.long
 def test_a_card_that_is_written_again_says_what_the_ledger_says(private, tmp_path):
     """Its plan and its marks, whatever config.toml says by now."""
     private["privacy"]["seed"] = 3
@@ -167,6 +168,7 @@ def test_public_records_need_no_mark(tiny, tmp_path):
     assert [marked(text) for text in artifacts(run)] == [0, 0] and not run.disclosures
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", [None, "ab" * 32])
 def test_private_records_fingerprint_is_published_only_keyed(private, tmp_path, key):
     file = tmp_path / "store" / HEADER
@@ -180,6 +182,7 @@ def test_private_records_fingerprint_is_published_only_keyed(private, tmp_path, 
     assert key is None or key.encode() not in written
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", sparing(["", "[", "{}", '{"evaluations": []'], "{}"))
 def test_damaged_results_are_refused_before_anything_is_measured(private, tmp_path, text, monkeypatch):
     run = pretrain(parse_config(private), tmp_path / "run")

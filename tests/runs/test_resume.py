@@ -299,6 +299,7 @@ def test_a_ledger_that_lost_its_last_lines_is_refused(stopped):
         resume(stopped)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -22,6 +22,7 @@ from dpfed.runs.running import run_job
 from dpfed.training.transport import InProcess
 
 
+@pytest.mark.long
 def test_ledger_and_card_say_how_many_owners_shared_a_run(tiny, tmp_path):
     tiny["privacy"]["steps"], tiny["evaluation"] = 2, {"split": "none"}
     job = create_job(Preflight.of(parse_config(tiny), tmp_path / "run", world_size=3), Silent())

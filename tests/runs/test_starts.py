@@ -269,6 +269,7 @@ def test_a_private_start_is_on_the_card_and_its_budget_adds_up(tree, private_sto
     assert "The starting weights: the guarantee does not cover" in alone.card.read_text()
 
 
+@pytest.mark.long
 def test_a_start_that_would_give_private_records_away_is_refused(tree, private_store, shapes, tmp_path):
     tree = without_privacy(random_start(tree))
     public = pretrain(parse_config(tree), tmp_path / "public")

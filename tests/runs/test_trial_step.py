@@ -39,6 +39,7 @@ def changed(tiny, **changes):
     return tree
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", FEW, ids=str)
 def test_groups_without_contrast_are_refused_and_advice_trains(tiny, tmp_path, changes):
     tree = changed(tiny, **changes, **{"privacy.steps": 2, "evaluation": {"split": "none"}})
@@ -82,6 +83,7 @@ HOPELESS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("changes", "code", "advised"), HOPELESS)
 def test_idle_or_wild_steps_are_refused_before_any_spending(tiny, tmp_path, changes, code, advised):
     tree = changed(tiny, **changes, **{"privacy.steps": 2, "evaluation": {"split": "none"}})

@@ -90,6 +90,7 @@ def test_a_run_with_processors_resumes_to_the_same_bits(tiny, tmp_path, with_oth
     assert measured == pytest.approx(noted)
 
 
+@pytest.mark.long
 def test_served_weights_are_measured_and_published(tiny, tmp_path, monkeypatch):
     """On the way as well as at the end; training goes on with its own."""
     config = parse_config({**tiny, "evaluation": {**tiny["evaluation"], "every": 2}})
@@ -114,6 +115,7 @@ def test_served_weights_are_measured_and_published(tiny, tmp_path, monkeypatch):
     assert not torch.equal(made[0].averaged(None), made[0].weights[-1])
 
 
+@pytest.mark.long
 def test_no_processor_changes_what_is_released(tiny, tmp_path, monkeypatch):
     config = parse_config({**tiny, "privacy": {**tiny["privacy"], "steps": 2, "seed": 3}, "evaluation": {"split": "none"}})
 

@@ -79,6 +79,7 @@ def test_a_share_that_is_not_accounted_for_is_found_out(tiny, monkeypatch):
     assert plan.noise_std == plan.noise.multiplier * 2 * plan.bounding.clip_norm and moved > 1.05 * plan.sensitivity
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
 @pytest.mark.parametrize("clipping", ["fixed", "automatic", "adaptive"])
 def test_random_neighbours_stay_within_the_sensitivity(tiny, clipping, engine):
@@ -92,6 +93,7 @@ def test_random_neighbours_stay_within_the_sensitivity(tiny, clipping, engine):
         assert 0 < (whole - sum_of(parts, indices[indices != gone])).norm() <= parts.plan.sensitivity
 
 
+@pytest.mark.long
 def test_a_record_with_public_ones_adds_one_part_tightly(tiny_public):
     """Clipped to next to nothing, and with a loss beyond its range, a group is at a corner of its box."""
     tiny_public["bounding"] |= {"clip_norm": 1e-5}
@@ -236,6 +238,7 @@ def test_an_adaptive_threshold_stays_a_valid_clip_norm():
     assert lowest["adaptive"] == pytest.approx(1e-5, rel=1e-6) and lowest["fixed"] < 1e-7
 
 
+@pytest.mark.long
 def test_automatic_clipping_normalises_every_gradient(tiny, tmp_path, monkeypatch):
     """Without a statistic released, too; C changes nothing that a step with Adam would see, so it is not there to be set."""
     clips, real = [], worker_room.Worker._add_groups

@@ -61,6 +61,7 @@ def moved(parts, count: int = 8) -> list[float]:
     return [(whole - sum_of(parts, indices[indices != gone])).norm().item() for gone in drawn[:count]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("microbatch", [1, 32, 4096])
 def test_every_adversarial_record_reaches_c_and_no_more(parts, microbatch):
     distances = moved(parts.with_learner(microbatch=microbatch))
@@ -69,6 +70,7 @@ def test_every_adversarial_record_reaches_c_and_no_more(parts, microbatch):
     assert min(distances) == pytest.approx(parts.plan.bounding.clip_norm, rel=1e-3)  # so noise for less than C is too little
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["loop", "layerwise"])
 def test_random_records_move_an_ordinary_models_sum_by_c_at_most(tiny_public, engine):
     tiny_public["bounding"] |= {"engine": engine, "clip_norm": 0.01}
@@ -123,6 +125,7 @@ def test_a_group_is_its_record_and_its_keys_public_ones(tiny_public, tmp_path, m
     assert max(seen.together) <= max(microbatch, 4)  # public records take memory, too
 
 
+@pytest.mark.long
 def test_a_workers_sum_is_that_of_its_records_own_terms(tiny_public):
     """As autograd has it: what the public records say of each other is in no gradient, and takes no part of the clip norm."""
     tiny_public["bounding"]["clip_norm"] = 0.5
@@ -153,6 +156,7 @@ def test_an_empty_step_gives_zeros(parts):
     assert not result.values.any() and result.groups == parts.plan.sampling.batch
 
 
+@pytest.mark.long
 def test_companions_that_depend_on_other_records_break_the_bound(parts, monkeypatch):
     """The mechanism broken on purpose: a group's companions are drawn by its place in the batch."""
     by_key = PublicNegatives.of
@@ -161,6 +165,7 @@ def test_companions_that_depend_on_other_records_break_the_bound(parts, monkeypa
     assert max(moved(parts.with_learner(microbatch=4096))) > parts.plan.sensitivity * 1.02
 
 
+@pytest.mark.long
 def test_two_private_records_in_a_group_break_the_bound(parts, monkeypatch):
     """The mechanism broken on purpose: records meet in groups, as in group clipping."""
     honest = worker_room.draw_step
@@ -201,6 +206,7 @@ def test_a_divisor_that_counts_what_was_drawn_breaks_the_bound(parts):
     assert (whole / len(drawn) - without / (len(drawn) - 1)).norm() * len(drawn) / batch > bound * 1.02
 
 
+@pytest.mark.long
 def test_workers_together_have_one_owners_sum(parts):
     """A record's group is a function of the record, so it does not matter who holds it."""
     for world_size in (2, 3):
@@ -241,6 +247,7 @@ def test_an_adversarial_unit_of_many_reaches_c_and_no_more(parts, per_unit):
     assert distance <= plan.sensitivity and distance == pytest.approx(plan.bounding.clip_norm, rel=1e-3)
 
 
+@pytest.mark.long
 def test_a_group_for_every_record_of_a_unit_breaks_the_bound(parts, monkeypatch):
     """The mechanism broken on purpose: a drawn unit's records make a group each."""
     honest = Worker.draw

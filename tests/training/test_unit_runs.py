@@ -49,6 +49,7 @@ class Noting(Progress):
         self.notes.append(text)
 
 
+@pytest.mark.long
 def test_persons_are_counted_and_protected(protecting, tmp_path):
     run = pretrain(parse_config(protecting), tmp_path / "run")
     plan = Ledger.open(run.ledger).plan
@@ -71,6 +72,7 @@ def test_a_step_of_a_run_draws_at_most_one_record_of_a_person(protecting):
     assert 20 < len(rows) < 65 and len(np.unique(units)) == len(rows)
 
 
+@pytest.mark.long
 def test_records_are_protected_unless_the_user_asks_otherwise(protecting, tmp_path):
     del protecting["privacy"]["unit"]
     run = pretrain(parse_config(protecting), tmp_path / "run")

@@ -63,6 +63,7 @@ def test_the_adversary_exceeds_the_logit_dp_papers_constant():
 OPTIONS = [("sample", {}), ("logit", {}), ("logit", {"one_sided": True}), ("logit", {"spread_out": 2.0})]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "options", "norms"),
     [("batch", {}, "exact"), *((*one, norms) for one in OPTIONS for norms in ("exact", "bound"))],

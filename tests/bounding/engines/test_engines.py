@@ -90,6 +90,7 @@ def case(request):
     return build_model(config, WITH_TEMPERATURE), batch_for(config)
 
 
+@pytest.mark.long
 def test_every_engine_agrees_with_the_oracle(case):
     model, batch = case
     for clip_norm in (0.05, 1e3):

@@ -174,6 +174,7 @@ def test_a_model_that_drops_at_random_takes_one_group_at_a_time():
         engine.add_clipped(batch_for(MODELS["cnn"]), 1.0, engine.zeros())
 
 
+@pytest.mark.long
 def test_bf16_is_as_near_to_float32_as_the_loops():
     model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
 

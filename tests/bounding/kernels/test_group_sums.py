@@ -18,6 +18,7 @@ def test_norms_and_sums_are_those_of_float64(length):
     assert ((weighted_sum(gradients, factors, 8).double() - expected).abs() <= room).all()
 
 
+@pytest.mark.long
 def test_whole_numbers_are_each_term_truncated():
     generator = torch.Generator().manual_seed(2)
     gradients, factors = torch.randn(16, 20_000, generator=generator), 1e5 * torch.rand(16, generator=generator)

@@ -147,6 +147,7 @@ def test_every_layers_places_have_autograds_gradients(name):
         torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["3x3", "depthwise", "linear", "linear on tokens", "linear, only the bias", "adapted linear"])
 def test_layers_in_bf16_have_their_own_gradients(name):
     layer, inputs, _, _ = case(name, SIZES["uneven"])

@@ -90,6 +90,7 @@ def test_plans_differ_in_their_method_only(name):
         assert plan.noise_std >= plan.noise.multiplier * plan.sensitivity
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("batch", "sample", "logit"))) for name in METHODS]
 )

@@ -156,6 +156,7 @@ def test_a_record_adds_the_same_bits_whoever_stands_beside_it(towers, basis):
         assert torch.equal(whole_sum_of(engine, {name: view[order] for name, view in views.items()}, step), sum(alone))
 
 
+@pytest.mark.long
 def test_a_sum_that_float64_would_round_is_exact():
     engine, views, many = engine_of(1, views=3), features(1, 1, views=3), 1 << 18
     for step in (0, 1):

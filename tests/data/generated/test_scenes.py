@@ -57,6 +57,7 @@ def things(caption: str) -> list[str]:
     return [f"{article} {noun}" for article, noun in zip(match.groups()[::2], match.groups()[1::2], strict=True)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("half", ["all", "first", "second"])
 def test_captions_name_the_images_classes_in_reading_order(labelled, scenes, half: str) -> None:
     indices = np.arange(len(scenes[half]))

@@ -283,6 +283,7 @@ def test_what_is_not_known_has_no_such_command(tmp_path: Path) -> None:
         assert "[import-unknown-data]" in refusal(tmp_path / name)
 
 
+@pytest.mark.long
 def test_parquet_that_names_image_files_becomes_a_table(tmp_path: Path, pictures) -> None:
     for number in range(2):
         pictures.file(tmp_path / "in" / f"{number}.png")

@@ -63,6 +63,7 @@ def test_an_interrupted_import_leaves_nothing_and_begins_anew(tmp_path: Path, so
     assert import_records(source, dest, size=8).counts["train"] == 3
 
 
+@pytest.mark.long
 def test_a_second_import_is_refused_and_a_killed_one_cleared(tmp_path, source, started):
     dest, said = tmp_path / "s[1]", []
     process = started(dest)

@@ -84,6 +84,7 @@ def test_sites_are_the_same_on_every_machine_and_version(tmp_path: Path) -> None
     assert "".join(map(str, site_of_records(captions, SITES, 1.0))) == "202200102022001020220010"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("units", [False, True])
 def test_the_parts_are_the_whole_and_no_record_is_there_twice(plain, people, tmp_path, units):
     source = people if units else plain

@@ -163,6 +163,7 @@ def on_a_gpu(monkeypatch):
     monkeypatch.setattr(ImageViews, "has_kernels", None)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize("size", [8, 33])
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
@@ -175,6 +176,7 @@ def test_a_gpus_kernels_make_the_same_views(config, size, monkeypatch):
     torch.testing.assert_close(made, views(images, uniforms), rtol=0, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("on_a_gpu")
 def test_a_gpus_kernels_make_views_of_their_record_alone():
     views = ImageViews(SIMCLR)

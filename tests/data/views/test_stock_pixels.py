@@ -61,6 +61,7 @@ def sources() -> dict[str, bytes]:
     return {f"{kind} {side}": file for side in SIDES for kind, file in files(*side).items()}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Palette images")  # open_clip's conversion causes it, not ours
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("resize", WAYS)
@@ -160,6 +161,7 @@ def test_pixels_without_a_known_range_are_refused(values: np.ndarray) -> None:
         decode(encoded(Image.fromarray(values.astype(kind)), "TIFF"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("side", [(64, 1_000_000), (1_000_000, 64)])
 @pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
 def test_a_ribbon_of_any_direction_is_scaled_in_little_memory(resize: str, side: tuple[int, int]) -> None:

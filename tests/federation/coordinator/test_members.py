@@ -87,6 +87,7 @@ def test_a_site_whose_supernode_went_is_waited_for_unpaid(lab):
 # ---- checked before it is paid for
 
 
+@pytest.mark.long
 def test_a_site_pays_for_no_step_that_it_cannot_mask(lab):
     """It was started again behind its SuperNode: its secrets are gone, and it says so before it charges anything."""
     one = lab("secure", drops=1, colluders=0)
@@ -128,6 +129,7 @@ def test_a_step_that_cannot_be_masked_costs_a_site_nothing(lab, harm):
 # ---- sites that hang
 
 
+@pytest.mark.long
 def test_a_hanging_site_costs_one_deadline_and_comes_back(lab):
     one, clock = lab("secure", drops=1, deadline=5.0), Clock()
     patient(one, clock)
@@ -181,6 +183,7 @@ def test_patience_doubles_ends_and_is_forgotten():
     assert backoff.left(4) == 600
 
 
+@pytest.mark.long
 def test_a_needed_site_that_hangs_costs_no_step_again_and_again(lab, monkeypatch):
     """The run waits with growing pauses, instead of discarding step after step."""
     one, clock = lab("secure", drops=0, colluders=1, deadline=5.0, steps=50), Clock()

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.docs.commands import SITE_PAGE
 from tests.federation.provisioning.office import Office
 
@@ -19,6 +21,7 @@ def shown(command):
     return SITE_PAGE[SITE_PAGE.index(f"\n{command}") :].split("```\n")[2]
 
 
+@pytest.mark.long
 def test_the_commands_print_what_the_page_shows(shapes, tmp_path, dpfed):
     office = Office(tmp_path, shapes.path, trust="distributed")
     code, output, _ = dpfed("federation", "provision", office.file)

@@ -82,6 +82,7 @@ def joinable(tmp_path, shapes, **sections):
     return places["north"]
 
 
+@pytest.mark.long
 def test_the_coordinator_imports_nothing_to_name_code(place, mark):
     terms = Terms.model_validate(place.kit.terms)
     assert [(part.key, part.name) for part in terms.code] == [("objective.name", NAME)]

@@ -23,6 +23,7 @@ def site(tiny, shapes, tmp_path):
     return made[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_loading_site_stops_at_once_and_can_be_served_again(number, code, site, dpfed, monkeypatch):
     def loading(*_):
