@@ -66,9 +66,10 @@ class CanaryModel(nn.Module):
     Args:
         fillers: Number of fillers, F; records with numbers from F on are canaries.
         coordinates: Number of parameters, P.
-        arrangement: Coordinates of the gradients. ``group``: a group's coordinate is the number of its filler with the largest
-            hash (`read`), and a canary in the group reverses the gradient; the engine must take groups one by one. ``own``:
-            each canary has a coordinate of its own. ``one``: all records share one coordinate.
+        arrangement: Parameters that the gradients move. ``group``: a group's gradient has a single entry other than 0, at the
+            number of its filler with the largest hash (`read`), and a canary in the group reverses its sign; the engine must
+            compute each group separately. ``own``: each canary moves a parameter of its own. ``one``: all records move the same
+            parameter.
         against: Whether the canaries' gradients point in the opposite direction to the fillers'.
         scrambled: Whether a hash of all records of a group decides the sign of its gradient. This reveals a record that changes
             more than its own group. The engine must take groups one by one.

@@ -25,8 +25,9 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
     """Refuses a plan whose cost does not bound the privacy loss of what the budget protects: one record, or one user.
 
     Raises:
-        UserError: If the plan uses another neighbouring relation, or a budget for users was found by record names only, or the
-            plan protects another unit and a user may have several records; the message suggests a change.
+        UserError: If the plan's guarantee is not about adding or removing a record; if a budget for users was found by record
+            names only; or if the plan protects another unit than the budget, and a user may have several records. The message
+            suggests a change.
     """
     if plan.mechanism.sampler.relation != ADD_OR_REMOVE:
         raise UserError(

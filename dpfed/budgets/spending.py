@@ -178,9 +178,10 @@ def _check_numbers(store: RecordSet, epsilon: float, delta: float, unit: Unit) -
     if not count:
         raise UserError(f"{store.path} has no training records, so it cannot have a budget. [budget-no-records]")
     if not 0 < delta <= 1 / count:
+        why = "a larger delta would allow publishing one whole record, drawn at random" if delta > 0 else "give such a delta"
         raise UserError(
-            f"delta must be above 0 and at most 1/N = 1/{count:,}, got {round_up(delta) if delta > 0 else delta}: a larger "
-            "delta would allow publishing one whole record, drawn at random. [budget-delta-large]"
+            f"delta must be above 0 and at most 1/N = 1/{count:,}, got {round_up(delta) if delta > 0 else delta}: {why}. "
+            "[budget-delta-large]"
         )
     if max(RenyiFilter.of(epsilon, delta).limits) <= 0:
         raise UserError(f"no run fits into ({epsilon!r}, {delta!r}): raise epsilon or delta. [budget-too-small]")

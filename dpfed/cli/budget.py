@@ -156,6 +156,11 @@ def _found(store: Path) -> tuple[RecordSet | None, list[Found]]:
         known += [] if ledger is None else [known_by(ledger.head.id, store) or ledger]
         if known:
             return None, [Found(budget) for budget in known]
+        if RunDirectory(store).ledger.is_file():
+            raise UserError(
+                f"{store} is a run that reserved nothing with a lifetime budget: give the record store, or the data set of "
+                "your own, in place of the run. [option-run-no-budget]"
+            )
     opened = _opened(store)
     matches = budgets_of(opened)
     if not matches:

@@ -56,8 +56,8 @@ class Evaluation:
         step: Number of training steps that the model had seen.
         queries: Number of held-out images, or captions, that the figure counts.
         interval: 95% interval over the draw of held-out records (`dpfed.evaluation.intervals`); ``None``: not known.
-        change: 95% interval of this figure minus the untrained model's, over the draw of held-out records and, where measured,
-            the effect of noise alone; ``None``: not compared.
+        change: 95% interval of this figure minus the untrained model's. It allows for the draw of held-out records and, if
+            models of noise alone were measured, for the spread of their figures; ``None``: not compared.
         chance: Expected value of the figure for a model that guesses; ``None``: not known.
         outcomes: Outcome of each query. Outcomes are never written to a file: they are exact, and reveal more than the figure
             does.

@@ -32,8 +32,9 @@ class Simulation(Section):
         """Refuses a federation that cannot be simulated, before any record is read.
 
         Raises:
-            UserError: If the trust mode cannot work with these numbers of sites, if the records come from Python code, if other
-                code has no name that a site could import, or if the sites cannot share the groups of the plan.
+            UserError: If the trust mode cannot work with these numbers of sites; if the records come from Python code; if the
+                encoder, a transform or the loss was given as a Python object, or is a part of Python itself; or if the plan has
+                fewer groups than sites, or the method contrasts the whole batch.
         """
         self.trust_model  # noqa: B018 refuses impossible numbers
         refuse_own_records(config)

@@ -78,7 +78,8 @@ class Trust:
             raise UserError(f"secure aggregation hides a site among others: it needs at least 2 sites, got {n}. [trust-alone]")
         if self.mode == "secure" and 2 * d >= n:
             raise UserError(
-                f"secure sums of {n} sites can do without {(n - 1) // 2} of them, not without {d}: lower drops. [trust-secure]"
+                f"secure sums of {n} sites, of which {c} may collude, can do without {max(0, n - c - 1) // 2} of them in a "
+                f"step, not without {d}: lower drops. [trust-secure]"
             )
 
         if self.mode == "secure" and 2 * d + c >= n and self.honest > 1:

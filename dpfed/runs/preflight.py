@@ -163,8 +163,9 @@ def _refuse_few_contrasted(config: Config) -> None:
     if batch < loss.least and "bounding.group_size" in keys:
         keys.insert(0, "privacy.batch")
     raise UserError(
-        f"objective.name = '{config.objective.name}' learns nothing from {_records(max(0.0, expected))}: set "
-        f"{' and '.join(keys)} to {loss.least - private} or more. [run-contrast-few]"
+        f"objective.name = '{config.objective.name}' compares records with each other, and learns nothing from "
+        f"{_records(max(0.0, expected))} at a time: set {' and '.join(keys)} to {loss.least - private} or more. "
+        "[run-contrast-few]"
     )
 
 

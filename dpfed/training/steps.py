@@ -127,14 +127,16 @@ class Steps:
         train(transport, self.coordinator, range(self.shown, self.plan.steps), [*callbacks, saving], advance)
 
     def each(self, transport: Transport, callbacks: Iterable[Callback] = ()) -> Iterator[StepSummary]:
-        """Takes the steps one by one, for the user's own loop. Callbacks and the checkpoint follow the loop's body.
+        """Takes the remaining steps one by one, for the user's own loop.
+
+        After the loop's body has run, the callbacks are called; then a checkpoint is saved, if one is due.
 
         Args:
             transport: Transport that adds up the workers' sums.
             callbacks: Callbacks, in order.
 
         Yields:
-            The summary of each step, once the step is on disk and charged.
+            The summary of each step, once the step is charged on disk.
         """
         callbacks, saving = self._begin(callbacks), _Saving(self._every, self._save)
         for summary in self._told:  # the model already has the updates of these steps

@@ -153,7 +153,7 @@ def test_a_loss_that_learns_nothing_from_two_records_is_refused(tiny, public_sto
     tree = {**tiny, **changes, "objective": {"name": "barlow_twins"}, "privacy": GOOD}
     if "public" in tree:
         tree["public"] = {**tree["public"], "path": str(public_store.path)}
-    with pytest.raises(UserError, match=f"from 2 records: set {said}.*run-contrast-few"):
+    with pytest.raises(UserError, match=f"from 2 records at a time: set {said}.*run-contrast-few"):
         known_plan(parse_config(tree))
     known_plan(parse_config({**tree, "objective": {"name": "infonce"}}))
 

@@ -359,3 +359,10 @@ def test_a_run_that_goes_on_reserves_nothing_more(config, store, budget, tmp_pat
     assert [account.settled for account in before.accounts.values()] == [False]
     resume(tmp_path / "run")
     assert budget_of(store).spent == before.spent and len(budget_of(store).entries) == len(before.entries) + 1
+
+
+def test_a_run_without_a_budget_is_no_store(tiny, dpfed, tmp_path):
+    pretrain(parse_config(tiny), tmp_path / "run")
+    for command in ("show", "history"):
+        code, _, error = dpfed("budget", command, tmp_path / "run")
+        assert code == 2 and "option-run-no-budget" in error

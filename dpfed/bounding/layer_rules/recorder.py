@@ -100,13 +100,13 @@ class Recorder(TorchFunctionMode):
         return self.watch(seen, target.through(view))
 
     def collect(self, output: Tensor, inputs: Tensor | None, terms: Terms, rounded: bool = False) -> Tensor:
-        """Registers a layer, so that its terms are computed when the gradient of its output arrives.
+        """Registers a layer: once the gradient of its output arrives, `terms` computes the gradients of its parameters.
 
         Args:
             output: Output of the layer, computed with detached parameters.
-            inputs: Tensor that the terms need besides the gradient; the tensor must not be overwritten before the terms are
-                computed. ``None``: the terms need no such tensor.
-            terms: Function from the gradient of the output to the terms of the layer's parameters.
+            inputs: Tensor that `terms` needs besides that gradient; it must not be overwritten before `terms` is called.
+                ``None``: `terms` needs no such tensor.
+            terms: Function from the gradient of the output to the parameters' gradients, as `Term` objects.
             rounded: Whether `terms` may get the gradient in the output's dtype, such as bf16, if GPU kernels compute the terms;
                 otherwise the gradient is converted to float32 first.
 

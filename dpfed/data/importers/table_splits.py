@@ -47,11 +47,11 @@ def split_by_folders(rows: dict[str, Row], missing: Collection[str], sources: Se
         level: 0: no folder is a split, and these rows are for training; ``None``: the folders' names decide.
 
     Returns:
-        A sentence about names of folders of which it is doubtful whether they mean a split; empty if there are none.
+        A sentence that names folders of which it is doubtful whether they are splits, such as ``train_extra``; otherwise empty.
 
     Raises:
-        UserError: If only some of these rows have folders whose names contain a split; if they contain splits, and none of all
-            rows is for training, because nobody should train on a test set; or if `level` is neither 0 nor ``None``.
+        UserError: If some of these rows lie in folders named after a split, and others do not; if the folders name splits, and
+            no row at all is for training; or if `level` is neither 0 nor ``None``.
     """
     if level is not None:
         if type(level) is not int or level != 0:

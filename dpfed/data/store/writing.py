@@ -218,8 +218,8 @@ class StoreWriter:
             classes = len(self._label_names[label])
             if not -1 <= number < classes:
                 raise UserError(
-                    f"record {record.called!r}: the class {label} = {number} must be below {classes}, the number of classes; "
-                    "correct it. [class-range]"
+                    f"record {record.called!r}: the class {label} = {number} must be from 0 to {classes - 1}, or -1 for no "
+                    "class; correct it. [class-range]"
                 )
         if record.unit and self._unit_name is None:
             raise ValueError(f"record {record.id!r} has a unit, in a store without a unit name")

@@ -53,7 +53,10 @@ class Unmasking:
             raise UserError(f"step {step}: {_named(public)} made offers, {trust.least} sites are needed. [share-few-offers]")
         length, _ = offer_lengths(trust)
         if wrong := [site for site, value in public.items() if len(value) != length]:
-            raise UserError(f"step {step}: the public values of {_named(wrong)} do not have {length} bytes. [share-offer-size]")
+            raise UserError(
+                f"step {step}: the offers of {_named(wrong)} (their keys for masking) do not have {length} public bytes. "
+                "[share-offer-size]"
+            )
         self._sites, self._trust, self._keys = sites, trust, StepKeys(context, step)
         self._round_key = {site: value[:KEY_BYTES] for site, value in sorted(public.items())}
         self._check = {site: value[KEY_BYTES:] for site, value in public.items()}
