@@ -53,9 +53,8 @@ def ledger_of(run: RunDirectory) -> Ledger:
         raise UserError(f"{run.results}: privacy.steps_charged must be an integer, got {said!r}. Restore it. [results-steps]")
     witnesses = {"results.json says {}": said, **witnesses}
     for witness, steps in witnesses.items():
-        if (
-            steps > ledger.charged
-        ):  # what precedes a charge, as a kept release, has a step from 0, which may equal the charged steps
+        # Steps are counted from 0, so a release that is kept before its charge may have the number of the charged steps.
+        if steps > ledger.charged:
             last = f"it ends after {ledger.charged:,} charged step{'s' * (ledger.charged != 1)}"
             raise _lost(run, f"{last}, and {witness.format(f'{steps:,}')}")
     if results.get("run", {}).get("ledger") and ledger.artifacts is None:

@@ -141,7 +141,7 @@ def _imported(choices: list[Choice], situation: Situation, progress: Progress) -
         store = records_of(config, import_progress(progress), progress.note)
     except UserError as error:
         if error.code in ("record-unreadable", "import-lost-files"):
-            error.command = f"`dpfed data import {config.data.path} STORE --skip-broken`, and then --data STORE."
+            error.command = f"Run `dpfed data import {config.data.path} STORE --skip-broken` first, then use --data STORE."
         raise
     return store, dataclasses.replace(situation, size=config.data.size or situation.size)
 

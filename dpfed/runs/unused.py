@@ -28,7 +28,10 @@ def refuse_unused(model: nn.Module, group: GroupBatch, loss: LossOfViews, by_emb
     model.train()
     with torch.random.fork_rng(devices=[]), loss.kernels():
         if by_embeddings:
-            output = torch.stack([z.sum() for z in loss.embed(group.views).values() if z.requires_grad]).sum()
+            sums = [z.sum() for z in loss.embed(group.views).values() if z.requires_grad]
+            if not sums:
+                return  # nothing of an encoder is trained, which `dpfed.runs.trial_step` refuses
+            output = torch.stack(sums).sum()
         else:
             present = torch.ones(group.offsets[-1], dtype=torch.bool, device=vector.parameters[0].device)
             output = loss(group.views, present)
@@ -38,6 +41,6 @@ def refuse_unused(model: nn.Module, group: GroupBatch, loss: LossOfViews, by_emb
     if unused:
         others = f" and {len(unused) - 1:,} more take" if len(unused) > 1 else " takes"
         raise UserError(
-            f"'{unused[0]}'{others} no part in the loss, so each step would only add noise to them: remove the layer from the "
+            f"'{unused[0]}'{others} no part in the loss, and training would only add noise there: remove the layer from the "
             "model, or freeze it with requires_grad_(False). [run-unused]"
         )

@@ -200,7 +200,7 @@ def test_a_file_too_many_is_left_out_by_a_command_that_there_is(photos, dpfed):
     code, _, error = dpfed("pretrain", "--data", "photos", "--epsilon", "8")
     assert code == 2
     assert "STORE --skip-broken" in error
-    assert "and then --data STORE" in error
+    assert "then use --data STORE" in error
 
 
 def test_few_records_are_refused_before_anything_is_imported(tmp_path, monkeypatch):

@@ -99,11 +99,12 @@ def test_a_temperature_that_leaves_no_gradient_is_refused(tiny):
             parse_config(changed(tiny, **{"objective.temperature": temperature}))
 
 
-def test_a_model_that_trains_only_its_temperature_is_refused(tiny, tmp_path):
+@pytest.mark.parametrize("bounding", [{}, {"method": "batch", "microbatch": 32}], ids=["group", "batch"])
+def test_a_model_that_trains_only_its_temperature_is_refused(tiny, tmp_path, bounding):
     (tmp_path / "small.json").write_text(json.dumps(SMALL))
     clip = {"kind": "open_clip", "architecture": str(tmp_path / "small.json"), "tokenizer": "words"}
     tree = changed(tiny, **{"model": clip, "data.size": None, "objective.learn_temperature": True})
-    tree["adaptation"] = {"image": "frozen", "text": "frozen"}
+    tree |= {"adaptation": {"image": "frozen", "text": "frozen"}} | ({"bounding": bounding} if bounding else {})
     with pytest.raises(UserError, match="only clip.logit_scale would be trained.*run-frozen"):
         pretrain(parse_config(tree), tmp_path / "run")
     tree["objective"]["learn_temperature"] = False
