@@ -21,6 +21,7 @@ from dpfed.models.description import describe
 from dpfed.models.folder import load_encoder, model_config, preprocessing_in
 from dpfed.models.inputs import Pictures, square_images, texts
 from dpfed.models.moments import features_of
+from dpfed.models.trained import mark_trained, saw_private_records
 from dpfed.paths import path_of
 
 if TYPE_CHECKING:  # the report's pictures need matplotlib, and importing scikit-learn takes a second
@@ -126,6 +127,8 @@ class Encoder:
 def load(folder: str | Path) -> Encoder:
     """Loads the encoder of a run.
 
+    `dpfed.Trainer` refuses this model as the start of another run on private records, if private records trained it.
+
     Args:
         folder: Run directory, or its ``model/`` folder.
 
@@ -133,8 +136,10 @@ def load(folder: str | Path) -> Encoder:
         UserError: If the folder contains no model, as that of an unfinished run; if the model is damaged; or if a part of it
             was passed to a `dpfed.Trainer` in Python (`Run.encoder` returns such a model).
     """
-    folder = path_of(folder, "the folder of a run or of its model")
+    given = folder = path_of(folder, "the folder of a run or of its model")
     if (folder / "config.toml").is_file():
         folder = RunDirectory.open(folder).model
-    model, config = load_encoder(folder), model_config(folder)
-    return Encoder(model, describe(folder)["image_size"], tokenizer_for(config), preprocessing_in(folder))
+    model, config, description = load_encoder(folder), model_config(folder), describe(folder)
+    if saw_private_records(description):
+        mark_trained(model, given)
+    return Encoder(model, description["image_size"], tokenizer_for(config), preprocessing_in(folder))

@@ -26,6 +26,7 @@ from dpfed.losses import Loss, Prediction
 from dpfed.models.byol import BYOL
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.own import as_model
+from dpfed.models.trained import mark_trained, trained_in
 from dpfed.own_encoder import OwnEncoder
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Progress
@@ -310,8 +311,7 @@ class Trainer:
     def _note_trained(self, run: RunDirectory) -> None:
         """Marks every layer as trained on private records; does nothing if the records are public."""
         if not self._records.public:
-            for module in self.model.modules():
-                object.__setattr__(module, _TRAINED_IN, str(run.path))
+            mark_trained(self.model, run.path)
 
     def _refuse_another(self, run: RunDirectory) -> None:
         """Refuses a folder that holds a run with other parts or settings."""
@@ -337,13 +337,9 @@ class Trainer:
         return Run(run.path, encoder)
 
 
-_TRAINED_IN = "_dpfed_trained_in"
-
-
 def _refuse_trained(model: nn.Module, public: bool) -> None:
-    """Refuses a model that a run of this process trained: the new card would not count the epsilon that this run spent."""
-    folder = next((at for module in model.modules() if (at := getattr(module, _TRAINED_IN, None))), None)
-    if folder is not None and not public:
+    """Refuses a model that a run has trained: the new card would not count the epsilon that this run spent."""
+    if (folder := trained_in(model)) is not None and not public:
         raise UserError(
             f"the run {folder} trained this model on private records, and the card of another run would not count that "
             "epsilon. Make the model anew for each run. [own-trained]"

@@ -1,4 +1,4 @@
-"""The ServerApp of the app that `flwr run .` bundles. The SuperLink's host has dpfed installed: the app only imports it."""
+"""The ServerApp in the bundle that `flwr run .` makes. The bundle only imports dpfed: install dpfed on the SuperLink's host."""
 
 from dpfed.federation.flower.server_app import app
 

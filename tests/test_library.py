@@ -65,6 +65,29 @@ def test_the_whole_job_and_the_encoder_back(tiny_config, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("public", [False, True])
+def test_a_loaded_model_that_private_records_trained_is_not_trained_again(tiny, tmp_path, public):
+    stores = {}
+    for marked in {public, False}:
+        with dpfed.StoreWriter(tmp_path / f"store-{marked}", name="some", kind="image", size=16, public=marked) as writer:
+            for number in range(100):
+                noise = np.random.default_rng((number, marked)).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                writer.add(dpfed.RecordInput(f"{number}", Image.fromarray(noise), split="train"))
+        stores[marked] = dpfed.RecordStore.open(tmp_path / f"store-{marked}")
+    tree = {**tiny, "data": {**tiny["data"], "path": str(stores[public].path)}, "model": {"kind": "image", "width": 8}}
+    run = dpfed.pretrain(dpfed.parse_config(tree | {"evaluation": {"split": "none"}}), tmp_path / "run")
+    for number, folder in enumerate((run.path, run.model)):
+        privacy, again = dpfed.Privacy(epsilon=8, batch=16, steps=2), tmp_path / f"again-{number}"
+        trainer = dpfed.Trainer(dpfed.load(folder).model, stores[False], privacy=privacy, size=16)
+        if public:
+            assert trainer.fit(again).finished
+        else:
+            with pytest.raises(dpfed.UserError, match=f"the run {folder} trained this model.*own-trained"):
+                trainer.fit(again)
+            assert not again.exists()
+
+
+@pytest.mark.long
 def test_nothing_private_is_in_the_files_of_a_run(tiny, tmp_path):
     """A run's public files are the same for every content of the training records, up to the noisy path itself."""
     run = dpfed.pretrain(dpfed.parse_config(tiny), tmp_path / "run")

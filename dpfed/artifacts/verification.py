@@ -12,6 +12,7 @@ itself shows no trace; the other files reveal the removal.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,13 @@ from dpfed.privacy.ledger import Artifacts, Ledger
 from dpfed.report.card import card_digest, table_rows
 
 
+def _latest(folder: Path, names: str) -> int:
+    """Returns the largest step among a folder's files whose names match; other files, as file managers leave them, are not
+    dpfed's. 0 if there is none."""
+    found = (re.fullmatch(names, path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
+    return max((int(match[1]) for match in found if match), default=0)
+
+
 def ledger_of(run: RunDirectory) -> Ledger:
     """Reads the ledger of a run, and checks against the run's other files that no line is missing.
 
@@ -40,11 +48,9 @@ def ledger_of(run: RunDirectory) -> Ledger:
     results = _readable_results(run)
     said = results.get("privacy", {}).get("steps_charged", 0)
     witnesses = {  # before the ledger, which has every charge first: a run may go on meanwhile
-        "a checkpoint is of step {}": max(
-            (int(path.stem.removeprefix("step-")) for path in run.checkpoints.glob("step-*.safetensors")), default=0
-        ),
-        "a release of step {} is kept": max((int(path.name.split("-")[0]) for path in run.releases.glob("0*.f32")), default=0),
-        "a commit is of step {}": max((int(path.stem) for path in run.commits.glob("*.state")), default=0),
+        "a checkpoint is of step {}": _latest(run.checkpoints, r"step-(\d+)\.safetensors"),
+        "a release of step {} is kept": _latest(run.releases, r"(\d+)-[0-9a-f]+\.f32"),
+        "a commit is of step {}": _latest(run.commits, r"(\d+)\.state"),
         "metrics.jsonl has a line of step {}": _last_step(run.metrics),
         "federation.jsonl has a line of step {}": _last_step(run.journal),
     }

@@ -285,5 +285,5 @@ def _measured(situation: Situation) -> Choice:
         return Choice("measured", "nothing", why, {"evaluation.split": "none"})
     if situation.survey.classes > 1:
         return Choice("measured", "k-NN and a linear probe", f"on the classes of the {split} split", keys)
-    why = "the images have no classes, so dpfed cannot evaluate the model"
+    why = "the images have fewer than two classes, so dpfed cannot evaluate the model"
     return Choice("measured", "nothing", why, {"evaluation.split": "none"})

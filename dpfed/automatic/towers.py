@@ -124,13 +124,14 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
 
 
 def towers_at_hand(reads_text: bool) -> Towers | None:
-    """Finds pretrained towers in this machine's Hugging Face cache. Nothing is fetched.
+    """Looks in this machine's Hugging Face cache for the few pretrained towers that dpfed chooses from. Nothing is fetched.
 
     Args:
         reads_text: Whether the records have captions, which also need a text tower.
 
     Returns:
-        The towers; ``None`` if the cache lacks a tower, or a library that loads it is missing.
+        The towers; ``None`` if the cache has none of these image towers, or lacks the text tower, or a library that loads one
+        of them is missing.
     """
     image = next((name for name in _CACHED_IMAGES if _is_cached(f"timm/{name}")), None)
     if image is None or importlib.util.find_spec("timm") is None:

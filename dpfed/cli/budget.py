@@ -158,8 +158,8 @@ def _found(store: Path) -> tuple[RecordSet | None, list[Found]]:
             return None, [Found(budget) for budget in known]
         if RunDirectory(store).ledger.is_file():
             raise UserError(
-                f"{store} is a run that reserved nothing with a lifetime budget: give the record store, or the data set of "
-                "your own, in place of the run. [option-run-no-budget]"
+                f"{store} is a run that reserved nothing in a lifetime budget: give its record store, or a configuration "
+                "(TOML) that names its records, in place of the run. [option-run-no-budget]"
             )
     opened = _opened(store)
     matches = budgets_of(opened)

@@ -27,7 +27,7 @@ def embed(
         str | None,
         typer.Option(
             help="A public tower instead of a run: timm/NAME, torchvision/NAME, open_clip/NAME, "
-            "sentence-transformers/NAME, or the folder of a text tower.",
+            "sentence-transformers/NAME, or the folder of an open_clip model or of a text tower.",
             show_default=False,
         ),
     ] = None,
@@ -49,7 +49,7 @@ def embed(
         Path, typer.Option("--out", "-o", help="File to write: NumPy if it ends in .npy, else Parquet; it must not exist.")
     ] = Path("features.parquet"),
     contrast: Annotated[
-        bool, typer.Option("--contrast", help="Write the embeddings that are compared with texts, instead of the features.")
+        bool, typer.Option("--contrast", help="Write the embeddings that the loss compares, instead of the features.")
     ] = False,
 ) -> None:
     """Write features of pictures or captions to a Parquet file (columns name and features) or a NumPy file (.npy)."""

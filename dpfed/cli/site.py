@@ -27,9 +27,9 @@ Declared = Annotated[
 ]
 _SHOWN = 20  # about this many steps of a ledger are shown
 _BEFORE_JOINING = (
-    "\nCompare the terms' fingerprint with the coordinator's, by another channel than the file's: for example, by telephone. "
-    "Joining reserves the whole plan in the lifetime budget of the records, if they have one. This folder can never join "
-    "other terms."
+    "\nCompare the terms' fingerprint with the coordinator's, over another channel than the file's: for example, by telephone. "
+    "Joining reserves the whole plan in the lifetime budget of the records, if they have one. After that, this folder can "
+    "never join other terms."
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 

@@ -41,12 +41,13 @@ class Machines:
         bookkeeping: Seconds of the coordinator per million parameters for the digest, while workers compute the next sum.
         price: Dollars per GPU and hour.
         gpus_per_node: Number of GPUs that are rented together.
-        keys: Seconds in which a worker draws, for a million records, in which steps of one block each record takes part. A
-            block is a number of steps whose draws are made together; here, a record is drawn once in a block, on average.
-        drawn: Seconds in which a worker assigns a million records, already drawn, to groups.
-        decoding: Seconds in which a worker reads and decodes a record's image.
+        keys: Seconds that a worker needs to draw, for a million records, the steps of one block in which each of them takes
+            part. A block is a number of steps whose draws are made together; here, a record is drawn once in a block, on
+            average.
+        drawn: Seconds that a worker needs to assign a million records, already drawn, to groups.
+        decoding: Seconds that a worker needs to read and decode a record's image.
         ahead: Whether images are read and decoded, and the records of the next step drawn, while gradients are computed.
-        views: Seconds in which a worker makes a record's views.
+        views: Seconds that a worker needs to make a record's views.
         each_step: Seconds of the coordinator per step, independent of the number of parameters.
         commit: Seconds of the coordinator per million parameters for a commit, for which all workers wait.
 

@@ -65,7 +65,10 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON only
         _line("machine", f"{machine.host}: {machine.cpus:g} CPUs" + (f", {machine.gpus:g} GPUs" if machine.gpus else ""))
     for run in runs:
         where = ", ".join(f"{count} on {host}" for host, count in run.workers.items())
-        _line("run", f"{run.run}: {run.state}; workers: {where or 'none yet, the run waits for machines or starts workers'}")
+        _line(
+            "run",
+            f"{run.run}: {run.state}; workers: {where or 'none now: the run waits for machines, or its workers are starting'}",
+        )
     if not runs:
         _line("run", "none")
 

@@ -37,7 +37,12 @@ from dpfed.schema.wording import problem
 
 
 class Config(Section):
-    """The configuration of a whole run."""
+    """The configuration of a whole run.
+
+    Raises:
+        UserError: If a key is unknown, a value is not allowed, a given key has no effect, or the warm-up is longer than
+            the run.
+    """
 
     name: str = Field(
         "run",

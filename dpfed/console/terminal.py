@@ -135,7 +135,7 @@ def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
             return
         last = now
         left = f", {_times(throughput, total - done, now - started)}" if total else ""
-        out.print(f"{name}: {done} of {total or 'unknown'}{left}", highlight=False, soft_wrap=True)
+        out.print(f"{name}: {done} of {total}{left}" if total else f"{name}: {done} so far", highlight=False, soft_wrap=True)
 
     return advance
 

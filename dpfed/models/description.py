@@ -19,7 +19,8 @@ TEXT = "text"  # subfolder of a model folder: a pretrained text tower, in the Hu
 MOMENTS = "moments"  # key of a description: facts that heads made of moments need
 # Notes on the images in training that timm's own keys of config.json cannot express.
 BLACK_BORDERS = (
-    "timm's own transform pads with the mean colour, and these images were padded with fill_color, so its features differ."
+    "timm's own transform pads with the mean colour. In training, images were padded with fill_color, so the model gives other "
+    "features behind timm's transform."
 )
 RGB_LAST = "Images with transparency or a palette are scaled as they are, and become RGB afterwards."
 _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256", "digest")

@@ -44,7 +44,8 @@ class Moments:
 
     Attributes:
         means: Means of features of unit length, ``(n, k)``.
-        cross: Cross-moment of centred features, ``(k, k)``: of image with text, or (symmetric) of one view with another.
+        cross: Cross-moment of centred features, ``(k, k)``: of image with text; or, of one tower, of one view with another,
+            which makes it symmetric.
         autos: Auto-moments, ``(n, k, k)``: of each tower's centred features with themselves.
     """
 

@@ -118,7 +118,8 @@ class Ledger:
         Args:
             path: Path of the new file.
             plan: Plan of the run.
-            marks: Facts that the privacy card must state beyond the plan, fixed from the start: ``fixed_seed``.
+            marks: Facts that the privacy card must state beyond the plan, by name; they never change. The only one is
+                ``fixed_seed``.
             block: Length of a block of the sum (`dpfed.privacy.blocks`). Each block has its own noise key, and with SHA-256 its
                 own digest. ``None`` if a sum is one block.
             universal: Whether digests are computed by `dpfed.privacy.universal_hash`, for sums of several blocks, and not by

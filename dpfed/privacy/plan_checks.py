@@ -76,7 +76,7 @@ def require_epsilon(name: str, value: float) -> None:
     """
     require(
         positive(value) and value >= LEAST_EPSILON,
-        f"{name} must be finite, and at least {LEAST_EPSILON:g} (noise for less leaves nothing to learn), got {value}",
+        f"{name} must be finite and at least {LEAST_EPSILON:g} (the noise of a smaller epsilon hides everything), got {value}",
     )
 
 

@@ -34,7 +34,10 @@ class Reason(StrEnum):
 
 
 class Rejected(Exception):
-    """Raised for an answer that the terms do not allow; its message goes into the journal."""
+    """Raised if a site's answer does not count: it did not arrive, is a refusal, or is not one that the terms allow.
+
+    The text of this error goes into the journal, and in a greeting to the operator.
+    """
 
 
 class Answer(BaseModel):
@@ -165,6 +168,6 @@ def read(packet: Packet | None, kind: type[_Kind], site: int, signing_key: str, 
     except OtherVersion as error:
         raise Rejected(f"it speaks {error}: install the same release on both sides") from error
     except Untrusted as error:
-        raise Rejected("the site did not sign its answer for these terms") from error
+        raise Rejected(f"its answer is not trusted: {error}") from error
     except (ValidationError, ValueError, RecursionError) as error:
         raise Rejected("its answer is not valid") from error

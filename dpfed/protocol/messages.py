@@ -136,14 +136,14 @@ def verify(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
             message is in another version of the protocol.
     """
     if not is_signed(_DOMAIN + packet.header, packet.signature, signing_key):
-        raise Untrusted("not signed by its sender")
+        raise Untrusted("it is not signed with the sender's key")
     header = alleged(packet)
     if header.get("terms") != terms:
-        raise Untrusted("about other terms")
+        raise Untrusted("it is about other terms")
     if (speaks := header.get("protocol", 1)) != PROTOCOL:
         raise OtherVersion(speaks if type(speaks) is int and 0 < speaks < 1000 else 0)
     if header.get("vector") != digest_of(packet.vector):
-        raise Untrusted("its vector was changed")
+        raise Untrusted("its numbers were changed on the way")
     return header
 
 

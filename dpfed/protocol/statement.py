@@ -172,7 +172,10 @@ def facts_of_federation(facts: CardFacts, journal: Path, simulated: bool, terms:
         marks += (_SIMULATED,)
     if seen := message_epsilon(terms):
         marks += (
-            Mark(f"Epsilon above is for whoever sees the model or the sums over all sites. For {seen.removesuffix('.')}."),
+            Mark(
+                "The epsilon above holds against whoever sees only the model or the sums over all sites. Against "
+                f"{seen.removesuffix('.')}."
+            ),
         )
     return dataclasses.replace(
         facts,

@@ -59,10 +59,11 @@ def form_of_sums(terms: Terms) -> str:
 
 
 def grid_of(terms: Terms) -> Grid | None:
-    """Returns the fixed-point grid on which sums travel; ``None``: they travel as numbers, see `form_of_sums`.
+    """Returns the fixed-point grid on which sums travel; ``None``: they travel as int64 or float32 numbers (`form_of_sums`).
 
-    Secure sums travel on a grid. So do sums to which sites add discrete noise: only the exact sum of the sites' noise
-    is proven to be discrete noise again.
+    Secure sums travel on a grid. So do sums in the mode ``distributed`` with discrete noise, because only the exact sum of the
+    sites' parts is proven to be discrete noise again. In the mode ``local`` the noise of each site suffices by itself, so
+    there is no grid.
 
     Raises:
         UserError: If one site's noise is too small for the grid, see `Grid.for_sums`.

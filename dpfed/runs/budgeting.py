@@ -196,7 +196,8 @@ def settle_run(folder: str | Path) -> list[BudgetLedger]:
         The ledgers of the budgets; empty if the run has none.
 
     Raises:
-        UserError: If the run is in use or a federation's, or its ledger has lost lines; also see `settled`.
+        UserError: If the folder is neither a run nor a sweep with open reservations; if another process holds the run; if it
+            is the run of a federation's coordinator; if its ledger is damaged or has lost lines; also see `settled`.
     """
     if not (Path(folder) / "config.toml").exists() and (budgets := _settle_sweep(Path(folder).resolve())):
         return budgets

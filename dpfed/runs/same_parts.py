@@ -47,6 +47,9 @@ def settings_of(parts: OwnParts) -> dict[str, str]:
 def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: object) -> None:
     """Refuses to resume a run with a part whose settings differ.
 
+    Two kinds of parts are not compared: those of which the run kept no hash, and functions if another version of Python (the
+    patch release counts) began the run, because it compiles the same code differently.
+
     Args:
         kept: Hashes at the run's beginning (`settings_of`); a run of an older dpfed holds the settings themselves.
         now: Hashes in the program that resumes the run.

@@ -60,7 +60,7 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Returns the paths of all checkpoints, oldest first."""
-        return sorted(self._folder.glob("step-*.safetensors"))
+        return _in(self._folder)
 
     def reserves(self) -> list[int]:
         """Returns, ascending, the numbers of finished steps of the checkpoints from which a run may still have to resume.
@@ -187,6 +187,11 @@ def restore(
     load_states(coordinator.post_processors, _under(_POST, tensors), f"the checkpoint {path}")
 
 
+def _in(folder: Path) -> list[Path]:
+    """Returns the paths of the checkpoints in a folder, sorted; copies such as `step-00000002 (1).safetensors` are left out."""
+    return sorted(path for path in folder.glob("step-*.safetensors") if path.stem.removeprefix("step-").isdecimal())
+
+
 def steps_of(path: Path) -> int:
     """Returns the number of steps finished at a checkpoint, from its file name."""
     return int(path.stem.removeprefix("step-"))
@@ -214,7 +219,7 @@ def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> Non
     """Loads the model's weights from a checkpoint, and the weights that it lacks from the first checkpoint in its folder."""
     state = _under("model/", tensors)
     if model.state_dict().keys() - state.keys():
-        state = _under("model/", _read(min(path.parent.glob("step-*.safetensors")))[0]) | state
+        state = _under("model/", _read(min(_in(path.parent)))[0]) | state
         if any(not parameter.requires_grad and name not in state for name, parameter in model.named_parameters()):
             raise UserError(
                 f"{path} holds trained weights only, and the first checkpoint is gone: restore it. [checkpoint-no-first]"

@@ -1,4 +1,4 @@
-"""Keeps the noisy sums since one of the last checkpoints on disk, so that a resumed run repeats them exactly anywhere.
+"""Keeps on disk the noisy sums of the steps since one of the last checkpoints: a resumed run repeats them on any machine.
 
 Noisy sums are the mechanism's output, so they are no more private than the parameters. They are kept because a step must not be
 released twice: both releases would depend on the same sampled records, so together they would cost more than two steps. A noisy
@@ -20,6 +20,7 @@ from dpfed.privacy.blocks import Blocks
 from dpfed.privacy.ledger import Release
 
 _NAME = re.compile(r"(?P<step>\d{8,})-(?P<digest>[0-9a-f]+)\.f32")
+_OURS = re.compile(r"\.?(?P<step>\d{8,})-[0-9a-f]+\.f32(\.partial)?")  # with a leading dot: a crash interrupted its writing
 
 
 class Releases:
@@ -60,8 +61,8 @@ class Releases:
     def forget(self, before: int) -> None:
         """Deletes the sums of the steps before `before`, which a checkpoint includes."""
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            # A leading dot marks a file whose writing a crash interrupted.
-            if int(path.name.removeprefix(".").partition("-")[0]) < before:
+            match = _OURS.fullmatch(path.name)  # file systems leave files of their own, such as .nfs0001 and .DS_Store
+            if match is not None and int(match["step"]) < before:
                 path.unlink()
 
     def _named(self, step: int | None = None) -> Iterator[re.Match[str]]:

@@ -31,7 +31,7 @@ def test_each_mode_ends_with_a_card_that_names_it_and_its_sites(dpfed, source, t
     card = run.card.read_text()
     assert f"| Trust | {trust}: " in card and card.count("\n- site-") == 3
     assert json.loads(run.results.read_text())["privacy"]["guarantee"]
-    assert ("epsilon above is for whoever sees the model" in card.lower()) == (trust in ("distributed", "local"))
+    assert ("The epsilon above holds against whoever sees only the model" in card) == (trust in ("distributed", "local"))
     assert not (run.path / "secret.key").exists()
     told = json.loads(dpfed("privacy", "ledger", run.path, "--json")[1])
     assert (told["owners"], told["trust"]) == (3, trust)

@@ -47,7 +47,7 @@ def test_what_is_printed(dpfed, monkeypatch):
     monkeypatch.setattr(status, "_looked", lambda: (machines, {"cpus": 2.0, "gpus": 0.0}, runs))
     code, out, _ = dpfed("cluster", "status")
     assert code == 0 and "2 machines; free: 2 of 16 CPUs, 0 of 4 GPUs" in out and "workers: 2 on north" in out
-    assert "workers: none yet" in out
+    assert "workers: none now" in out
     facts = json.loads(dpfed("cluster", "status", "--json")[1])
     assert [one["run"] for one in facts["runs"]] == ["/runs/one", "/runs/two"] and facts["free"]["cpus"] == 2
 

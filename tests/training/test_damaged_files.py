@@ -8,6 +8,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.verification import ledger_of
 from dpfed.building.model import facts_of
 from dpfed.config import Config, ModelConfig, OptimizerConfig
 from dpfed.errors import UserError
@@ -163,6 +165,24 @@ def test_a_kept_release_with_any_byte_changed_is_not_taken(tmp_path):
     for damaged in (*(damaged for _, damaged in each_byte(path, 1)), content[:-1], content + b"\0\0\0\0"):
         path.write_bytes(damaged)
         assert releases.load(3, Blocks(4)) is None and releases.load(3, Blocks(4), release.digest) is None
+
+
+FOREIGN = (".nfs000000000123", ".DS_Store", "._00000002.state", "._00000002-ab.f32", "step-00000002 (1).safetensors", "notes")
+
+
+def test_files_of_the_file_system_are_not_taken_for_a_runs(tmp_path):
+    run = RunDirectory(tmp_path)
+    Ledger.create(run.ledger, PrivacyPlan.of(1000, 64, 4, 0.5, 20, 1.4, 1e-5))
+    for folder in (run.releases, run.commits, run.checkpoints):
+        folder.mkdir()
+        for name in FOREIGN:
+            (folder / name).write_bytes(b"")
+    assert ledger_of(run).charged == 0 and Checkpoints(run.checkpoints, 2).paths() == []
+    releases = Releases(run.releases)
+    releases.save(Release(0, digest_of(torch.randn(4))), torch.randn(4))
+    (run.releases / ".00000000-ab.f32.partial").write_bytes(b"")  # a draft that a crash left
+    releases.forget(5)
+    assert {path.name for path in run.releases.iterdir()} == set(FOREIGN)
 
 
 def test_a_models_description_with_any_byte_changed_is_noticed(tmp_path):

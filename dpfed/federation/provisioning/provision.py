@@ -121,7 +121,7 @@ class _Office:
         """
         others = self.path.exists() and any(path.name != _LOCK for path in self.path.iterdir())
         if others and not os.path.lexists(self._state):
-            raise UserError(f"{self.path} is in use by something else: choose another --folder. [project-folder-in-use]")
+            raise UserError(f"{self.path} holds other files: give another folder with --folder. [project-folder-in-use]")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return file_lock(self.path / _LOCK, f"another process provisions {self.path}: try again when it has ended.")
 

@@ -1,0 +1,35 @@
+"""Marks models that a run trained on private records, so that no other run starts from them unnoticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+_MARK = "_dpfed_trained_in"
+
+
+def mark_trained(model: nn.Module, folder: object) -> None:
+    """Marks every layer of a model as trained on private records; copies of the layers keep the mark.
+
+    Args:
+        model: Model.
+        folder: Folder of the run that trained the model.
+    """
+    for module in model.modules():
+        object.__setattr__(module, _MARK, str(folder))
+
+
+def trained_in(model: nn.Module) -> str | None:
+    """Returns the folder of the run that trained a layer of this model on private records; ``None``: no layer is marked."""
+    return next((at for module in model.modules() if (at := getattr(module, _MARK, None))), None)
+
+
+def saw_private_records(description: dict[str, Any]) -> bool:
+    """Returns whether a run that made a described model read records that are not public, or whether that is unknown.
+
+    Args:
+        description: Description of a model folder (`dpfed.models.description.describe`).
+    """
+    runs = description.get("trained")
+    return not runs or any(run.get("public") is False for run in runs)
