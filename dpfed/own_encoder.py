@@ -19,6 +19,7 @@ from dpfed.data.items.views import Views, plain_like, simclr_transform
 from dpfed.errors import UserError
 from dpfed.models.contract import method_of
 from dpfed.models.folder import load_weights_into
+from dpfed.models.inputs import texts
 
 _TOGETHER = 64  # images in a forward pass
 
@@ -86,14 +87,13 @@ class OwnEncoder:
             captions: One caption, or several.
 
         Raises:
-            UserError: If the model has no text tower.
+            UserError: If the model has no text tower, there is no caption, a caption is not text, or the tokenizer fails.
         """
         if self._tokenizer is None:
             raise UserError(
                 "this encoder has no text tower: only a model such as dpfed.TwoTower embeds captions. [encoder-no-text]"
             )
-        texts = [captions] if isinstance(captions, str) else list(captions)
-        return method_of(self.model, "embed_text")(self._tokenizer(texts).to(self._device)).float().cpu()
+        return method_of(self.model, "embed_text")(self._tokenizer(texts(captions)).to(self._device)).float().cpu()
 
     @property
     def _device(self) -> torch.device:
@@ -105,10 +105,14 @@ class OwnEncoder:
         embed, outputs = method_of(self.model, method), []
         for first in range(0, len(many), _TOGETHER):
             with generators_kept():
-                ready = torch.stack(
-                    [self._ready(image, number) for number, image in enumerate(many[first : first + _TOGETHER], first)]
+                ready = [self._ready(image, number) for number, image in enumerate(many[first : first + _TOGETHER], first)]
+            other = next((image for image in ready if image.shape != ready[0].shape), None)
+            if other is not None:
+                raise UserError(
+                    f"Views.plain makes images of different shapes, {tuple(ready[0].shape)} and {tuple(other.shape)}: pass one "
+                    "image at a time. [encoder-shapes]"
                 )
-            outputs.append(embed(ready.to(self._device)).float().cpu())
+            outputs.append(embed(torch.stack(ready).to(self._device)).float().cpu())
         if not outputs:
             raise UserError("there is no image: give at least one. [encoder-no-image]")
         return torch.cat(outputs)
@@ -119,8 +123,9 @@ class OwnEncoder:
     def _ready(self, image: Any, number: int) -> Tensor:
         try:
             return tensor_of(self.plain(self._parts.image_of(image)), "Views.plain")
-        except BrokenItem as error:
-            raise UserError(f"image {number} ({described(image)}) cannot be used: {error}. [encoder-image]") from error
+        except Exception as error:
+            why = str(error) if isinstance(error, BrokenItem) else f"{type(error).__name__}: {error}"
+            raise UserError(f"image {number} ({described(image)}) cannot be used: {why}. [encoder-image]") from error
 
 
 def _each(images: Any) -> list[Any]:

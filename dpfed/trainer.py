@@ -89,7 +89,9 @@ class Privacy:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if value != getattr(Privacy(), name):
-                sections["bounding" if name in bounding else "privacy"][name] = dict(value) if name == "options" else value
+                sections["bounding" if name in bounding else "privacy"][name] = (
+                    dict(value) if isinstance(value, Mapping) else value
+                )
         return sections
 
 
@@ -132,8 +134,8 @@ class Trainer:
         optimizer: Function from the parameters to a torch optimizer with its own learning rates, or keys of the section
             ``[optimizer]`` as a mapping. Default: Adam with a learning rate of 1e-3.
         schedule: Function from that optimizer to a torch scheduler, which is stepped after each step.
-        callbacks: Callbacks that are called while the model trains.
-        size: Side of the images of the default views, pixels.
+        callbacks: Callbacks, or one callback, called while the model trains.
+        size: Side of the images of the default views, pixels. Default: 32.
         device: Device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
         precision: Precision of the forward pass: ``"fp32"`` or ``"bf16"``.
         progress: Display of the stages. ``None``: progress bars in terminals and notebooks, and nothing elsewhere; ``True``:
@@ -194,7 +196,7 @@ class Trainer:
             {"name": called(own_loss)} if own_loss is not None else dict(loss.objective) if isinstance(loss, Loss) else {}
         )
         sections |= {
-            "data": {"source": called(self._records.source), **({"size": size} if size and views is None else {})},
+            "data": {"source": called(self._records.source), **({} if size is None else {"size": size})},
             "model": {"kind": "image-text" if reads_text(self.model) else "image", "image": called(_encoder_of(self.model))},
             "objective": objective,
             "optimizer": tree,
@@ -206,6 +208,11 @@ class Trainer:
             sections["views"] |= {} if self._views.count is None else {"count": self._views.count}
             sections["views"] |= {} if self._views.plain is None else {"plain": called(self._views.plain)}
         keys_alone: dict[str, Any] = {}
+        if not isinstance(settings, Mapping | None):
+            raise UserError(
+                'expected a mapping of sections as settings, such as {"training": {"checkpoint_every": 10}}, got '
+                f"{described(settings)}. [own-settings]"
+            )
         for section, keys in (settings or {}).items():
             if not isinstance(keys, Mapping):
                 keys_alone[section] = keys
@@ -213,14 +220,15 @@ class Trainer:
             given = {} if section == "evaluation" else sections.get(section, {})
             if twice := [key for key in keys if key in given]:
                 raise UserError(
-                    f"settings has {section}.{twice[0]}, which an argument of Trainer or Privacy gives, too: leave one out. "
-                    "[own-setting-twice]"
+                    f"settings has {section}.{twice[0]}, which an argument of Trainer or Privacy gives, too: leave it out of "
+                    "settings, and give that argument. [own-setting-twice]"
                 )
             sections[section] = {**sections.get(section, {}), **keys}
         if twice := [key for key in keys_alone if key == "name" or sections.get(key)]:
+            further = "" if twice[0] == "name" else ", or give a mapping of further keys of that section"
             raise UserError(
                 f"settings has {twice[0]} = {keys_alone[twice[0]]!r}, and an argument of Trainer or Privacy gives {twice[0]}: "
-                "leave it out of settings, or give a mapping of further keys of that section. [own-setting-whole]"
+                f"leave it out of settings{further}. [own-setting-whole]"
             )
         given = {key: keys for key, keys in sections.items() if keys}
         self.config: Config = parse_config({"name": name, **given, **keys_alone}, "Trainer")
@@ -263,7 +271,8 @@ class Trainer:
         """Opens a run for a training loop of your own: a step is on disk and charged before the loop's body sees it.
 
         After the last step, the run is evaluated, and model, card and report are written. If the block is left earlier, the
-        same lines resume the run later.
+        same lines resume the run later. A finished run yields no steps, and the model keeps its weights; `fit` loads those of
+        the run.
 
         Args:
             folder: Folder of the run; no other run may use it.
@@ -352,7 +361,7 @@ def reads_text(model: nn.Module) -> bool:
 
 
 def _callbacks(given: Any) -> list[Callback]:
-    callbacks = [given] if isinstance(given, Callback) else list(given)
+    callbacks = [given] if isinstance(given, Callback) or not isinstance(given, Iterable) else list(given)
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise UserError(f"expected dpfed.Callback objects as callbacks, got {described(callback)}. [own-callbacks]")

@@ -15,7 +15,9 @@ from dpfed.data.views.record_views import RecordViews
 from dpfed.encoder import Encoder
 from dpfed.errors import UserError
 from dpfed.features.training_views import TrainingViews
+from dpfed.models.own import SimCLR
 from dpfed.models.validation import check_independence, random_group
+from dpfed.own_encoder import OwnEncoder
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.learner import Learner
 
@@ -113,6 +115,32 @@ def test_one_caption_and_many(encoder):
 def test_what_is_no_caption_is_refused_in_a_sentence(encoder, captions, expected):
     with pytest.raises(UserError, match=expected):
         encoder.embed_text(captions)
+
+
+class _Reads(SimCLR):
+    def embed_text(self, tokens):
+        return tokens
+
+
+@pytest.mark.parametrize("captions", [[], None, 3, ["a", 3]])
+def test_an_own_text_tower_refuses_what_is_no_caption(captions):
+    encoder = OwnEncoder(_Reads(nn.Flatten()), nn.Identity(), tokenizer=lambda texts: torch.zeros(len(texts), 1))
+    with pytest.raises(UserError, match="caption"):
+        encoder.embed_text(captions)
+
+
+@pytest.mark.parametrize(
+    ("plain", "said"),
+    [
+        (lambda image: image if image.sum() else 1 / 0, "image 1 .*ZeroDivisionError: division by zero.*encoder-image"),
+        (lambda image: image[:, : 2 if image.sum() else 1], "different shapes, .*encoder-shapes"),
+    ],
+    ids=["it fails", "its shapes differ"],
+)
+def test_a_plain_transform_that_fails_is_reported_in_a_sentence(plain, said):
+    images = [torch.full((3, 2, 2), 0.5), torch.zeros(3, 2, 2)]
+    with pytest.raises(UserError, match=said):
+        OwnEncoder(SimCLR(nn.Flatten()), plain).features(images)
 
 
 def test_image_models_have_no_captions_foreign_ones_no_features(encoder):

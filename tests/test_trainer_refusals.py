@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -218,7 +220,11 @@ def test_adaptive_clipping_needs_its_statistics_and_takes_them(tmp_path):
         ({"settings": {"name": "mine"}}, "own-setting-whole"),
         ({"optimizer": OptimizerConfig(), "schedule": lambda optimizer: None}, "needs an optimizer of your own"),
         ({"size": 16}, "leave it out if you give views="),
+        ({"size": 0, "views": None}, "data.size.*expected at least"),
         ({"callbacks": [print]}, "expected dpfed.Callback objects"),
+        ({"callbacks": None}, "expected dpfed.Callback objects as callbacks, got None"),
+        ({"settings": [("privacy", {"epsilon": 8.0})]}, "expected a mapping of sections .*got a list of 1.*own-settings"),
+        ({"privacy": replace(PRIVACY, options=[4])}, "bounding.options.*expected a section"),
         ({"views": dpfed.Views(lambda image: [augment()(image)] * 2, count=3)}, "gives 2 views at once"),
         ({"views": None, "records": [torch.zeros(5, 8, 8, dtype=torch.uint16)] * 40}, "images of 1 or 3 channels"),
         ({"model": encoder().to("meta")}, "on 'meta'"),

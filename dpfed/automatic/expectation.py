@@ -128,11 +128,15 @@ def recall_of_pairs(strength: float, held_out: int) -> float:
 
 
 def _of_moments(plan: PrivacyPlan, held_out: int, public: bool) -> Expectation:
+    if held_out <= _AMONG:
+        return _of_few_held_out(held_out)
     records, epsilon = plan.sampling.records, plan.epsilon()
-    before = min(100.0, 100 * _AMONG / held_out)
+    before = 100 * _AMONG / held_out
     after = recall_of_moments(records, plan.noise.multiplier, held_out, public)
     if after - before < 1:
-        need = f"about {_rounded(records * _OTHERWISE / epsilon)} records, or epsilon {_OTHERWISE:g}, would help"
+        need = "more records would help"
+        if epsilon < _OTHERWISE:
+            need = f"about {_rounded(records * _OTHERWISE / epsilon)} records, or epsilon {_OTHERWISE:g}, would help"
         said = f"no gain: with {records:,} records at epsilon {round_up(epsilon)}, noise hides their signal; {need}"
         return Expectation("R@10", before, before, _ERROR, said)
     said = f"R@10 from {before:.0f} to about {after:.0f} %, among {held_out:,} held-out records, ± {_ERROR:.0f}"
@@ -140,6 +144,14 @@ def _of_moments(plan: PrivacyPlan, held_out: int, public: bool) -> Expectation:
         better = recall_of_moments(records, other.noise.multiplier, held_out, public)
         said = f"{said}; at epsilon {_OTHERWISE:g} about {better:.0f} %"
     return Expectation("R@10", before, after, _ERROR, said)
+
+
+def _of_few_held_out(held_out: int) -> Expectation:
+    said = (
+        f"no gain can be measured: R@{_AMONG} among {held_out} held-out record{'s' * (held_out > 1)} is 100 % for every model; "
+        "hold out more"
+    )
+    return Expectation("R@10", 100.0, 100.0, _ERROR, said)
 
 
 def _of_aligned(strength: float, held_out: int, closed_form: bool) -> Expectation:
@@ -151,7 +163,9 @@ def _of_aligned(strength: float, held_out: int, closed_form: bool) -> Expectatio
 
 
 def _of_pairs(strength: float, held_out: int) -> Expectation:
-    before, after = min(100.0, 100 * _AMONG / held_out), recall_of_pairs(strength, held_out)
+    if held_out <= _AMONG:
+        return _of_few_held_out(held_out)
+    before, after = 100 * _AMONG / held_out, recall_of_pairs(strength, held_out)
     if after - before < 1:
         said = f"no gain: so few pairs are not enough at this epsilon; start from public weights (--model {SUGGESTED})"
         return Expectation("R@10", before, before, _ERROR, said)

@@ -72,7 +72,7 @@ class Config(Section):
         self.refuse_idle()
 
     @classmethod
-    def unchecked(cls, **tree: Any) -> Self:
+    def unchecked(cls, /, **tree: Any) -> Self:
         """Makes a configuration in which keys without an effect may be given.
 
         Raises:

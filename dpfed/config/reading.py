@@ -29,8 +29,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             empty value removes the key, so that its default holds.
 
     Raises:
-        UserError: If the file is missing or no TOML, `overrides` is a text, an assignment is wrong (see `assigned`), a key is
-            unknown or has no effect, or a value is wrong.
+        UserError: If the file is missing or no TOML, `overrides` is a text, or an assignment is wrong (see `assigned`). See also
+            `parse_config`.
     """
     if isinstance(overrides, str):
         raise UserError(
@@ -56,6 +56,8 @@ def assigned(overrides: Sequence[str], tree: dict[str, Any] | None = None) -> di
     tree = {} if tree is None else tree
     given: dict[str, str] = {}
     for assignment in overrides or ():
+        if not isinstance(assignment, str):
+            raise UserError(f"{assignment!r}: expected a text such as 'privacy.epsilon=4' as assignment. [setting-type]")
         key = _assign(tree, assignment)
         for earlier, other in given.items():
             if other != assignment and (earlier == key or earlier.startswith(f"{key}.")):  # the earlier value would be lost

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpfed.automatic.choosing import configured as from_choices
+from dpfed.automatic.expectation import expected
 from dpfed.automatic.request import Request, name_from
 from dpfed.automatic.rules import Situation, after_import, before_import, small_towers
 from dpfed.automatic.survey import Survey
@@ -140,3 +141,15 @@ def test_a_run_is_named_after_its_data(path, name):
 def test_a_situation_holds_nothing_of_a_record():
     names = {field.name for field in dataclasses.fields(Survey)}
     assert names == {"path", "source", "kind", "records", "splits", "labels", "unit_name", "side", "squares"}
+
+
+@pytest.mark.parametrize(("kind", "towers"), [("image-text", None), ("image-text", _PAIR)])
+@pytest.mark.parametrize("epsilon", [0.1, 8.0, 20.0])
+@pytest.mark.parametrize("held_out", [1, 10, 100_000])
+def test_an_expectation_without_gain_gives_advice_that_helps(kind, towers, epsilon, held_out):
+    one = situation(100, epsilon, kind=kind, towers=towers)
+    config = configured(one)
+    said = expected(config, plan_of(100, config), held_out, one.towers.pretrained)
+    assert not said.gains or held_out > 10
+    assert ("hold out more" in str(said)) == (held_out <= 10)
+    assert epsilon < 8 or "or epsilon 8, would help" not in str(said)

@@ -111,6 +111,12 @@ def test_what_was_given_and_what_was_expected(tree, said):
     assert caught.value.sentence == said
 
 
+@pytest.mark.parametrize("key", ["cls", "self", "tree", "origin"])
+def test_names_of_parameters_are_unknown_keys(key):
+    with pytest.raises(UserError, match=f"unknown key '{key}'"):
+        parse_config({key: 1})
+
+
 @pytest.mark.parametrize("tree", ["config.toml", None, 3, [("data", {})], {1: 2}])
 def test_what_is_no_configuration_is_refused_in_a_sentence(tree):
     with pytest.raises(UserError, match="config-keys"):
@@ -195,6 +201,8 @@ def test_words_that_are_no_toml_are_texts_of_any_sign(tmp_path):
     assert load_config(path, ["privacy={epsilon=4, steps=7}"]).privacy.steps == 7
     with pytest.raises(UserError, match="config-overrides-text"):
         load_config(path, "privacy.epsilon=4")
+    with pytest.raises(UserError, match="setting-type"):
+        load_config(path, [("privacy.epsilon", 4)])
 
 
 def test_files_from_all_kinds_of_editors(tmp_path):
