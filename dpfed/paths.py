@@ -18,11 +18,14 @@ _LONGEST, _LONGEST_PART = 4095, 255  # bytes of a path and of each name in it, o
 
 
 def local_path(given: str | os.PathLike[str], what: str) -> Path:
-    """Returns the absolute path of a file or folder; see `path_of`. ``a/..`` is resolved even if ``a`` does not exist.
+    """Returns the absolute path of a file or folder. ``a/..`` is resolved even if ``a`` does not exist.
 
     Args:
         given: Path that the user wrote.
         what: Description of the path, for messages.
+
+    Raises:
+        UserError: See `path_of`.
     """
     path = path_of(given, what).absolute()
     if ".." not in path.parts:

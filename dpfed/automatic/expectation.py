@@ -135,7 +135,7 @@ def _of_moments(plan: PrivacyPlan, held_out: int, public: bool) -> Expectation:
     after = recall_of_moments(records, plan.noise.multiplier, held_out, public)
     if after - before < 1:
         need = "more records would help"
-        if epsilon < _OTHERWISE:
+        if epsilon < 0.7 * _OTHERWISE:
             need = f"about {_rounded(records * _OTHERWISE / epsilon)} records, or epsilon {_OTHERWISE:g}, would help"
         said = f"no gain: with {records:,} records at epsilon {round_up(epsilon)}, noise hides their signal; {need}"
         return Expectation("R@10", before, before, _ERROR, said)

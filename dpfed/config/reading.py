@@ -29,7 +29,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             empty value removes the key, so that its default holds.
 
     Raises:
-        UserError: If the file is missing or no TOML, `overrides` is a text, or an assignment is wrong (see `assigned`). See also
+        UserError: If the file is missing or no TOML, `overrides` is a text, or an assignment is wrong (see `assigned`); or see
             `parse_config`.
     """
     if isinstance(overrides, str):

@@ -125,7 +125,9 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress
     progress.note("accounting for other batches, steps and epsilons")
     epsilon = plan.epsilon()
     rows += grid(plan, signals, config.optimizer.warmup, epsilon, rows[0].seconds)
-    if signal.error > 0.3:
+    if math.isinf(signal.error):
+        remarks.append(f"the gradients of {signal.groups} groups have no measurable direction in common")
+    elif signal.error > 0.3:
         remarks.append(f"the gradient is measured on {signal.groups} groups only, with a standard error of {signal.error:.0%}")
     return Forecast(
         name=config.name,

@@ -291,7 +291,7 @@ def _reservation(run: RunDirectory, name: str, ledger: Ledger) -> Reservation:
 def _settle_sweep(folder: Path) -> list[BudgetLedger]:
     """Releases a sweep's reservations for runs that have not begun."""
     changed = []
-    for path in sorted(registry().glob("*.jsonl")):
+    for path in sorted(registry().glob("[!.]*.jsonl")):
         budget = known_by(path.stem)
         for account in budget.accounts.values() if budget is not None else ():
             place = Path(account.place)

@@ -289,9 +289,10 @@ def _with_pass_records(config: Config, device: torch.device, progress: Progress)
     """Returns the configuration with the number of records that a pass processes, which follows from the device's memory."""
     if not method_named(config.bounding.method).picks_engine or isinstance(config, ResolvedConfig):
         return config
-    if device.type == "cuda" and config.training.precision == "fp32":
+    is_new, is_fp32 = config.bounding.engine == "auto", config.training.precision == "fp32"  # a run to resume has its engine
+    if device.type == "cuda" and is_new and is_fp32 and torch.cuda.get_device_capability(device) >= (8, 0):
         progress.note(
-            "this run trains in float32: training.precision = 'bf16' is several times as fast on this GPU, and the "
+            "this run trains in float32: training.precision = 'bf16' is usually several times as fast on such a GPU, and the "
             "guarantee is the same"
         )
     if config.bounding.pass_records is not None:

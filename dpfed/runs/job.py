@@ -6,6 +6,7 @@ model does not see.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 
 
 def say_what_is_trained(parts: Parts, progress: Progress) -> None:
-    """Tells the user, before the first step, which part of the model is trained, and how much of a caption it reads."""
+    """Tells the user, before the first step, which part of the model is trained, and how much of a caption the model reads.
+
+    Further notes warn of units that several splits share, and of a run of private moments that cannot learn anything.
+    """
     trained = trained_of(parts.model, parts.config)
     progress.note(f"trains {trained}; the sum of a step has {trained.bytes_per_aggregate:,} bytes")
     split = parts.config.evaluation.split
@@ -156,7 +160,8 @@ def resume_job(
         budget: Lifetime budget to set for the records: epsilon, or (epsilon, delta); see `set_given`.
 
     Raises:
-        UserError: See `resume`; also for a federation's run without terms, and for other records than the run began with.
+        UserError: See `resume`; also for a federation's run without terms, for other records or parts of the user than the run
+            began with, and for a budget that cannot be set (see `set_given`).
     """
     if terms is None:
         refuse_federations(run)
@@ -184,8 +189,8 @@ def refuse_federations(run: RunDirectory) -> None:
     """
     if run.simulation.is_file():
         raise UserError(
-            f"{run.path} simulates a federation: resume it with `dpfed resume {run.path}` alone, or with `dpfed.resume`. "
-            "[resume-simulated]"
+            f"{run.path} simulates a federation: resume it with `dpfed resume {shlex.quote(str(run.path))}` alone, or with "
+            "`dpfed.resume`. [resume-simulated]"
         )
     if run.terms.is_file():
         raise UserError(

@@ -94,12 +94,15 @@ def require_memory(config: Config, device: torch.device) -> None:
         raise
     there = memory_of(device)
     if max(needs.model, needs.group, needs.images) > there:
-        members = "public.records" if method_named(config.bounding.method).public_records else "bounding.group_size"
+        method = method_named(config.bounding.method)
+        lower = ["data.size", "bounding.microbatch"]
+        if not method.whole_batch and not method.closed_form:
+            lower.insert(1, "public.records" if method.public_records else "bounding.group_size")
         raise UserError(
             f"training takes at least {_size(needs.together)}: a model with {needs.parameters:,} parameters "
             f"{_size(needs.model)}, one group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, the "
             f"images of a microbatch {_size(needs.images)}; the device has {_size(there)} of memory. Choose a smaller model "
-            f"(model.architecture, model.image, ...), or lower data.size, {members} or bounding.microbatch. [memory-too-little]"
+            f"(model.architecture, model.image, ...), or lower {' or '.join(lower)}. [memory-too-little]"
         )
 
 

@@ -206,7 +206,7 @@ def _refuse_shrinking(path: Path, side: int | None, config: Config) -> None:
     if config.data.size is None and not own_size and side is not None and side > SIZE:
         raise UserError(
             f"the images of {path} are squares of {side} pixels, and without data.size they would be shrunk to {SIZE}: set "
-            f"data.size = {side}, or to the side that you need. [run-images-large]"
+            f"data.size = {side}, or another side that you need. [run-images-large]"
         )
 
 

@@ -138,5 +138,8 @@ def pick_device(name: str) -> torch.device:
         name = next(device for device, there in available.items() if there)
     if not available[name]:
         there = [device for device, is_there in available.items() if is_there]
-        raise UserError(f"training.device = '{name}', but this machine has only: {', '.join(there)}. [run-device-missing]")
+        raise UserError(
+            f"training.device = '{name}', but this machine has only {' and '.join(there)}: use a machine with such a device, "
+            "or, for a new run, set training.device = 'auto'. [run-device-missing]"
+        )
     return torch.device(name)

@@ -92,7 +92,7 @@ class Session:
             The finished run.
 
         Raises:
-            UserError: See `run_job`.
+            UserError: If the steps were begun before; also see `run_job`.
         """
         steps, measurement = self._begin()
         steps.run(self._connect(self._job), self._seeing(measurement), _advance(self._progress, steps))
@@ -113,6 +113,9 @@ class Session:
         """Takes the remaining steps one by one, and yields each step's summary when the step is on disk and charged.
 
         After the last step the loop evaluates, and writes model, card and report, as `run` does.
+
+        Raises:
+            UserError: If the steps were begun before; also see `run_job`.
         """
         steps, measurement = self._begin()
         advance = _advance(self._progress, steps)

@@ -24,6 +24,7 @@ from dpfed.models.starting import MissingStart, StartingWeights, find_start
 RECIPE = "start"  # name of the shipped configuration
 _FOLDER = "starts"  # folder in data.stores
 _LOCAL_DIR = "local-dir:"
+_COMMAND = "Give `dpfed start` the same configuration and --set options."
 
 
 def starting_weights(config: Config) -> StartingWeights | None:
@@ -65,7 +66,7 @@ def procedural_start(path: Path) -> StartingWeights:
     if not path.exists():
         raise MissingStart(
             f"model.start: the procedural initialisation is not at {path}: `dpfed start` makes it. [start-missing]",
-            command="Give `dpfed start` the same configuration and --set options.",
+            command=_COMMAND,
         )
     try:
         run = RunDirectory.open(path)
@@ -75,11 +76,17 @@ def procedural_start(path: Path) -> StartingWeights:
             return start
     except UserError as error:
         raise UserError(
-            f"model.start = 'procedural': {path} is damaged: delete it; `dpfed start` makes it again. [start-damaged]"
+            f"model.start = 'procedural': {path} is damaged: delete it; `dpfed start` makes it again. [start-damaged]",
+            command=_COMMAND,
         ) from error
     if not run.has_key:
-        raise UserError(f"{path} is unfinished, and its key is gone: delete it; `dpfed start` makes it again. [start-stuck]")
-    raise MissingStart(f"model.start = 'procedural': {path} is unfinished: `dpfed start` finishes it. [start-unready]")
+        raise UserError(
+            f"{path} is unfinished, and its key is gone: delete it; `dpfed start` makes it again. [start-stuck]",
+            command=_COMMAND,
+        )
+    raise MissingStart(
+        f"model.start = 'procedural': {path} is unfinished: `dpfed start` finishes it. [start-unready]", command=_COMMAND
+    )
 
 
 def start_is_there(config: Config) -> bool:

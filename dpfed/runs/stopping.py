@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.errors import UserError
 from dpfed.files.toml_file import leaves
@@ -31,7 +33,7 @@ def resuming_command(run: RunDirectory, options: str = "") -> str:
         return "`dpfed federation run FOLDER` on the coordinator's machine"
     if _has_parts_in_python(run):
         return "running the same lines of Python again"
-    return f"`dpfed resume {run.path}{options}`"
+    return f"`dpfed resume {shlex.quote(str(run.path))}{options}`"
 
 
 def _has_parts_in_python(run: RunDirectory) -> bool:

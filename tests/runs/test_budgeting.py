@@ -147,6 +147,13 @@ def test_a_run_whose_ledger_lost_lines_is_not_settled(config, store, budget, tmp
         settle_run(tmp_path / "run")
 
 
+def test_a_hidden_file_among_the_budgets_is_no_budget(tmp_path):
+    registry().mkdir(parents=True, exist_ok=True)
+    (registry() / "._macos.jsonl").write_bytes(b"\0\5\26\7")
+    with pytest.raises(UserError, match="no run"):
+        settle_run(tmp_path / "no run")
+
+
 @pytest.mark.long
 def test_a_copied_run_does_not_spend_a_reservation_twice(config, store, budget, tmp_path):
     with stopped_after(3):

@@ -12,7 +12,7 @@ from dpfed.files.shipped import configs
 from dpfed.models.building import build_model
 from dpfed.runs import memory
 from dpfed.runs.memory import records_of_a_pass, require_memory
-from dpfed.runs.resolution import resolve_defaults
+from dpfed.runs.resolution import changed, resolve_defaults
 
 CPU = torch.device("cpu")
 GIVEN = {"name": "sizes", "data": {"source": "store", "path": "/records"}, "privacy": {"epsilon": 8.0, "batch": 60, "steps": 4}}
@@ -63,6 +63,19 @@ def test_a_gpu_with_too_little_memory_is_refused(tower, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: small)
     with pytest.raises(UserError, match=r"0.0 GB of memory.*\[memory-too-little"):
         require_memory(config_of(tower()), torch.device("cuda"))
+
+
+_KEYS = {"group": "bounding.group_size", "public": "public.records", "sample": None, "moments": None}
+
+
+@pytest.mark.parametrize("method", _KEYS)
+def test_only_keys_that_have_an_effect_are_to_be_lowered(tower, monkeypatch, method):
+    config = changed(config_of(tower()), bounding={"method": method})
+    monkeypatch.setattr(memory, "memory_of", lambda _: 1)
+    with pytest.raises(UserError, match="memory-too-little") as caught:
+        require_memory(config, CPU)
+    named = next((key for key in ("bounding.group_size", "public.records") if key in str(caught.value)), None)
+    assert named == _KEYS[method]
 
 
 def test_a_gpus_pass_fills_a_third_of_its_memory_at_most(tower, monkeypatch):

@@ -120,6 +120,12 @@ def test_a_run_without_a_checkpoint_is_told_what_resumes_it(tiny_config, tmp_pat
         evaluate_run(run.path)
 
 
+def test_a_command_that_resumes_a_run_quotes_its_folder(tiny_config, tmp_path):
+    run = RunDirectory.create(tmp_path / "my run", tiny_config, Randomness.from_seed(0))
+    with pytest.raises(UserError, match="`dpfed resume '.*/my run'` trains it.*run-checkpoint-missing"):
+        evaluate_run(run.path)
+
+
 def test_an_unreadable_key_is_not_called_missing(tiny_config, tmp_path):
     run = RunDirectory.create(tmp_path / "run", tiny_config, Randomness.from_seed(0))
     key = run.path / "secret.key"

@@ -5,10 +5,13 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from dpfed.config import Config, parse_config
 from dpfed.config.configuration import ResolvedConfig
 from dpfed.errors import UserError
+from dpfed.progress import Progress
+from dpfed.runs import build as building
 from dpfed.runs.build import build
 from dpfed.runs.memory import records_of_a_pass
 from dpfed.runs.resolution import pick_device, resolve_defaults
@@ -25,6 +28,30 @@ OPEN = {
     "bounding": {"group_size": 5, "microbatch": 10},
     "privacy": {"epsilon": 4.0, "batch": 10, "steps": 2},
 }
+
+
+class _Notes(Progress):
+    def __init__(self):
+        self.said = []
+
+    def note(self, text):
+        self.said.append(text)
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "capability", "said"),
+    [
+        ("auto", "fp32", (9, 0), True),
+        ("auto", "fp32", (7, 5), False),  # such a GPU has no fast bf16
+        ("auto", "bf16", (9, 0), False),
+        ("layerwise", "fp32", (9, 0), False),  # a run to resume, whose precision stays
+    ],
+)
+def test_bf16_is_advised_where_it_is_fast_and_can_still_be_chosen(monkeypatch, engine, precision, capability, said):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    tree = {**OPEN, "bounding": {"pass_records": 32, "engine": engine}, "training": {"precision": precision}}
+    building._with_pass_records(parse_config(tree), torch.device("cuda"), notes := _Notes())
+    assert ["bf16" in note for note in notes.said] == [True] * said
 
 
 @pytest.mark.long
