@@ -243,7 +243,7 @@ class Trainer:
     def fit(self, folder: str | Path) -> Run:
         """Trains, evaluates, and writes model, card and report into the run's folder.
 
-        The same call resumes an interrupted run, and returns a finished run.
+        The same call resumes an interrupted run, and returns a finished run. In each case the model gets the run's weights.
 
         Args:
             folder: Folder of the run; no other run may use it.

@@ -88,7 +88,7 @@ class BoundingConfig(Section):
         None, description="largest number of records in a group; further ones are dropped; default: no limit"
     )
     max_batch: Annotated[int | None, _CAPPED] = Field(
-        None, ge=2, description="methods sample and logit: largest number of records in a batch; default B + 4 sqrt(B)"
+        None, ge=2, description="methods batch, sample and logit: largest number of records in a batch; default B + 4 sqrt(B)"
     )
     options: dict[str, bool | int | float | str] = Field({}, description="the method's own options (docs/methods.md)")
     engine: Annotated[Literal["auto", "loop", "layerwise"], _PICKS_ENGINE] = Field(

@@ -1,4 +1,4 @@
-"""Makes batches of random images and texts in the shape of a run's, on which engines and models are tried."""
+"""Makes batches of random images and texts, in the shapes of a run's batches, on which engines and models are tried."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def say_what_is_trained(parts: Parts, progress: Progress) -> None:
     if tokenizer is None:
         return
     counted = "words" if isinstance(tokenizer, WordTokenizer) else "tokens"
-    progress.note(f"{tokenizer.context} {counted} of a caption are read; what is longer is cut")
+    progress.note(f"{tokenizer.context} {counted} of a caption are read; the rest is cut off")
 
 
 @dataclass(frozen=True)

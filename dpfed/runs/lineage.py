@@ -38,7 +38,8 @@ def runs_behind(run: RunDirectory, parts: Parts, ledger: Ledger) -> list[dict[st
         "run": run.identity[:ID_CHARACTERS],
         "data": "the sites' records" if institutions else parts.store.name,
         "public": parts.store.public and not institutions,
-        "generated": parts.config.data.source in ("shapes", PROCEDURAL),
+        # The configuration of a federation names the coordinator's records, which may be generated; the sites' are not.
+        "generated": not institutions and parts.config.data.source in ("shapes", PROCEDURAL),
         "guarantee": guarantee,
         **({"epsilon": ledger.epsilon, "delta": plan.promise.delta, "unit": plan.promise.protected} if guarantee else {}),
     }

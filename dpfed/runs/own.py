@@ -47,9 +47,9 @@ def open_own(config: Config, parts: OwnParts, progress: Progress) -> tuple[ItemV
         of views, and with a split that the records have.
 
     Raises:
-        UserError: If a record that is read twice, or a view that is made twice, differs; if the method makes its own views; if
-            images have other channels than the default views take; if the model reads no text and there are fewer than two
-            views of an image.
+        UserError: See `ItemViews.of`; also if a record that is read twice differs; if the method makes its own views; if images
+            have other channels than the default views take; if the model reads no text and there are fewer than two views of an
+            image.
     """
     if parts.records is None and parts.views is None:
         return None, config

@@ -168,8 +168,8 @@ def _told_of_a_full_disk(run: RunDirectory) -> Iterator[None]:
         if not Path(str(error.filename or "")).is_relative_to(run.path):
             raise
         raise UserError(
-            f"{run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
-            f"fix the folder; then {resuming_command(run)} resumes. [run-folder-unwritable]"
+            f"{run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no charged step is "
+            f"lost: fix the folder; then {resuming_command(run)} resumes. [run-folder-unwritable]"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from dpfed.evaluation.evaluator import Evaluator
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.facts import LABELLED_BANK
 from dpfed.runs import reevaluation
+from dpfed.runs.lineage import runs_behind
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training.coordinator import Coordinator
@@ -124,6 +126,20 @@ def test_a_command_that_resumes_a_run_quotes_its_folder(tiny_config, tmp_path):
     run = RunDirectory.create(tmp_path / "my run", tiny_config, Randomness.from_seed(0))
     with pytest.raises(UserError, match="`dpfed resume '.*/my run'` trains it.*run-checkpoint-missing"):
         evaluate_run(run.path)
+
+
+@pytest.mark.parametrize("source", ["shapes", "procedural", "folder"])
+@pytest.mark.parametrize("sites", ["none", "simulated", "institutions"])
+def test_records_of_institutions_are_never_called_generated(tmp_path, source, sites):
+    simulation = tmp_path / "simulation.json"
+    if sites == "simulated":
+        simulation.touch()
+    run = SimpleNamespace(provenance={}, identity="0" * 32, simulation=simulation)
+    config = parse_config({"data": {"source": source}})
+    store, plan = SimpleNamespace(name="pictures", public=source != "folder"), SimpleNamespace(has_guarantee=False)
+    parts = SimpleNamespace(config=config, store=store, plan=plan, terms=None if sites == "none" else "terms")
+    (entry,) = runs_behind(run, parts, SimpleNamespace(marks={}))
+    assert entry["generated"] == (source != "folder" and sites != "institutions")
 
 
 def test_an_unreadable_key_is_not_called_missing(tiny_config, tmp_path):
