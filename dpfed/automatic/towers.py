@@ -61,7 +61,7 @@ def given_towers(name: str, reads_text: bool, given: dict[str, Any]) -> Towers:
     """Returns the towers that the user names.
 
     Args:
-        name: Value of ``--model``.
+        name: Value of ``--model``, or the path of a folder.
         reads_text: Whether the records have captions.
         given: Values of the keys that ``--set`` sets, such as weights or a text tower.
 
@@ -69,7 +69,7 @@ def given_towers(name: str, reads_text: bool, given: dict[str, Any]) -> Towers:
         UserError: If the name has an unknown form, if its library does not know it or is not installed, or if the folder's
             run is damaged.
     """
-    kind = "image-text" if reads_text else "image"
+    name, kind = str(name), "image-text" if reads_text else "image"  # a program may give a folder as a Path
     why = "given by --model"
     if name in OURS or is_name(name):
         return Towers({"model.kind": kind, "model.image": name}, name, why)
@@ -78,11 +78,11 @@ def given_towers(name: str, reads_text: bool, given: dict[str, Any]) -> Towers:
         return _open_clip(rest, why)
     if family in ("timm", "torchvision") and rest:
         return _encoder(family, rest, kind, why, given)
-    path = Path(name).expanduser()
-    if (path / CLIP_CONFIG).is_file():
+    path = _folder(name)
+    if os.path.isfile(path / CLIP_CONFIG):
         keys = {"model.kind": "open_clip", "model.architecture": f"{LOCAL_DIR}{path.resolve()}"}
         return Towers(keys, f"the open_clip model in {path}", why, "aligned", sized=True)
-    if (path / "config.toml").is_file():
+    if os.path.isfile(path / "config.toml"):
         return _run(path, why)
     raise UserError(f"--model {name}: expected {_FORMS}. [automatic-model]")
 
@@ -102,8 +102,9 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
 
     if weights == "":
         raise UserError("--weights names no weights: give a tag or a file, or leave it out. [tower-no-weights]")
-    folder = Path(name).expanduser()
-    if name.startswith(SENTENCES) or ((folder / TEXT_CONFIG).is_file() and not (folder / CLIP_CONFIG).is_file()):
+    name = str(name)
+    folder = _folder(name)
+    if name.startswith(SENTENCES) or (os.path.isfile(folder / TEXT_CONFIG) and not os.path.isfile(folder / CLIP_CONFIG)):
         if weights is not None:
             raise UserError(
                 "--weights is for image towers: a text tower's folder contains its weights. Leave it out. [tower-text-weights]"
@@ -121,6 +122,10 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
         )
     keys = {key.removeprefix("model."): value for key, value in towers.keys.items()}
     return public_tower(ModelConfig(**keys | ({} if weights is None else {"weights": weights})))
+
+
+def _folder(name: str) -> Path:
+    return Path(os.path.expanduser(name))  # unlike `Path.expanduser`, leaves the name of an unknown user as it is
 
 
 def towers_at_hand(reads_text: bool) -> Towers | None:

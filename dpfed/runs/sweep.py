@@ -40,6 +40,7 @@ from dpfed.runs.records import records_of
 from dpfed.runs.resolution import resolve_defaults
 from dpfed.schema.wording import has_control_characters, shown
 
+_COMPARISON = "comparison.html"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # the name of a folder
 
 
@@ -107,7 +108,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, progress: Progress
         for name, preflight in preflights.items():
             runs.append(read_view(run_pretraining(preflight, _Prefixed(progress, name)).path))
             advance(len(runs))
-    comparison = target / "comparison.html"
+    comparison = target / _COMPARISON
     promise = joint_promise(runs)
     write_report(comparison, runs, promise)
     return SweepOutcome(asked, runs, promise, comparison)
@@ -134,6 +135,8 @@ def read_sweep(file: str | Path, base: Config) -> Sweep:
         name = _name(entry, f"{file}, run {number}")
         if name in configs:
             raise UserError(f"{file} has two runs named '{name}'; give each its own name. [sweep-name-twice]")
+        if name == _COMPARISON:
+            raise UserError(f"{file}: the report of the sweep is named '{name}'; give the run another name. [sweep-name-taken]")
         configs[name] = _changed(base, entry.get("set", {}), name, f"{file}, run '{name}'")
     about = tree.get("about", "")
     if not isinstance(about, str):

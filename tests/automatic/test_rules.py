@@ -110,7 +110,10 @@ def test_held_out_records_are_those_of_the_data_set_or_a_sixth():
     assert not any("data.validation" in choice.keys for choice in before_import(unlabelled))
 
 
-@pytest.mark.parametrize("name", ["resnet", "open_clip/", "timm/", "/nowhere", "open_clip/NoSuch", "timm/no_such_model"])
+UNKNOWN = ["resnet", "open_clip/", "timm/", "/nowhere", "open_clip/NoSuch", "timm/no_such_model", "~nobody/x", "x" * 5000]
+
+
+@pytest.mark.parametrize("name", [*UNKNOWN, Path("/nowhere")], ids=lambda name: str(name)[:20])
 def test_a_model_that_nobody_knows_is_refused(name):
     with pytest.raises(UserError, match="--model"):
         given_towers(name, False, {})

@@ -131,6 +131,7 @@ def test_no_joint_promise_without_each_runs_or_of_other_units(swept):
         (TWO.replace("privacy.epsilon = 4.0", "views.flip = 7"), "run 'large'.*views.flip"),
         (TWO.replace("privacy.epsilon = 4.0", 'name = "x"'), "run 'large'.*sweep-set-name"),
         (TWO.replace('"large"', '"small"'), "'small'.*sweep-name-twice"),
+        (TWO.replace('"large"', '"comparison.html"'), "give the run another name.*sweep-name-taken"),
         (TWO.replace('"large"', '"../large"'), "run 2.*'../large'.*sweep-name-wrong"),
         (TWO.replace('"large"', '".."'), "run 2.*'..'.*sweep-name-wrong"),
         (TWO.replace('"two"', '"t/wo"'), "'t/wo'"),
