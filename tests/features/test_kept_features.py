@@ -253,3 +253,24 @@ def test_a_place_that_others_can_read_is_refused_with_its_mode(tmp_path):
     (file := tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"is not a folder: move it away.*\[features-place"):
         _refuse_open(file)
+
+
+def test_what_a_file_system_leaves_is_not_taken_for_features(tree, tmp_path):
+    parts, place = parts_of(tree), tmp_path / "store.features"
+    rows = parts.store.split("train")[:50]
+    kept(parts, rows)
+    is_kept = lambda: FeatureCache(None, Silent(), stay=True).has(parts.model, parts.views, parts.store, rows)  # noqa: E731
+    assert is_kept()
+    (shard,) = shards(place)
+    shard.rename(shard.with_name(f"._{shard.name}"))
+    assert not is_kept()
+    (place / ".DS_Store").touch()
+    assert forget(tmp_path / "store") > 0 and list(place.iterdir()) == [place / ".DS_Store"]
+    assert forget(tmp_path / "store") == 0
+
+
+def test_a_file_at_the_place_of_features_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "mine.features").write_text("not a folder")
+    with pytest.raises(UserError, match="is not a folder: move it away.*features-place"):
+        with claimed_features(tmp_path / "mine.features", "a" * 32, print):
+            pass

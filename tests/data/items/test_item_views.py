@@ -199,3 +199,8 @@ def test_an_item_that_breaks_later_is_said_with_its_place():
     items[25] = "gone"
     with pytest.raises(UserError, match="item 25 of the records cannot be used"):
         source.loader(Request(np.array([3, 25])))
+
+
+def test_no_items_are_said():
+    with pytest.raises(UserError, match="list has no items.*views-no-items"):
+        ItemViews.of(Records([]), Views(augment), 2)
