@@ -86,7 +86,7 @@ class FeatureCache:
             model.train(was_training)
 
     def has(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> bool:
-        """Returns whether earlier runs kept all features of the given records beside the store. Files are counted, not read.
+        """Returns whether earlier runs kept all features of the given records beside the store. The files are not read.
 
         See `features` for the arguments and errors.
         """

@@ -97,9 +97,10 @@ def forget(store: str | Path) -> int:
                 with file_lock(lock, taken):
                     shutil.rmtree(folder)
                     lock.unlink(missing_ok=True)  # while this process holds the lock, so one that waits makes a new file
-        for left in place.glob(f"*{_LOCK}"):
-            with file_lock(left, taken):
-                left.unlink(missing_ok=True)
+        for left in _ours(place):
+            if left.suffix == _LOCK:
+                with file_lock(left, taken):
+                    left.unlink(missing_ok=True)
         try:
             place.rmdir()
         except OSError as error:  # what others put there stays

@@ -136,6 +136,7 @@ def test_a_data_set_whose_items_change_is_refused(culprit):
         (["text"], "its image is a str"),
         ([torch.zeros(4, 4)], r"expected a shape \(C, H, W\)"),
         ([torch.zeros(3, 4, 4, dtype=torch.int64)], "expected uint8, uint16 or floats"),
+        ([torch.zeros(3, 4, 4, dtype=torch.bfloat16)], "of bfloat16, expected .*float16, float32, float64"),
         ([torch.full((3, 4, 4), torch.nan)], "not finite"),
         ([{"picture": picture(0)}], "give the name of the image.s column as image="),
         ([()], "empty tuple"),
