@@ -82,11 +82,11 @@ class Records(RecordSet):
             unrelated keys.
 
     Raises:
-        UserError: If `data` is ``None``, a data set is a path or an object of dpfed's own, `workers` is not a number of
-            processes, or arguments are given that a record store has already. Later, when the items are read: if a data set has
-            no ``len()`` or ``[]``, there are no items or their number changes, an item cannot be used or differs when it is
-            read again, only some items have captions, the values of a label are neither all whole numbers nor all texts, or
-            keys are equal or are positions.
+        UserError: If `data` is ``None``, a data set is a path or another `RecordSet` (but `data` may be a record store),
+            `workers` is not a number of processes, or arguments are given that a record store has already. Later, when the
+            items are read: if a data set has no ``len()`` or ``[]``, there are no items or their number changes, an item
+            cannot be used or differs when it is read again, only some items have captions, the values of a label are neither
+            all whole numbers nor all texts, or keys are equal or are positions.
     """
 
     def __init__(

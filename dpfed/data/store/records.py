@@ -164,7 +164,7 @@ class RecordStore(RecordSet):
         Raises:
             IndexError: If an index does not exist.
             UserError: If the store is damaged, a stored file can no longer be decoded, or a process that decodes dies.
-            ValueError: If `resize` or `interpolation` is another word, and the stored images need it.
+            ValueError: If `resize` or `interpolation` is another word, and images have to be resized.
         """
         return self.pictures.squares(indices, size, resize, interpolation)
 
