@@ -255,18 +255,27 @@ def test_a_place_that_others_can_read_is_refused_with_its_mode(tmp_path):
         _refuse_open(file)
 
 
-def test_what_a_file_system_leaves_is_not_taken_for_features(tree, tmp_path):
-    parts, place = parts_of(tree), tmp_path / "store.features"
-    rows = parts.store.split("train")[:50]
+@pytest.mark.long
+def test_what_a_file_system_leaves_is_not_taken_for_a_shard(tree, tmp_path):
+    parts = parts_of(tree)
+    rows = parts.store.split("train")[:10]
     kept(parts, rows)
-    is_kept = lambda: FeatureCache(None, Silent(), stay=True).has(parts.model, parts.views, parts.store, rows)  # noqa: E731
-    assert is_kept()
-    (shard,) = shards(place)
-    shard.rename(shard.with_name(f"._{shard.name}"))
-    assert not is_kept()
-    (place / ".DS_Store").touch()
-    assert forget(tmp_path / "store") > 0 and list(place.iterdir()) == [place / ".DS_Store"]
-    assert forget(tmp_path / "store") == 0
+    (shard,) = shards(tmp_path / "store.features")
+    for name, is_kept in ((shard.name, True), (f"._{shard.name}", False)):
+        shard = shard.rename(shard.with_name(name))
+        assert FeatureCache(None, Silent(), stay=True).has(parts.model, parts.views, parts.store, rows) == is_kept
+
+
+def test_what_a_file_system_leaves_stays_when_features_go(tmp_path):
+    place = tmp_path / "mine.features"
+    with claimed_features(place, "a" * 32, print) as folder:
+        folder.mkdir()
+        (folder / "000000.safetensors").write_bytes(b"some")
+    others = [place / ".DS_Store", place / ".snapshot"]
+    others[0].touch()
+    others[1].mkdir()
+    for size in (4, 0):
+        assert forget(tmp_path / "mine") == size and sorted(place.iterdir()) == others
 
 
 def test_a_file_at_the_place_of_features_is_refused_in_a_sentence(tmp_path):
