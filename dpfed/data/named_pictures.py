@@ -15,7 +15,7 @@ from dpfed.data.resizing import square
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
-from dpfed.paths import is_store
+from dpfed.paths import is_store, path_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,9 +117,11 @@ def pictures_at(places: Sequence[Path], split: str | None = None) -> NamedPictur
         split: Split of the store, such as ``train``; ``None``: all splits.
 
     Raises:
-        UserError: If there are no pictures, a path does not exist, a store is given beside other paths or cannot be opened, or
-            `split` is unknown or given without a store.
+        UserError: If there are no pictures, a path does not exist or cannot be one, a store is given beside other paths or
+            cannot be opened, or `split` is unknown or given without a store.
     """
+    for place in places:
+        path_of(place, "the pictures")
     if stores := [place for place in places if is_store(place)]:
         if len(places) > 1:
             raise UserError(f"{stores[0]} is a record store: give it alone, or only images and folders. [image-store-beside]")

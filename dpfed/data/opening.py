@@ -83,8 +83,8 @@ def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) ->
     if store.resized and (resize, interpolation) not in (_SQUARED, ("model", _SQUARED[1])):
         raise UserError(
             f"the images of {store.path} were cropped to squares of {store.size} pixels and scaled bicubically when they were "
-            f"imported, but this run's model needs resize '{resize}' with {interpolation} scaling, as in stock open_clip: "
-            "import the data again without --size. [view-made-squares]"
+            f"imported, but this run's model needs resize '{resize}' with {interpolation} scaling: import the data again "
+            "without --size. [view-made-squares]"
         )
 
 

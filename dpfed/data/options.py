@@ -66,7 +66,10 @@ class DataConfig(Section):
         "all", description="half of the colours (shapes) or classes (scenes)"
     )
     size: int | None = Field(
-        None, ge=8, le=4096, description="side of the square images, pixels; default 32, or what open_clip or timm expects"
+        None,
+        ge=8,
+        le=4096,
+        description="side of the square images, pixels; default 32, or what a model of open_clip, timm or torchvision expects",
     )
     resize: Resize = Field("model", description="how an image becomes square")
     stores: str = Field("stores", description="folder for the stores that a run imports or generates")

@@ -78,7 +78,8 @@ def open_public(
 
     Raises:
         UserError: If `given_public` raises one, fewer records are generated than join a group (`config.records`), or the public
-            records were made square in another way than the model expects, or share images with the private records.
+            records were made square in another way than the model expects, or share images with the private records; or if a
+            store is damaged or cannot be written.
         ValueError: If procedural images are to be generated, and `data` has no size.
     """
     if config.source == "shapes":
@@ -139,7 +140,11 @@ def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> N
 
 
 def share_images(first: RecordStore, second: RecordStore) -> bool:
-    """Returns whether two stores share an image, compared byte by byte as stored; the first should be the smaller store."""
+    """Returns whether two stores share an image, compared byte by byte as stored; the first should be the smaller store.
+
+    Raises:
+        UserError: If a store is damaged.
+    """
     lengths = np.zeros(0, np.int64)
     for _, batch in first.batches:
         lengths = np.union1d(lengths, first.pictures.lengths(batch))
@@ -159,7 +164,7 @@ def refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> Non
         stores: Folder for this file.
 
     Raises:
-        UserError: If an image is in both stores, compared byte by byte as stored.
+        UserError: If an image is in both stores, compared byte by byte as stored, or a store is damaged.
     """
     known_by = hashlib.blake2b(repr((public.contents, private.contents)).encode(), digest_size=_HASH_BYTES).hexdigest()
     apart = Path(stores) / f"apart-{known_by}"

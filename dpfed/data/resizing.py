@@ -31,9 +31,10 @@ def square(image: Image.Image, size: int, resize: str = "crop", interpolation: s
         The pixels, ``(3, size, size)`` uint8.
 
     Raises:
-        ValueError: If `resize` is another word.
-        KeyError: If `interpolation` is another word.
+        ValueError: If `resize` or `interpolation` is another word.
     """
+    if interpolation not in _KERNELS:
+        raise ValueError(f"unknown interpolation {interpolation!r}, expected 'bicubic' or 'bilinear'")
     kernel = _KERNELS[interpolation]
     if resize == "crop":
         image = _crop(image, size, kernel)

@@ -38,7 +38,8 @@ class Evaluator:
             step: Number of training steps that the model has seen.
 
         Raises:
-            UserError: If no record has a caption or label that a task needs, or the model lacks a method that a task needs.
+            UserError: If no record has a caption or label that a task needs, the model lacks a method that a task needs, or an
+                image cannot be read.
             ValueError: If a task needs text, and the embedder has no tokenizer.
         """
         return evaluate(self.embedder(model), self.store, self.options, self.tasks, which, step)

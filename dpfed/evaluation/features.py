@@ -63,7 +63,8 @@ class Embedder:
 
         Raises:
             ValueError: If there are no indices.
-            UserError: If the model has no ``features``, or with heads of moments no ``embed_images``.
+            UserError: If the model has no ``features``, or with heads of moments no ``embed_images``; or if an image cannot be
+                read.
         """
         return self._of_images(indices, method_of(self.model, features_of(self.model)))
 
@@ -72,7 +73,7 @@ class Embedder:
 
         Raises:
             ValueError: If there are no indices.
-            UserError: If the model has no ``embed_images``.
+            UserError: If the model has no ``embed_images``, or an image cannot be read.
         """
         return self._of_images(indices, method_of(self.model, "embed_images"))
 
@@ -80,10 +81,11 @@ class Embedder:
         """Returns a two-tower model's text embeddings: float32 ``(len(captions), D)`` on the CPU.
 
         Raises:
-            ValueError: If there are no captions.
+            ValueError: If there are no captions, or `tokenizer` is ``None``.
             UserError: If the model has no ``embed_text``.
         """
-        assert self.tokenizer is not None
+        if self.tokenizer is None:
+            raise ValueError("texts cannot be embedded without a tokenizer")
         embed, tokens = method_of(self.model, "embed_text"), self.tokenizer
         return _in_batches(captions, _TEXTS, self.model, lambda part: embed(tokens(part).to(self.device)))
 

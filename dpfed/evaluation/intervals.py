@@ -38,6 +38,9 @@ class Outcomes:
     Attributes:
         values: Outcomes, float64 ``(n,)``: 1 right, 0 wrong.
         clusters: Cluster numbers, int64 ``(n,)``, equal for queries that belong together.
+
+    Raises:
+        ValueError: If the shapes differ, or there is no query.
     """
 
     values: np.ndarray
@@ -45,7 +48,9 @@ class Outcomes:
 
     def __post_init__(self) -> None:
         if self.values.shape != self.clusters.shape or self.values.ndim != 1 or not len(self.values):
-            raise ValueError(f"expected values and clusters of shape (n,), got {self.values.shape} and {self.clusters.shape}")
+            raise ValueError(
+                f"expected values and clusters of shape (n,), n >= 1, got {self.values.shape} and {self.clusters.shape}"
+            )
 
     def figure(self) -> float:
         """Returns the fraction of right answers."""
@@ -131,7 +136,7 @@ def _paired(differences: np.ndarray, clusters: np.ndarray) -> Interval:
     sums, sizes = _by_cluster(differences, clusters)
     z = ndtri((1 + CONFIDENCE) / 2)
     middle = change * count / (count + 2)
-    # Agresti and Min add two queries: half a query more is won, half a query more is lost, twice.
+    # Agresti and Min add two queries: half a query is won, half is lost, and one is equal.
     variance = (np.abs(differences).sum() + 1 - differences.sum() ** 2 / (count + 2)) / (count + 2) ** 2
     half = z * math.sqrt(max(0.0, variance))
     if 1 < len(sums) < count:

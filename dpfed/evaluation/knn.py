@@ -31,8 +31,9 @@ def knn_correct(
         train_y: Labels of the training records, int64 ``(n,)``, 0 and above.
         test_x: Features of test records, shape ``(m, F)``.
         test_y: Labels of the test records, int64 ``(m,)``.
-        k: Number of neighbours that vote; all n training records if n is smaller.
-        temperature: Temperature of the vote weights ``exp(similarity / temperature)``; ``None``: each neighbour has one vote.
+        k: Number of neighbours that vote, at least 1; all n training records vote if n is smaller.
+        temperature: Temperature above 0 of the vote weights ``exp(similarity / temperature)``; ``None``: each neighbour has one
+            vote.
         chunk: Number of test records compared at a time; default: as many as keep the similarities within 256 MiB.
 
     Returns:

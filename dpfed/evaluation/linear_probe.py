@@ -29,7 +29,7 @@ def linear_probe_right(
         train_y: Labels of the training records, int64 ``(n,)``.
         test_x: Features of test records, shape ``(m, F)``, on the same device.
         test_y: Labels of the test records, int64 ``(m,)``; a record whose label no training record has counts as wrong.
-        l2: Strength of the penalty; see `fit`.
+        l2: Strength of the penalty, above 0; see `fit`.
         iterations: Largest number of iterations; see `fit`.
 
     Returns:
@@ -59,11 +59,14 @@ def fit(x: Tensor, y: Tensor, l2: float, iterations: int) -> Pipeline:
     Args:
         x: Features, float32 ``(n, F)``, on any device.
         y: Labels, int64 ``(n,)``, on the same device, with at least two different values.
-        l2: Strength of the penalty.
+        l2: Strength of the penalty, above 0.
         iterations: Largest number of L-BFGS iterations; if the fit has not converged by then, the last iterate is used.
 
     Returns:
         The fitted scikit-learn pipeline, for tensors on the same device.
+
+    Raises:
+        ValueError: If all labels are equal, or a feature is not finite.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression

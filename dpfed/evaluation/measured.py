@@ -26,7 +26,7 @@ def wrong_fact(facts: object) -> str | None:
     """Returns the first key of a JSON object (`Evaluation.facts`) whose value is missing or wrong; ``None``: no such key.
 
     ``interval``, ``change`` and ``chance`` may be missing; ``queries`` is not checked. The types of the other values are
-    checked, and that value and chance lie in [0, 1]. For `facts` that are no object, the function returns ``"name"``.
+    checked, and that value and chance lie in [0, 1]. For `facts` that are not an object, the function returns ``"name"``.
     """
     if not isinstance(facts, dict):
         return "name"

@@ -83,9 +83,10 @@ def refuse_empty_split(counts: Mapping[str, int], name: str, options: Evaluation
         else f"hold records out at the import (--{split} 1000, or data.{split} = 1000; in Python: Records({split}=...)), or"
     )
     without = " without evaluation.tasks" if options.tasks else ""
+    command = f"--set evaluation.split={other or 'none'}" + (" --set evaluation.tasks=" if without and not other else "")
     raise UserError(
         f"the '{split}' split of {name} is empty: {advice} do not measure (evaluation.split = 'none'{without}). [eval-empty]",
-        command=f"On the command line: --set evaluation.split={other or 'none'}",
+        command=f"On the command line: {command}",
     )
 
 

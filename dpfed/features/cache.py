@@ -240,7 +240,12 @@ class Features:
         return shard if fits and (not whole or written == _hash(tensors)) else None
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"{number:06d}.safetensors"
+        return self._folder / shard_name(number)
+
+
+def shard_name(number: int) -> str:
+    """Returns the name of the file of a shard, given its number from 0."""
+    return f"{number:06d}.safetensors"
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> str:

@@ -25,7 +25,7 @@ from dpfed.data.views.batches import ReadAhead
 from dpfed.data.views.record_views import RecordViews
 from dpfed.errors import UserError
 from dpfed.evaluation.features import frozen
-from dpfed.features.cache import SHARD, Features, Shard
+from dpfed.features.cache import SHARD, Features, Shard, shard_name
 from dpfed.features.kept import claimed_features, place_of
 from dpfed.features.passes import Passes
 from dpfed.features.towers import Towers, frozen_towers
@@ -86,7 +86,7 @@ class FeatureCache:
             model.train(was_training)
 
     def has(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> bool:
-        """Returns whether earlier runs kept all features of the given records beside the store. Files are counted, not read.
+        """Returns whether earlier runs kept all features of the given records beside the store. The files are not read.
 
         See `features` for the arguments and errors.
         """
@@ -94,7 +94,7 @@ class FeatureCache:
             return False
         with frozen(model):
             folder = place_of(store.path) / _Extraction(model, views, store, count).key(rows)
-        return len(list(folder.glob("*.safetensors"))) == -(-len(rows) // SHARD)
+        return all((folder / shard_name(number)).is_file() for number in range(-(-len(rows) // SHARD)))
 
     def _staying(self, extraction: _Extraction, key: str, rows: np.ndarray, store: RecordStore) -> Features | None:
         """Returns features that are kept beside the store, and computes those that are missing.

@@ -9,8 +9,10 @@ stores/mine.features/            mode 0700
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -21,6 +23,7 @@ from dpfed.errors import UserError
 from dpfed.files.locking import file_lock
 
 _LOCK = ".lock"
+_OURS = re.compile(r"[0-9a-f]{32}(\.lock)?")  # file systems leave names of their own here, such as .nfs0001 and .DS_Store
 
 
 def place_of(store: str | Path) -> Path:
@@ -46,7 +49,8 @@ def claimed_features(place: Path, key: str, say: Callable[[str], None]) -> Itera
             without locks.
         OSError: If `place` cannot be created or written to.
     """
-    place.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        place.mkdir(mode=0o700)
     _refuse_open(place)
     lock = place / f"{key}{_LOCK}"
     lock.touch(mode=0o600)
@@ -62,7 +66,9 @@ def claimed_features(place: Path, key: str, say: Callable[[str], None]) -> Itera
 
 
 def forget(store: str | Path) -> int:
-    """Deletes all kept features of a store's records. A run that has opened the files can still read them.
+    """Deletes all kept features of a store's records, and their folder. A run that has opened the files can still read them.
+
+    If the folder contains anything else, such as a ``.DS_Store``, the folder and this content stay.
 
     Args:
         store: Path of the store, which may be deleted already.
@@ -71,8 +77,8 @@ def forget(store: str | Path) -> int:
         The size of the deleted features, bytes.
 
     Raises:
-        UserError: If a process is computing features of the store, the path of the features does not lead to a folder, or the
-            files cannot be deleted.
+        UserError: If a process is computing features of the store, the path of the features is a link or a file, or the
+            features cannot be deleted.
     """
     place = place_of(store)
     if not os.path.lexists(place):
@@ -80,26 +86,36 @@ def forget(store: str | Path) -> int:
     if place.is_symlink() or not place.is_dir():
         what = "a link: check where it leads" if place.is_symlink() else "not a folder: check what it is"
         raise UserError(f"{place} is {what}, and remove it yourself. Nothing was deleted. [forget-no-folder]")
-    size = sum(file.stat().st_size for file in place.rglob("*.safetensors"))
     taken = (
         f"a run is computing the features in {place}: wait until it has finished, or interrupt it, then repeat this command."
     )
     try:
-        for folder in sorted(place.iterdir()):
+        size = sum(file.stat().st_size for ours in _ours(place) for file in ours.rglob("*.safetensors"))
+        for folder in sorted(_ours(place)):
             if folder.is_dir():
                 lock = folder.with_name(f"{folder.name}{_LOCK}")
                 with file_lock(lock, taken):
                     shutil.rmtree(folder)
                     lock.unlink(missing_ok=True)  # while this process holds the lock, so one that waits makes a new file
-        for left in place.glob(f"*{_LOCK}"):
-            with file_lock(left, taken):
-                left.unlink(missing_ok=True)
-        place.rmdir()
+        for left in _ours(place):
+            if left.suffix == _LOCK:
+                with file_lock(left, taken):
+                    left.unlink(missing_ok=True)
+        try:
+            place.rmdir()
+        except OSError as error:  # what others put there stays
+            if error.errno != errno.ENOTEMPTY or _ours(place):
+                raise
     except OSError as error:
         raise UserError(
             f"cannot delete {place}, which reveals as much as the records ({error}): delete it yourself. [forget-failed]"
         ) from error
     return size
+
+
+def _ours(place: Path) -> list[Path]:
+    """Returns the folders of features and the locks in `place`."""
+    return [path for path in place.iterdir() if _OURS.fullmatch(path.name)]
 
 
 def _refuse_open(place: Path) -> None:

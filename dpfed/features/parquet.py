@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +56,9 @@ def captions_embedded(
         records: Records with captions.
         embed: Function from n lists of captions to features ``(n, F)``.
         advance: Function that is called with the number of completed records.
+
+    Raises:
+        UserError: If the record store is damaged.
     """
     for part in _batches(len(records)):
         yield part, embed(records.captions(part)).float().cpu()
@@ -75,13 +78,13 @@ def write_features(out: Path, pictures: NamedPictures, batches: Batches) -> int:
             it is a Parquet file with the columns ``name``, ``features`` (F float32 in each row) and, if the records have units,
             ``unit``. F: the number of features of a picture.
         pictures: Pictures, at least one; their names go into a Parquet file.
-        batches: Batches of all pictures or captions, as `embedded` and `captions_embedded` yield them.
+        batches: Batches of all pictures or captions in order, as `embedded` and `captions_embedded` yield them.
 
     Returns:
         F, the number of features of a picture.
 
     Raises:
-        UserError: If `out` exists or cannot be written.
+        UserError: If `out` exists or cannot be written. An error of `batches` is raised as it is.
     """
     refuse_existing(out)
     width = 0
@@ -103,12 +106,13 @@ def write_features(out: Path, pictures: NamedPictures, batches: Batches) -> int:
 
 
 def _write_npy(path: Path, pictures: NamedPictures, batches: Batches) -> None:
-    mapped: Any = None
-    for numbers, vectors in batches:
-        if mapped is None:
-            mapped = np.lib.format.open_memmap(path, "w+", np.float32, (len(pictures), vectors.shape[1]))
-        mapped[numbers] = vectors.numpy()
-    mapped.flush()
+    # Not a memory map: on a full disk, a write to one ends the process without a message.
+    with open(path, "wb") as file:
+        for numbers, vectors in batches:
+            if numbers[0] == 0:
+                shape = (len(pictures), vectors.shape[1])
+                np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            file.write(np.ascontiguousarray(vectors.numpy(), "<f4").data)
 
 
 def _write_parquet(path: Path, pictures: NamedPictures, batches: Batches) -> None:

@@ -43,7 +43,7 @@ class PictureFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Computes the features of pictures.
 
         Args:
-            X: List of PIL images or uint8 arrays of any size, or one uint8 array ``(n, H, W, 3)``.
+            X: List of PIL images or uint8 arrays of any size, or one uint8 array ``(n, H, W, 3)``. One image is a list of one.
 
         Returns:
             Features ``(n, F)`` float32, or embeddings ``(n, D)`` if `contrast` is set.
@@ -52,8 +52,9 @@ class PictureFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             UserError: If `X` has another form, or contains no picture.
         """
         embed = self.encoder.embed_images if self.contrast else self.encoder.features
-        parts = [X[first : first + self.batch] for first in range(0, len(X), self.batch)] or [X]
-        return np.concatenate([embed(part).cpu().numpy() for part in parts])
+        is_divided = hasattr(X, "__len__") and getattr(X, "ndim", None) not in (2, 3)  # a part of one image would be an image
+        parts = [X[first : first + self.batch] for first in range(0, len(X), self.batch)] if is_divided else []
+        return np.concatenate([embed(part).cpu().numpy() for part in parts or [X]])
 
     def __sklearn_is_fitted__(self) -> bool:
         return True

@@ -56,6 +56,10 @@ class TrainingViews:
             model: Whole model, whose frozen towers compute the features.
             store: Records.
             rows: Rows of the store whose views will be needed, ``(n,)``.
+
+        Raises:
+            UserError: If features are needed, and `FeatureCache.features` raises one.
+            OSError: If features are needed and cannot be written.
         """
         maker = self._maker(model, store, rows)
         if self.label is not None:

@@ -9,7 +9,7 @@ from dpfed.errors import UserError
 from dpfed.evaluation.features import Embedder
 from dpfed.evaluation.intervals import wilson
 from dpfed.evaluation.suite import evaluate
-from dpfed.evaluation.tasks import tasks_of
+from dpfed.evaluation.tasks import refuse_empty_split, tasks_of
 from tests.memory_store import Splits
 
 
@@ -214,4 +214,7 @@ def test_an_impossible_task_is_refused_and_never_chosen(store, sections, reason)
 def test_an_empty_split_is_refused_unless_nothing_is_measured(tasks):
     with pytest.raises(UserError, match="eval-empty"):
         run(Store(), evaluation={"tasks": tasks, "split": "validation"})
+    with pytest.raises(UserError, match="eval-empty") as refused:
+        refuse_empty_split({"validation": 0, "test": 0}, "x", parse_config({"evaluation": {"tasks": tasks}}).evaluation)
+    assert ("evaluation.split=none --set evaluation.tasks=" in refused.value.command) == bool(tasks)
     assert allowed(Store(), parse_config({"evaluation": {"split": "none"}})) == ()

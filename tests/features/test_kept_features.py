@@ -253,3 +253,33 @@ def test_a_place_that_others_can_read_is_refused_with_its_mode(tmp_path):
     (file := tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"is not a folder: move it away.*\[features-place"):
         _refuse_open(file)
+
+
+@pytest.mark.long
+def test_what_a_file_system_leaves_is_not_taken_for_a_shard(tree, tmp_path):
+    parts = parts_of(tree)
+    rows = parts.store.split("train")[:10]
+    kept(parts, rows)
+    (shard,) = shards(tmp_path / "store.features")
+    for name, is_kept in ((shard.name, True), (f"._{shard.name}", False)):
+        shard = shard.rename(shard.with_name(name))
+        assert FeatureCache(None, Silent(), stay=True).has(parts.model, parts.views, parts.store, rows) == is_kept
+
+
+def test_what_a_file_system_leaves_stays_when_features_go(tmp_path):
+    place = tmp_path / "mine.features"
+    with claimed_features(place, "a" * 32, print) as folder:
+        folder.mkdir()
+        (folder / "000000.safetensors").write_bytes(b"some")
+    others = [place / ".DS_Store", place / ".snapshot"]
+    others[0].touch()
+    others[1].mkdir()
+    for size in (4, 0):
+        assert forget(tmp_path / "mine") == size and sorted(place.iterdir()) == others
+
+
+def test_a_file_at_the_place_of_features_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "mine.features").write_text("not a folder")
+    with pytest.raises(UserError, match="is not a folder: move it away.*features-place"):
+        with claimed_features(tmp_path / "mine.features", "a" * 32, print):
+            pass

@@ -10,7 +10,9 @@ from PIL import Image
 
 import dpfed as library
 from dpfed.config import ModelConfig, parse_config
+from dpfed.data.named_pictures import PictureFiles
 from dpfed.errors import UserError
+from dpfed.features.parquet import write_features
 from dpfed.features.public_tower import public_text_tower, public_tower
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.build import build
@@ -70,6 +72,7 @@ def test_pictures_in_a_folder_need_no_store(towers, dpfed, tmp_path):
         (("--model", "nothing", folder), "[tower-name]"),
         (("--model", "timm/nothing", folder), "[automatic-no-weights]"),
         (("--model", towers[1], "--weights", "some", folder), "[tower-text-weights]"),
+        ((*given, "x" * 300), "[path-too-long]"),
         ((folder,), "[embed-files]"),
         ((folder, "--captions", folder), "[embed-no-model]"),
     ):
@@ -90,3 +93,20 @@ def test_captions_need_a_text_tower(towers):
     alone = text.captions([["a small red circle"]])
     assert not text.reads_images and torch.equal(both[1], text.captions([["a blue square"]])[0])
     torch.testing.assert_close(both[0], (alone[0] + both[1]) / 2)
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.parquet"])
+def test_a_file_has_no_bytes_that_were_not_written(name, tmp_path):
+    """A hole, as a memory map makes, is filled later: on a disk that is full by then, the process would end without a word."""
+    pictures, vectors = PictureFiles([tmp_path / str(number) for number in range(200)]), torch.randn(200, 1000)
+
+    def batches():
+        for part in np.split(np.arange(200), 4):
+            begun = [file for file in tmp_path.rglob(name) if file.is_file()]
+            assert sum(file.stat().st_size for file in begun) <= part[0] * 8100
+            yield part, vectors[part]
+
+    assert write_features(tmp_path / name, pictures, batches()) == 1000
+    file = tmp_path / name
+    array = np.load(file) if name.endswith("npy") else np.stack(pq.read_table(file)["features"].to_numpy())
+    assert array.dtype == np.float32 and np.array_equal(array, vectors.numpy())

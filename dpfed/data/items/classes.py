@@ -42,16 +42,17 @@ def numbered_labels(
         label name, the names of its classes in the order of their numbers.
 
     Raises:
-        UserError: If labels are neither whole numbers nor texts, or a mixture of both.
+        UserError: If the values of a label (but for ``None``) are neither all whole numbers nor all texts.
     """
     labels: dict[str, np.ndarray] = {}
     names: dict[str, list[str]] = {}
     for name in dict.fromkeys(key for of_record in given for key in of_record):
         values = [of_record.get(name) for of_record in given]
         classes = known.get(name)
-        numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
-        if classes is not None and len(numbers) == len(values) and all(-1 <= number < len(classes) for number in numbers):
-            labels[name], names[name] = np.array(values, np.int64), list(classes)
+        numbers = [-1 if value is None else value for value in values]
+        are_numbers = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+        if classes is not None and are_numbers and all(-1 <= number < len(classes) for number in numbers):
+            labels[name], names[name] = np.array(numbers, np.int64), list(classes)
             continue
         kinds = {type(value) for value in values if value is not None}
         if not kinds <= {int, str} or len(kinds) > 1:

@@ -19,6 +19,7 @@ Part: TypeAlias = "str | int | Callable[[Any], Any]"
 
 _IMAGES = ("image", "img", "jpg", "png", "pixel_values")  # default columns of the image
 _DTYPES = (torch.uint8, torch.uint16, torch.float16, torch.float32, torch.float64)
+_NUMBERS = "uint8, uint16 or floats of 16, 32 or 64 bits (float16, float32, float64)"
 _CHANNELS = (1, 3, 4)  # usual numbers of channels
 _MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"}
 
@@ -113,7 +114,7 @@ def image_of(value: Any) -> Image.Image | Tensor:
         value: PIL image; array ``(H, W)``, ``(H, W, 3)`` of uint8, or ``(C, H, W)``; or tensor ``(C, H, W)``.
 
     Returns:
-        A PIL image, or a tensor ``(C, H, W)`` of uint8, uint16 or floats.
+        A PIL image, or a tensor ``(C, H, W)`` of uint8, uint16, float16, float32 or float64.
 
     Raises:
         BrokenItem: If `value` is anything else, is empty, has numbers that are not finite, has a mode that dpfed does not read
@@ -128,12 +129,12 @@ def image_of(value: Any) -> Image.Image | Tensor:
         if value.dtype == np.uint8 and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] == 3)):
             return Image.fromarray(value)
         if value.dtype not in (np.uint8, np.uint16, np.float16, np.float32, np.float64):
-            raise BrokenItem(f"its image is an array of {value.dtype}, expected uint8, uint16 or floats")
+            raise BrokenItem(f"its image is an array of {value.dtype}, expected {_NUMBERS}")
         value = torch.from_numpy(np.ascontiguousarray(value[None] if value.ndim == 2 else value))
     if not isinstance(value, Tensor):
         raise BrokenItem(f"its image is {described(value)}, expected a PIL image, an array or a tensor (C, H, W)")
     if value.dtype not in _DTYPES:
-        raise BrokenItem(f"its image is {described(value)}, expected uint8, uint16 or floats")
+        raise BrokenItem(f"its image is {described(value)}, expected {_NUMBERS}")
     if value.dim() != 3 or 0 in value.shape:
         raise BrokenItem(f"its image is {described(value)}, expected a shape (C, H, W)")
     if value.shape[2] in _CHANNELS and value.shape[0] not in _CHANNELS:
@@ -153,7 +154,10 @@ def is_finite(values: Tensor) -> bool:
 
 
 def content_of(image: Image.Image | Tensor) -> bytes:
-    """Returns the contents of an image, with its size and type, as bytes. Different images have different bytes."""
+    """Returns the contents of an image, with its size and type, as bytes.
+
+    Images with different pixels have different bytes. Transparency that a PIL image keeps beside its pixels does not count.
+    """
     if isinstance(image, Tensor):
         pixels = image.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{image.dtype} {tuple(image.shape)}\n".encode() + pixels

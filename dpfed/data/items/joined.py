@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from dpfed.data.items.item import described
 from dpfed.data.items.scanning import length_of
+from dpfed.data.record_set import RecordSet
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 
@@ -21,7 +23,7 @@ class Joined(Sequence[Any]):
         sets: Data set of each split, in the order of `SPLITS`; ``None`` for a held-out split without items.
 
     Raises:
-        UserError: If the first data set is ``None``, or a data set is a path.
+        UserError: If the first data set is ``None``, or a data set is a path, a record store or another `RecordSet`.
     """
 
     def __init__(self, sets: Sequence[Any]) -> None:
@@ -34,6 +36,12 @@ class Joined(Sequence[Any]):
             raise UserError(
                 f"expected a data set, got the path {path!r}: give torchvision.datasets.ImageFolder({path!r}) or the like, or "
                 "let dpfed.pretrain(data=...) read the folder. [records-path]"
+            )
+
+        if opened := next((described(data) for data in self._sets if isinstance(data, RecordSet)), None):
+            raise UserError(
+                f"expected data sets with len() and [], got {opened}: give the data set from which it was made. (Records takes "
+                "a record store only as its first argument, with the held-out splits of the store.) [records-opened]"
             )
 
     @functools.cached_property

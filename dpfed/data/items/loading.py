@@ -78,8 +78,8 @@ class Recipe:
                 one view is the plain image.
 
         Raises:
-            BrokenItem: If the item has no image, or the views are not tensors of one shape with finite floats. Errors of the
-                data set and of the transforms are raised as they are.
+            BrokenItem: If the item has no image, there are no views, or the views are not tensors of one shape with finite
+                floats. Errors of the data set and of the transforms are raised as they are.
         """
         image = self.parts.image_of(self.items[row])
         if seeds is None:
@@ -89,6 +89,8 @@ class Recipe:
             seed_generators(seed)
             made.append(self.transform(image))
         made = list(made[0]) if len(made) == 1 and isinstance(made[0], list | tuple) else made
+        if not made:
+            raise BrokenItem("the transform gave no view")
         tensors = [tensor_of(view, "the transform") for view in made]
         if len({view.shape for view in tensors}) != 1:
             shapes = ", ".join(str(tuple(view.shape)) for view in tensors)
@@ -191,7 +193,7 @@ class ItemLoader:
         """Returns the views of a request, ``(n, V, C, H, W)`` float32.
 
         Raises:
-            UserError: If an item cannot be read, a transform fails (the message gives the item's position in the data set),
+            UserError: If an item cannot be read or a transform fails (the message gives the item's position in the data set),
                 views have different shapes, or a process dies.
         """
         if self._workers == 0:

@@ -18,6 +18,7 @@ from dpfed.data.items.joined import Joined
 from dpfed.data.items.recognition import picture_of
 from dpfed.data.items.scanning import Scanned, scan
 from dpfed.data.items.store_items import StoreItems
+from dpfed.data.limits import whole_number
 from dpfed.data.record_set import RecordSet
 from dpfed.data.store.record import SPLITS, record_key
 from dpfed.data.store.records import RecordStore
@@ -81,10 +82,11 @@ class Records(RecordSet):
             unrelated keys.
 
     Raises:
-        UserError: If `data` is ``None``, a data set is a path, or arguments are given that a record store has already. Later,
-            when the items are read: if a data set has no ``len()`` or ``[]``, there are no items or their number changes, an
-            item cannot be used or differs when it is read again, only some items have captions, the values of a label are
-            neither all whole numbers nor all texts, or the keys are equal or are positions.
+        UserError: If `data` is ``None``, a data set is a path or another `RecordSet` (but `data` may be a record store),
+            `workers` is not a number of processes, or arguments are given that a record store has already. Later, when the
+            items are read: if a data set has no ``len()`` or ``[]``, there are no items or their number changes, an item
+            cannot be used or differs when it is read again, only some items have captions, the values of a label are neither
+            all whole numbers nor all texts, or keys are equal or are positions.
     """
 
     def __init__(
@@ -111,7 +113,8 @@ class Records(RecordSet):
             public = self.store.public
         self.items = StoreItems(self.store) if self.store is not None else Joined([data, validation, test])
         self.name = name or (self.store.name if self.store is not None else type(data).__name__)
-        self.public, self.workers = public, workers
+        self.public = public
+        self.workers = None if workers is None else whole_number(workers, "Records: workers, the number of processes,")
         self.source = data
         self.path = Path(f"records of {self.name}") if self.store is None else self.store.path
         self.advance: Callable[[int], None] = lambda done: None

@@ -160,10 +160,12 @@ class ItemViews(RecordViews):
             tokenizer: Tokenizer of models that read text; ``None`` for image models.
 
         Raises:
-            UserError: If one of these items cannot be read or has no image; if a transform fails, or returns something other
-                than views, another number of views than `views.count`, or other views for the same seeds; or if plain images
-                are random, or have another shape than views.
+            UserError: If there are no items; if one of these items cannot be read or has no image; if a transform fails, or
+                returns something other than views, another number of views than `views.count`, or other views for the same
+                seeds; if plain images are random, or have another shape than views; or if a process dies.
         """
+        if not len(records):
+            raise UserError(f"the data set {records.name} has no items, so no views can be made. [views-no-items]")
         count = views.count or count
         trial = Recipe(records.items, records.parts, views.transform, _unchanged)
         rows = np.arange(min(len(records), _TRIED))
@@ -204,6 +206,9 @@ class ItemViews(RecordViews):
         Args:
             store: Not used: the attribute `records` is read.
             indices: Indices of records, ``(n,)``.
+
+        Raises:
+            UserError: If an item cannot be read, `Views.plain` fails, or a process dies.
         """
         return self.loader(Request(np.asarray(indices)))[:, 0]
 

@@ -130,11 +130,21 @@ class RecordStore(RecordSet):
         return self._layout.splits[name]
 
     def ids(self, indices: np.ndarray) -> list[str]:
-        """Returns the records' ids, one for each index."""
+        """Returns the records' ids, one for each index.
+
+        Raises:
+            IndexError: If an index does not exist.
+            UserError: If the store is damaged.
+        """
         return self.batches.column("id", indices)
 
     def captions(self, indices: np.ndarray) -> list[list[str]]:
-        """Returns the captions of the records, a list for each index. If the kind is ``"image-text"``, no list is empty."""
+        """Returns the captions of the records, a list for each index. If the kind is ``"image-text"``, no list is empty.
+
+        Raises:
+            IndexError: If an index does not exist.
+            UserError: If the store is damaged.
+        """
         return self.batches.column("captions", indices)
 
     def images(self, indices: np.ndarray, size: int, resize: str = "crop", interpolation: str = "bicubic") -> Tensor:
@@ -154,11 +164,17 @@ class RecordStore(RecordSet):
         Raises:
             IndexError: If an index does not exist.
             UserError: If the store is damaged, a stored file can no longer be decoded, or a process that decodes dies.
+            ValueError: If `resize` or `interpolation` is another word, and images have to be resized.
         """
         return self.pictures.squares(indices, size, resize, interpolation)
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
-        """Returns the images as they are stored, one for each index: files, or raw ``(3, size, size)`` pixels."""
+        """Returns the images as they are stored, one for each index: files, or raw ``(3, size, size)`` pixels.
+
+        Raises:
+            IndexError: If an index does not exist.
+            UserError: If the store is damaged.
+        """
         return self.pictures.encoded(indices)
 
 

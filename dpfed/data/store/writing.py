@@ -204,7 +204,10 @@ class StoreWriter:
 
         Raises:
             UserError: If `count` is not a number of records; at the end of the block, if no training record would be left.
+            ValueError: If `split` is another word.
         """
+        if split not in SPLITS[1:]:
+            raise ValueError(f"records are held out for one of {SPLITS[1:]}, got {split!r}")
         self._held_out.append((whole_number(count, f"the number of {split} records"), split))
 
     def _check(self, record: RecordInput) -> None:

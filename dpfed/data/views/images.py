@@ -5,8 +5,9 @@ The caller passes all random numbers in, as uniform numbers that it draws for ea
 batch. An operation that the configuration makes trivial (probability 0, or a range of one value that changes nothing) uses no
 uniform numbers and no time.
 
-Order and formulas follow SimCLR (Chen et al. 2020, appendix A) as torchvision implements them, with two differences that
-batching requires: the colour operations have one fixed order, and hue is rotated in YIQ space rather than in HSV.
+Order and formulas follow SimCLR (Chen et al. 2020, appendix A) as torchvision implements them, with three differences that
+batching requires: the colour operations have one fixed order, hue is rotated in YIQ space rather than in HSV, and a crop that
+is too wide or too high is made as wide or high as the image rather than drawn again.
 """
 
 from __future__ import annotations

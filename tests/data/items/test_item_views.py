@@ -168,7 +168,7 @@ def test_a_transform_that_differs_by_process_is_refused():
         (lambda image: torch.full((3, 4, 4), torch.inf), "not finite"),
         (lambda image: 1 / 0, "the transform failed on an image .*ZeroDivisionError"),
         (lambda image: torch.zeros(3, 4, 4 + image.size[0] % 2 + random.randrange(2)), "shape|are .* and those of others"),
-        (lambda image: [], "failed|gave|cannot be made"),
+        (lambda image: [], "the transform gave no view"),
     ],
 )
 def test_what_is_no_view_is_said(transform, said):
@@ -199,3 +199,8 @@ def test_an_item_that_breaks_later_is_said_with_its_place():
     items[25] = "gone"
     with pytest.raises(UserError, match="item 25 of the records cannot be used"):
         source.loader(Request(np.array([3, 25])))
+
+
+def test_no_items_are_said():
+    with pytest.raises(UserError, match="list has no items.*views-no-items"):
+        ItemViews.of(Records([]), Views(augment), 2)

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from dpfed import Records, UserError
+from dpfed.data.items.classes import numbered_labels
 from dpfed.data.items.item import content_of, image_of
 from tests.own_parts import Pictures, picture
 
@@ -135,6 +136,7 @@ def test_a_data_set_whose_items_change_is_refused(culprit):
         (["text"], "its image is a str"),
         ([torch.zeros(4, 4)], r"expected a shape \(C, H, W\)"),
         ([torch.zeros(3, 4, 4, dtype=torch.int64)], "expected uint8, uint16 or floats"),
+        ([torch.zeros(3, 4, 4, dtype=torch.bfloat16)], "of bfloat16, expected .*float16, float32, float64"),
         ([torch.full((3, 4, 4), torch.nan)], "not finite"),
         ([{"picture": picture(0)}], "give the name of the image.s column as image="),
         ([()], "empty tuple"),
@@ -176,3 +178,23 @@ def test_captions_that_cannot_be_written_are_said(caption, options):
 def test_pixels_tell_records_apart_that_have_equal_bytes():
     one, other = torch.zeros(1, 2, 8, dtype=torch.uint8), torch.zeros(1, 4, 4, dtype=torch.uint8)
     assert content_of(one) != content_of(other) and content_of(Image.new("L", (2, 8))) != content_of(Image.new("L", (8, 2)))
+
+
+def test_classes_keep_their_names_and_numbers_if_a_record_has_no_label():
+    names = ["ant", "bee", "cat", "dog"]
+    given = [{"label": number} for number in (3, None, 1, -1)]
+    labels, classes = numbered_labels(given, {"label": names})
+    assert labels["label"].tolist() == [3, -1, 1, -1] and classes["label"] == names
+
+
+@pytest.mark.parametrize("workers", [-1, 1.5, "2", True])
+def test_a_wrong_number_of_processes_is_said_at_once(workers):
+    with pytest.raises(UserError, match="workers, the number of processes"):
+        Records(Pictures(3), workers=workers)
+
+
+def test_records_that_dpfed_opened_are_no_data_set():
+    opened = Records(Pictures(3))
+    for data in ({"data": opened}, {"data": Pictures(3), "validation": opened}, {"data": Pictures(3), "test": opened}):
+        with pytest.raises(UserError, match="got a Records.*records-opened"):
+            Records(**data)

@@ -118,6 +118,14 @@ def test_held_out_records_are_exact_in_number_in_any_order(tmp_path: Path, pictu
     assert spread[0] < 60 and spread[-1] > 240  # not the first ones
 
 
+@pytest.mark.parametrize("split", ["train", "tests", None])
+def test_records_are_held_out_for_a_held_out_split_only(tmp_path: Path, pictures, split) -> None:
+    with pytest.raises(ValueError, match="'validation', 'test'"), StoreWriter(tmp_path / "s", name="x", kind="image") as writer:
+        writer.add(RecordInput("a", pictures.array(8, 8)))
+        writer.hold_out(1, split)
+    assert not (tmp_path / "s").exists()
+
+
 def test_open_or_write_writes_once(tmp_path: Path, pictures) -> None:
     calls = []
 

@@ -215,3 +215,9 @@ def test_squares_that_were_made_in_another_way_are_refused(tmp_path: Path) -> No
     for resize, interpolation in (("squash", "bicubic"), ("pad", "bicubic"), ("crop", "bilinear")):
         with pytest.raises(UserError, match="view-made-squares"):
             use("cropped", resize, interpolation)
+
+
+@pytest.mark.parametrize("how", [("cut", "bicubic"), ("crop", "nearest"), ("pad", "")])
+def test_unknown_words_are_said(how):
+    with pytest.raises(ValueError, match="unknown .*expected 'bicubic' or 'bilinear'|unknown .*expected 'crop'"):
+        square(Image.new("RGB", (9, 8)), 4, *how)
