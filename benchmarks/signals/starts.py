@@ -22,6 +22,7 @@ _FEW = 15.0  # seconds of eight busy processes on two cores, within which a comm
 _MOST = 90.0
 _GRACE = 10.0  # seconds for processes that a command has left to notice it
 _PYTHON_BEGINS = 2.0  # seconds within which Python itself begins, under load
+_BEFORE_DPFED = "Fatal Python error: init_import_site"  # Ctrl-C while Python reads site-packages: nothing of dpfed has run
 
 
 @dataclass
@@ -121,7 +122,7 @@ def _judge(start: Start, command: Command, said: str) -> None:
             start.wrong.append(f"ended by itself with {start.code}")
     elif start.code == CODES[start.number] or (ordinary and start.code == 0) or (torchrun and start.code == 1):
         start.end = "stopped"
-    elif start.code == -start.number:
+    elif start.code == -start.number or (start.code == 1 and _BEFORE_DPFED in said):
         start.end = "python"
     elif start.code in command.codes:
         start.end = "done"

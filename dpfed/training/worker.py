@@ -116,6 +116,7 @@ class Worker:
         self._microbatch = max(1, microbatch // (1 + public))
         self.threshold = bounding.clip_norm
         self._drawn_ahead: tuple[int, StepDraw] | None = None
+        self._made_ahead: tuple[int, dict[str, Tensor]] | None = None  # a step, and the views of its first microbatch
 
     @property
     def asks_about_norms(self) -> bool:
@@ -186,7 +187,7 @@ class Worker:
         self._prefetch_views(draw, ranges, step)
         for first, end in ranges:
             offsets = (draw.offsets[first : end + 1] - draw.offsets[first]).tolist()
-            views = self.views(draw.between(first, end), self._randomness, step, self._vector.device)
+            views = self._views_of(draw.between(first, end), step, first)
             if self._public_negatives and draw.keys is not None:
                 keys = draw.keys[first:end]
                 views, offsets = self._public_negatives.joined(
@@ -197,7 +198,7 @@ class Worker:
                 self._prefetch(step + 1)
             norms.append(self.engine.add_clipped(GroupBatch(views, offsets, step), clip, total, *asked))
             if is_last and beside:
-                self._prefetch(step + 1)
+                self._prefetch(step + 1, and_make=True)
         if not ranges:
             self._prefetch(step + 1)
         return norms
@@ -223,13 +224,28 @@ class Worker:
             *self._divided,
         )
 
-    def _prefetch(self, step: int) -> None:
-        """Draws the next step's records and starts reading its first images, during this step's last gradients and transfer."""
+    def _views_of(self, records: np.ndarray, step: int, first: int) -> dict[str, Tensor]:
+        """Returns the views of a microbatch that begins with the group `first`; those that `_prefetch` made are taken once."""
+        ahead, self._made_ahead = self._made_ahead, None
+        if ahead is not None and ahead[0] == step and first == 0:
+            return ahead[1]
+        return self.views(records, self._randomness, step, self._vector.device)
+
+    def _prefetch(self, step: int, and_make: bool = False) -> None:
+        """Draws the next step's records and starts reading its first images, during this step's last gradients and transfer.
+
+        Args:
+            step: The next step.
+            and_make: Whether its first views are made, too: a GPU makes them behind the pass that it computes at the moment.
+        """
         if step >= self._plan.steps:
             return
         draw = self.draw(step)
         self._drawn_ahead = step, draw
-        self._prefetch_views(draw, draw.microbatches(self._microbatch), step)
+        ranges = draw.microbatches(self._microbatch)
+        self._prefetch_views(draw, ranges, step)
+        if and_make and ranges:
+            self._made_ahead = step, self._views_of(draw.between(*ranges[0]), step, ranges[0][0])
 
     def _prefetch_views(self, draw: StepDraw, ranges: list[tuple[int, int]], step: int) -> None:
         """Announces, in order, the records and public negatives whose images will be needed."""

@@ -56,10 +56,28 @@ def test_a_gpu_gets_its_last_pass_before_the_host_draws_the_next_step(parts: Par
     worker, events = parts.learner.worker(Randomness.from_seed(2)), []
     add_clipped, draw_next = worker.engine.add_clipped, worker._prefetch
     worker.engine.add_clipped = lambda *given: events.append("pass") or add_clipped(*given)
-    worker._prefetch = lambda step: events.append("draw") or draw_next(step)
+    worker._prefetch = lambda step, *given, **named: events.append("draw") or draw_next(step, *given, **named)
     total = worker.bounded_sum(1).values
     assert events.count("draw") == 1 and events.index("draw") == len(events) - (1 if beside else 2)
     assert torch.equal(total, parts.learner.worker(Randomness.from_seed(2)).bounded_sum(1).values)
+
+
+@pytest.mark.parametrize("steps", [[0, 1, 2], [4, 5], [1, 3, 2]], ids=["in order", "the last two", "in any order"])
+def test_beside_a_gpus_pass_the_next_steps_first_views_are_made_once(parts: Parts, steps: list[int], monkeypatch) -> None:
+    monkeypatch.setattr("dpfed.training.worker._computes_beside_the_host", lambda device: True)
+    worker, made, passes = parts.learner.worker(Randomness.from_seed(2)), [], []
+    views, add_clipped = worker.views, worker.engine.add_clipped
+    worker.views = lambda records, randomness, step, device: made.append(step) or views(records, randomness, step, device)
+    worker.engine.add_clipped = lambda *given: passes.append(len(made)) or add_clipped(*given)
+    sums = []
+    for step in steps:
+        sums.append(worker.bounded_sum(step).values.clone())
+        ahead = step + 1 if step < 5 else None
+        assert worker._made_ahead is None if ahead is None else worker._made_ahead[0] == ahead == made[-1]
+    for number, step in enumerate(steps):
+        if number + 1 < len(steps) and steps[number + 1] == step + 1:  # none is made a second time
+            assert made.count(step + 1) == len(worker.draw(step + 1).microbatches(12))
+        assert torch.equal(sums[number], parts.learner.worker(Randomness.from_seed(2)).bounded_sum(step).values)
 
 
 def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Parts) -> None:
