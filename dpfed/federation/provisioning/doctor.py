@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from dpfed import __version__
 from dpfed.budgets.refusals import percent, shown
 from dpfed.budgets.registry import budgets_of
@@ -145,9 +147,9 @@ def _socket(paths: SitePaths) -> Iterator[Finding]:
 def _store(site: SiteFolder) -> Iterator[Finding]:
     settings = site.settings()
     store = RecordStore.open(settings.store)
-    refuse_too_few(site.own_card().records, store, f"{site.card}: records =")
     if not site.left:
         site.refuse_other_records(store)
+    refuse_too_few(site.own_card().records, store, f"{site.card}: records =")
     said = f"{settings.store}, {store.training_records:,} training records, fingerprint {store.contents}"
     yield Finding("store", State.GOOD, said)
 
@@ -178,7 +180,12 @@ def _code(paths: SitePaths) -> Iterator[Finding]:
     site, text = paths.site, paths.kit.terms
     if site.left or not site.joined and text is None:
         return
-    terms = site.terms() if site.joined else Terms.model_validate(text)
+    try:
+        terms = site.terms() if site.joined else Terms.model_validate(text)
+    except ValidationError:
+        said = f"dpfed {__version__} cannot read the terms in the kit"
+        yield Finding("code", State.BAD, said, f"install the coordinator's release, dpfed {paths.kit.release}")
+        return
     if site.joined:
         site.refuse_code(terms)
     else:
