@@ -36,7 +36,7 @@ class Reason(StrEnum):
 class Rejected(Exception):
     """Raised if a site's answer does not count: it did not arrive, is a refusal, or is not one that the terms allow.
 
-    The text of this error goes into the journal, and in a greeting to the operator.
+    The text of this error goes into the journal. If the answer was to a greeting, the operator sees the text, too.
     """
 
 

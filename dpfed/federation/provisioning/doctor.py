@@ -22,7 +22,7 @@ from dpfed.federation.flower.app_folder import FLOWER_VERSION
 from dpfed.federation.provisioning.certificates import AUTHORITY, is_whole
 from dpfed.federation.provisioning.network import Finding, State, of_certificate, of_connection, of_port
 from dpfed.federation.provisioning.services import NODE_PORT
-from dpfed.federation.provisioning.site_paths import SitePaths
+from dpfed.federation.provisioning.site_paths import KIT, SitePaths
 from dpfed.federation.site.allowed import described_code
 from dpfed.federation.site.folder import SiteFolder, refuse_too_few
 from dpfed.federation.site.local_socket import refuse_open_folder
@@ -118,7 +118,8 @@ def _keys(paths: SitePaths) -> Iterator[Finding]:
     else:
         yield Finding("keys", State.GOOD, "closed to other users")
     if not is_whole(paths.keys):
-        advice = f"restore it, or remove {paths.reply} and the SuperNode's keys, and run `dpfed site setup` again"
+        again = f"run `dpfed site setup` again with {paths.path / KIT} and --into {paths.path.parent}"
+        advice = f"restore it, or remove {paths.reply} and the SuperNode's keys, and {again}"
         yield Finding("keys", State.BAD, f"the key in {paths.keys} is damaged, or does not match node.pub", advice)
     for path in key_files[: 1 if site.left else 2]:
         read_bytes(path)  # raises PermissionError if this user may not

@@ -179,7 +179,7 @@ class Reply(Section):
         if not _is_node_key(self.node_key):
             raise UserError(
                 f"{path} holds an invalid SuperNode key: ask the site to remove keys/node, keys/node.pub and reply.json, and "
-                "to repeat `dpfed site setup`. [kit-reply-key]"
+                "to repeat `dpfed site setup` with its newest kit. [kit-reply-key]"
             )
 
 

@@ -315,7 +315,8 @@ class _Office:
             for key in (reply.card.signing_key, reply.card.exchange_key, " ".join(reply.node_key.split()[:2])):
                 if owners.setdefault(key, name) != name:
                     raise UserError(
-                        f"{path}: {name} and {owners[key]} share a key: run `dpfed site setup` for each. [project-keys]"
+                        f"{path}: {name} and {owners[key]} share a key: ask one of them to give `dpfed site setup` in a new "
+                        "folder (--into) and send the new reply, and put that in the old reply's place. [project-keys]"
                     )
 
     def _invitation(self, site: str) -> str:

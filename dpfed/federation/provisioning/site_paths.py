@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.certificates import AUTHORITY, NODE_PUBLIC, make_site_keys
@@ -146,7 +147,7 @@ class SitePaths:
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{self._origin} is missing or damaged: it names the coordinator. Restore the file, or remove {self.reply} "
-                f"and run `dpfed site setup` again with {self.path / KIT}. [kit-origin-damaged]"
+                f"and run `dpfed site setup` again with {self.path / KIT} and --into {self.path.parent}. [kit-origin-damaged]"
             ) from error
 
     def unpack(self, kit: Path) -> bool:
@@ -288,6 +289,15 @@ def _differs(path: Path, content: bytes) -> bool:
     return not path.is_file() or read_bytes(path) != content
 
 
+def _is_proxy(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return is_one and text.isprintable() and " " not in text
+    except ValueError:  # such as a port that is no number
+        return False
+
+
 def _refuse_proxy(proxy: str | None) -> None:
-    if proxy is not None and not (proxy.startswith(("http://", "https://")) and proxy.isprintable() and " " not in proxy):
+    if proxy is not None and not _is_proxy(proxy):
         raise UserError(f"--proxy {json.dumps(proxy)} is not a proxy's address: expected http://HOST:PORT. [site-proxy]")

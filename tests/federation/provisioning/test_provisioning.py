@@ -476,7 +476,13 @@ def test_a_site_and_its_doctor_know_whether_its_anchors_are_there(office, public
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"budget": -1.0}, "budget"), ({"delta": 2.0}, "delta"), ({"declared": 1}, "--declared"), ({"device": "gpu"}, "device")],
+    [
+        ({"budget": -1.0}, "budget"),
+        ({"delta": 2.0}, "delta"),
+        ({"declared": 1}, "--declared"),
+        ({"device": "gpu"}, "device"),
+        *(({"proxy": proxy}, "site-proxy") for proxy in ("proxy:1", "http://", "http://p:x", "http://p:0", "http://p:1\n")),
+    ],
 )
 def test_settings_that_cannot_be_leave_nothing_behind(invited, tmp_path, settings, said):
     office, done, _ = invited
