@@ -45,7 +45,7 @@ class CoordinatorFolder:
         """Returns the names of the sites that have left; an empty list if their file is missing or cannot be read."""
         try:
             return list(map(str, json.loads(read_text(self._left))))
-        except (OSError, ValueError, TypeError):  # the list only explains absences
+        except (OSError, ValueError, TypeError, RecursionError):  # the list only explains absences
             return []
 
     @classmethod

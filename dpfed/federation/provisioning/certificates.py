@@ -161,7 +161,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
             )
         return certificate, key
     if certificate_file.exists():
-        raise UserError(f"{certificate_file} lacks its key {key_file}: restore both, or use a new folder. [certificate-no-key]")
+        raise UserError(f"{certificate_file} lacks its key: put {key_file} back, or use a new folder. [certificate-no-key]")
     key = _private_key(key_file)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dpfed federation authority")])
     certificate = (

@@ -11,6 +11,7 @@ from dpfed.budgets.registry import budgets_of
 from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.provisioning import site_paths
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.kits import Kit, Reply
@@ -287,6 +288,12 @@ def test_a_damaged_state_of_a_folder_is_named(office, content):
         office.provision()
     with pytest.raises(UserError, match="project-state-damaged"):
         state_of(chest)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"1", b"[" * 100_000])
+def test_a_damaged_list_of_who_left_only_explains_less(tmp_path, content):
+    (tmp_path / "left.json").write_bytes(content)
+    assert CoordinatorFolder(tmp_path).left() == []
 
 
 def test_two_sites_of_one_name_or_one_key_are_told_apart(office, tmp_path):
