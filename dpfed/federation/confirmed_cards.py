@@ -56,17 +56,23 @@ def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) ->
     write_atomically(path, json.dumps(sorted({*confirmed_in(path), *given}), indent=1) + "\n")
 
 
-def refuse_strangers(terms: Terms, confirmed: list[str]) -> None:
+def refuse_strangers(terms: Terms, confirmed: list[str], listed: Path | None = None) -> None:
     """Refuses terms that lack a confirmed card: the coordinator may have put another card in its place.
+
+    Args:
+        terms: Terms of the federation.
+        confirmed: Fingerprints of confirmed cards.
+        listed: File that lists these cards already; default: none does.
 
     Raises:
         UserError: If a confirmed card is missing; the message names it.
     """
     members = {member.fingerprint for member in terms.sites}
     if strange := [each for each in confirmed if each not in members]:
+        again = "" if listed is None else f" If it is wrong, remove {listed}, and `dpfed site confirm` the right cards again."
         raise UserError(
             f"no member of these terms has the card {strange[0]}: compare it again with the site that it belongs to. If it is "
-            "right, the coordinator has left that site out, or put another one in its place. [card-stranger]"
+            f"right, the coordinator has left that site out, or put another one in its place.{again} [card-stranger]"
         )
 
 
@@ -74,5 +80,8 @@ def _fingerprint(card: str) -> str:
     """Returns the usual form of a fingerprint that somebody wrote down: spaces, dashes and case do not matter."""
     plain = re.sub(r"[\s:-]", "", card).lower()
     if not re.fullmatch("[0-9a-f]{32}", plain):
-        raise UserError(f"{card!r} is not the fingerprint of a card: expected 32 hexadecimal digits. [card-fingerprint]")
+        raise UserError(
+            f"{card!r} is not the fingerprint of a card: expected 32 hexadecimal digits. [card-fingerprint]",
+            command="On the command line: put quotes around a fingerprint that has spaces.",
+        )
     return " ".join(plain[at : at + 4] for at in range(0, 32, 4))

@@ -29,7 +29,9 @@ def own_folder(folder: Path) -> Iterator[Path]:
         with new_folder(folder, mode=0o700) as draft:
             yield draft
     except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder. [member-folder-failed]") from error
+        raise UserError(
+            f"cannot make {folder}: {error.strerror or error}; choose another folder. [member-folder-failed]"
+        ) from error
 
 
 def refuse_taken(folder: Path) -> None:

@@ -36,7 +36,7 @@ class Reason(StrEnum):
 class Rejected(Exception):
     """Raised if a site's answer does not count: it did not arrive, is a refusal, or is not one that the terms allow.
 
-    The text of this error goes into the journal, and in a greeting to the operator.
+    The text of this error goes into the journal. If the answer was to a greeting, the operator sees the text, too.
     """
 
 
@@ -84,7 +84,8 @@ class Hello(Answer):
         last: Latest step that the site took part in; -1: none.
         session: Random id of the site's worker; a new one at each start.
         release: The site's release of dpfed.
-        offer: Keys for masking the step that the greeting names; ``None``: no sum of that step is masked.
+        offer: Keys for masking the step that the greeting names; ``None``: sums are not masked, or the site cannot take that
+            step.
     """
 
     nonce: str
@@ -102,7 +103,7 @@ class Sum(Answer):
         step: Training step.
         release: The site's release of dpfed.
         roster: Signature of the roster for which the sum was masked; ``None``: the sum is not masked, or no site may drop out.
-        offer: Keys for masking the next step; ``None``: no sum of that step is masked.
+        offer: Keys for masking the next step; ``None``: sums are not masked, or this step is the last.
     """
 
     step: StrictInt

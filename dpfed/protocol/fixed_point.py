@@ -75,18 +75,19 @@ class Grid:
 
     @classmethod
     def for_sums(cls, bound: float, noise_std: float, share_std: float, unit: float | None = None) -> Grid:
-        """Returns the finest grid with a power of two as spacing on which the sum of all sites practically never wraps.
+        """Returns the finest grid on which the sum of all sites practically never wraps.
 
-        A coordinate wraps only if its noise exceeds 12 standard deviations (less half a grid step of rounding per site):
-        probability 4e-33, so 1e-22 in 1,200 steps of 11 million coordinates. A coordinate that wraps is wrong by 2^32 grid
-        steps. The release stays a function of the sum modulo 2^32, so wrapping costs accuracy and never privacy.
+        The spacing is a power of two, or `unit` times one. A coordinate wraps only if its noise exceeds 12 standard deviations
+        (less half a grid step of rounding per site): probability 4e-33, so 5e-23 in 1,200 steps of 11 million coordinates. A
+        coordinate that wraps is wrong by 2^32 grid steps. The release stays a function of the sum modulo 2^32, so wrapping
+        costs accuracy and never privacy.
 
         Args:
             bound: Largest L2 norm of the sum of all clipped sums, without noise: groups times clip norm, K C.
             noise_std: Standard deviation of the noise in the sum if every site arrives.
             share_std: Standard deviation of one site's part of that noise.
-            unit: Spacing of a finer grid on which the sums and their noise are integers; the new spacing is `unit` times a
-                power of two. Default: ``None``, the new spacing is any power of two.
+            unit: Spacing of a finer grid, in whole steps of which the sums and their noise are given; the new spacing is `unit`
+                times a power of two, at least `unit`. Default: ``None``, the new spacing is any power of two.
 
         Raises:
             UserError: If the standard deviation of a site's part is below 64 grid steps, so that the rounding could not be

@@ -62,6 +62,7 @@ class Identity:
 
         Raises:
             FileExistsError: If the file exists.
+            OSError: If the file cannot be written.
         """
         create_atomically(path, self._secret, mode=0o600)
 

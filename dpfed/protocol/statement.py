@@ -83,6 +83,8 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
 def epsilon_if_known(terms: Terms, own: int, confirmed: Collection[str]) -> float:
     """Returns the epsilon that holds for a site's records if only this site and the members that it has confirmed are honest.
 
+    The epsilon is infinite if no finite one holds.
+
     Args:
         terms: Terms of the federation.
         own: Number of the site.
@@ -166,6 +168,9 @@ def facts_of_federation(facts: CardFacts, journal: Path, simulated: bool, terms:
 
     Returns:
         The extended facts.
+
+    Raises:
+        UserError: If the journal is damaged.
     """
     plan, marks = terms.privacy_plan, facts.marks
     if simulated:
@@ -201,5 +206,8 @@ def terms_at(path: Path) -> Terms | None:
 
     Args:
         path: File of the terms in the run's directory.
+
+    Raises:
+        UserError: If the terms cannot be read or are not valid, see `Terms.load`.
     """
     return Terms.load(path) if path.is_file() else None

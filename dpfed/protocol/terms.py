@@ -53,7 +53,7 @@ class Terms(Section):
     drops: int = Field(0, ge=0, description="d: number of sites that may drop out of a step (distributed and secure)")
     colluders: int = Field(1, ge=0, description="c: number of sites that may pool what they know (distributed and secure)")
     deadline: float = Field(120.0, ge=0.1, le=86_400, description="seconds that a step waits for the slowest site")
-    broadcast: Literal["fp32", "bf16"] = Field("fp32", description="how parameters travel to the sites; sums are always fp32")
+    broadcast: Literal["fp32", "bf16"] = Field("fp32", description="format in which parameters travel to the sites")
     coordinator: str = KEY
     basis: str | None = Field(None, description="the public basis of private moments, base64 of a safetensors file")
     sites: Items[Member] = Field(min_length=1)

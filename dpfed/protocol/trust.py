@@ -53,7 +53,7 @@ class Trust:
         colluders: Number of further sites that may tell others what they know, c; default 1.
 
     Raises:
-        UserError: If the mode cannot work with so many sites that drop out or collude.
+        UserError: If a number is negative, or the mode cannot work with so many sites that drop out or collude.
     """
 
     mode: Mode
@@ -85,8 +85,8 @@ class Trust:
         if self.mode == "secure" and 2 * d + c >= n and self.honest > 1:
             raise UserError(
                 f"secure sums of {n} sites, of which {c} may collude, can do without {max(0, n - c - 1) // 2} of them in a "
-                f"step, not without {d}: a lying server could show them different lists of the sites that answer. Lower "
-                "drops. [trust-server-lies]"
+                f"step, not without {d}: a lying server could show the sites different lists of the sites that answer. "
+                "Lower drops. [trust-server-lies]"
             )
 
     @property

@@ -45,7 +45,7 @@ class CoordinatorFolder:
         """Returns the names of the sites that have left; an empty list if their file is missing or cannot be read."""
         try:
             return list(map(str, json.loads(read_text(self._left))))
-        except (OSError, ValueError, TypeError):  # the list only explains absences
+        except (OSError, ValueError, TypeError, RecursionError):  # the list only explains absences
             return []
 
     @classmethod
@@ -73,7 +73,8 @@ class CoordinatorFolder:
 
         Raises:
             UserError: If the terms are impossible (see `refuse_proposal` and `Terms.agree`), if a card, the starting weights,
-                the coordinator's records or the public records cannot be used, or if the folder exists.
+                the coordinator's records or the public records cannot be used, or if the folder exists
+                or cannot be made.
         """
         folder, progress = cls(Path(path)), progress or Silent()
         refuse_taken(folder.path)  # before the slow steps
@@ -115,11 +116,19 @@ class CoordinatorFolder:
         return folder
 
     def identity(self) -> Identity:
-        """Reads the coordinator's long-term cryptographic keys, for signatures and for agreeing on secrets."""
+        """Reads the coordinator's long-term cryptographic keys, for signatures and for agreeing on secrets.
+
+        Raises:
+            UserError: If the file of the keys cannot be read, or is damaged.
+        """
         return Identity.load(self._identity)
 
     def config(self) -> Config:
-        """Returns the run's configuration."""
+        """Returns the run's configuration.
+
+        Raises:
+            UserError: If the file of the configuration cannot be read, or is damaged.
+        """
         return read_back(read_toml(self._config, "coordinator's configuration"), str(self._config))
 
 

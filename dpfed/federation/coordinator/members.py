@@ -208,7 +208,8 @@ class Members:
     def _why_absent(self, number: int) -> str:
         if self._name(number) in self._left():
             return _LEFT
-        return "it has not made its masks yet" if number in self._addresses else self._why.get(number, "it never came")
+        waits = "it has not sent its keys for masking yet"
+        return waits if number in self._addresses else self._why.get(number, "it has not answered the coordinator yet")
 
     def _reason(self, number: int) -> str:
         why, left = self._why_absent(number), self._backoff.left(number)

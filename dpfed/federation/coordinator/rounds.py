@@ -92,8 +92,8 @@ class Federation:
         """Returns the bounded sum of a step, see `Transport`; ``None``: the step is discarded.
 
         Raises:
-            UserError: If so many sites have already taken part in this step or a later one that the step cannot succeed, or if
-                the step was released before and its release is lost.
+            UserError: If so many sites have already taken part in this step or a later one that the step cannot succeed, if the
+                step was released before and its release is lost, or if another process writes the journal, too.
         """
         if self._paid.release_of(step) is not None:
             raise UserError(
@@ -129,7 +129,9 @@ class Federation:
         self._threshold = {"threshold": threshold}
 
     def wait_for_sites(self, step: int) -> None:
-        """Greets sites until enough can take part. Before this server's first step, waits for all sites, up to the deadline.
+        """Greets sites until enough can take part, without a time limit.
+
+        Before this server's first step, waits for all sites, up to the deadline, and then for enough of them.
 
         Raises:
             UserError: If so many sites have already taken part in this step or a later one that the step cannot succeed.

@@ -44,6 +44,9 @@ class Loopback:
         members: Processes, by name: `SUPERLINK`, for each site its SuperNode ("north") and the SuperNode's app ("north-app"),
             and `RUN`; more may be started, such as site workers.
         flwr: Operator's command ``flwr``.
+
+    Raises:
+        UserError: If Flower is not installed, or the folder holds certificates or keys already.
     """
 
     def __init__(
@@ -66,6 +69,10 @@ class Loopback:
 
         Args:
             meanwhile: Function that is called while the SuperNodes load, which takes seconds; default: none.
+
+        Raises:
+            RuntimeError: If the SuperLink or a SuperNode does not start; the message has the end of its log.
+            Unavailable: If Flower does not register a key.
         """
         keys = self.certificates
         command = ["flower-superlink", "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
@@ -171,6 +178,10 @@ def loopback(
 
     Yields:
         The running federation.
+
+    Raises:
+        UserError: If Flower is not installed, or does not register a key.
+        RuntimeError: If the SuperLink or a SuperNode does not start; the message has the end of its log.
     """
     with processes(folder / "logs") as members:
         federation = Loopback(folder, sockets, members, told)

@@ -23,6 +23,7 @@ from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.demo.loopback import RUN, Loopback, loopback
 from dpfed.federation.flower.app_folder import make_app_folder, require_flower
 from dpfed.federation.site.folder import SiteFolder
+from dpfed.files.atomic import DRAFT
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.progress import import_progress, signs_of_life
 from dpfed.protocol.terms import Terms
@@ -57,9 +58,13 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
     if not (parties / _READY).exists():
         if parties.exists():  # an attempt that was cut short, before anything was spent
             ours = {"stores", "coordinator", *map(site_folder, range(sites))}
-            if not RunDirectory.unused(path) or {path.name for path in parties.iterdir()} - ours:
+            others = {each.name for each in parties.iterdir() if not each.name.startswith(".")} - ours
+            if not RunDirectory.unused(path) or others:
                 raise UserError(f"{parties} is in use: choose another --run. [flower-demo-in-use]")
-            shutil.rmtree(parties)
+            drafts = tuple(f".{name}{DRAFT}" for name in ours)
+            for each in parties.iterdir():
+                if each.is_dir() and (each.name in ours or each.name.startswith(drafts)):
+                    shutil.rmtree(each)
         _found(config, parties, sites, skew, options)
         (parties / _READY).touch()
     with tempfile.TemporaryDirectory(prefix="dpfed-") as folder:

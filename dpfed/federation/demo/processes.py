@@ -44,6 +44,7 @@ class Processes:
 
         Raises:
             ValueError: If a process of that name still runs.
+            OSError: If the program does not exist, or cannot be started.
         """
         if self.running(name):
             raise ValueError(f"{name} runs already")

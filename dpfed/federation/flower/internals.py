@@ -16,8 +16,9 @@ Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's comm
   ``flwr/supernode/cli/flower_supernode.py``.
 - `RunNotRunningException`, which ``Grid`` raises when the operator has stopped the run.
 
-On an upgrade: change ``FLOWER_VERSION`` in ``app_folder.py`` and the range of ``flwr`` in ``pyproject.toml``, and run the tests
-of this room. They show what no longer fits. Then read the files above: their behaviour may have changed, too.
+On an upgrade: change ``FLOWER_VERSION`` in ``app_folder.py`` and the range of ``flwr`` in ``pyproject.toml``, and run
+``tests/federation/flower``. These tests show what no longer fits. Then read the files above: their behaviour may have changed,
+too.
 """
 
 # ruff: noqa: E402 the version is checked first

@@ -23,6 +23,7 @@ from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.flower.app_folder import make_app_folder
 from dpfed.federation.flower.command import CONNECTION, HOST, START, FlowerCommand, Unavailable
+from dpfed.federation.provisioning.provision import state_of, visible_files
 from dpfed.federation.provisioning.services import LINK_PORT
 from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_text
@@ -40,7 +41,7 @@ class Operator:
         port: Port of the SuperLink, on loopback; default: the port for which the folder was provisioned.
 
     Raises:
-        UserError: If the folder does not hold terms yet, or Flower is not installed.
+        UserError: If the folder does not hold terms yet or is damaged, or if Flower is not installed.
     """
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
@@ -65,7 +66,8 @@ class Operator:
                     return
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"no SuperLink listens on {HOST}:{self._port}: start dpfed-superlink, then try again. [flower-no-link]"
+                    f"no SuperLink listens on {HOST}:{self._port}: start dpfed-superlink (or programs/superlink), "
+                    "then try again. [flower-no-link]"
                 )
             time.sleep(0.5)
 
@@ -75,16 +77,15 @@ class Operator:
         Each change is recorded on disk at once: Flower takes no key twice, and does not tell to which key a SuperNode belongs.
 
         Raises:
-            UserError: If the folder of keys is missing.
+            UserError: If the folder of keys is missing, or the list of registered keys is damaged.
             Unavailable: If one of Flower's commands fails.
         """
         if not (self._folder / "nodes").is_dir():  # a missing folder must not unregister every SuperNode
             raise UserError(f"{self._folder / 'nodes'} is missing: `dpfed federation provision` makes it. [flower-no-nodes]")
-        wanted = {key.read_text(): key for key in sorted((self._folder / "nodes").glob("*.pub"))}
+        wanted = {read_text(key): key for key in visible_files(self._folder / "nodes", ".pub")}
         listed = self._flwr.facts("supernode", "list", CONNECTION)["nodes"]
         there = {str(node["node-id"]) for node in listed if node["status"] not in _GONE}
-        registered: dict[str, Any] = json.loads(read_text(self._registered)) if self._registered.exists() else {}
-        known = {key: tuple(entry) for key, entry in registered.items() if entry[0] in there}  # a new SuperLink knows none
+        known = {key: entry for key, entry in self._entries().items() if entry[0] in there}  # a new SuperLink knows none
         for key in known.keys() - wanted.keys():
             node, name = known.pop(key)
             self._flwr.text("supernode", "unregister", node, CONNECTION)
@@ -99,6 +100,18 @@ class Operator:
             known[key] = node, name
             write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
             print(f"the SuperNode {name} is registered, as {node}", flush=True)
+
+    def _entries(self) -> dict[str, tuple[str, str]]:
+        """Returns the number and the name of each SuperNode that was registered, by its public key."""
+        if not self._registered.exists():
+            return {}
+        try:
+            return {key: (str(node), str(name)) for key, (node, name) in json.loads(read_text(self._registered)).items()}
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f"{self._registered} is damaged: remove it, restart dpfed-superlink (or programs/superlink), and repeat this "
+                "command, which then registers all keys. [flower-registered-damaged]"
+            ) from error
 
     def _admitted(self, key: Path, nameless: set[str]) -> str | None:
         """Registers a key and returns the number of its SuperNode.
@@ -150,7 +163,7 @@ class Operator:
 
     @property
     def run_folder(self) -> Path:
-        """Directory of the run: ``runs/NAME`` in this folder, after the federation's name.
+        """Directory of the run: ``runs/NAME`` in this folder; NAME is the federation's name.
 
         If an earlier version of dpfed began the run, its directory is ``run``.
         """
@@ -164,7 +177,7 @@ class Operator:
         while not stop.wait(_LOOK):
             try:
                 # A site's new key is in the same file as its old one, so the content counts, too.
-                keys = {(file.name, file.read_text()) for file in (self._folder / "nodes").glob("*.pub")}
+                keys = {(file.name, read_text(file)) for file in visible_files(self._folder / "nodes", ".pub")}
                 if keys != before:
                     self.register()
                     before, said = keys, ""
@@ -181,8 +194,7 @@ class Operator:
 
 def _provisioned(folder: Path) -> tuple[str, int]:
     """Returns the name of a provisioned federation, and the port of its SuperLink."""
-    state = folder / "provision.json"
-    known = json.loads(read_text(state)) if state.exists() else {}
+    known = state_of(folder) if (folder / "provision.json").exists() else {}
     return str(known.get("name", "run")), int(known.get("link_port", LINK_PORT))
 
 
@@ -206,7 +218,8 @@ def operate(folder: Path, port: int | None = None) -> int:
 
     Raises:
         Unavailable: If no SuperLink listens, or a command of Flower fails.
-        UserError: If the folder was not provisioned completely, Flower is not installed, or the app folder cannot be made.
+        UserError: If the folder was not provisioned completely or is damaged, Flower is not installed, or the app folder
+            cannot be made.
     """
     operator = Operator(folder, port)
     operator.wait_for_link()

@@ -58,12 +58,15 @@ def serve(address: str, secret: bytes) -> None:
     """Handles the messages of a SuperNode, without end. The SuperNode may start later, and restart.
 
     Args:
-        address: Address of the SuperNode's Runtime API, on this machine.
+        address: Address of the SuperNode's Runtime API, on this machine, as HOST:PORT.
         secret: Secret shared with the SuperNode, so that no other user of the machine can take its messages.
 
     Raises:
-        UserError: If the SuperNode refuses the secret.
+        UserError: If the address is not HOST:PORT, or the SuperNode refuses the secret.
     """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"the SuperNode's address is {address!r}: expected HOST:PORT, such as 127.0.0.1:9200. [flower-address]")
     room = threading.BoundedSemaphore(_MOST)
     with tasks_of(address, secret) as next_task:
         while True:
@@ -103,7 +106,7 @@ def stay(address: str, secret: Path) -> None:
         secret: File of the secret, which the SuperNode has, too.
 
     Raises:
-        UserError: If the SuperNode refuses the secret.
+        UserError: If the address is not HOST:PORT, or the SuperNode refuses the secret.
         OSError: If the file cannot be read.
     """
     shorten_fetching()

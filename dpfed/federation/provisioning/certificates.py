@@ -45,8 +45,9 @@ def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) 
         days: Number of days for which the server's certificate is valid; default: 365.
 
     Raises:
-        UserError: If the server's certificate exists, if the authority's certificate is damaged or its key is missing, if a key
-            is damaged or not of the kind that dpfed makes, or if a host is neither a name nor an IP address.
+        UserError: If the server's certificate exists, if the authority's certificate is damaged or its key is missing or that
+            of another certificate, if a key is damaged or not of the kind that dpfed makes, or if a host is neither a name nor
+            an IP address.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _refuse_existing(folder / SERVER)
@@ -102,7 +103,11 @@ def make_site_keys(folder: Path) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Returns whether the private key of a site's SuperNode is undamaged, and matches the public key beside it."""
+    """Returns whether the private key of a site's SuperNode is undamaged, and matches the public key beside it.
+
+    Raises:
+        OSError: If a file of the keys cannot be read.
+    """
     try:
         key = serialization.load_ssh_private_key(read_bytes(folder / NODE), password=None)
     except (ValueError, UnsupportedAlgorithm):
@@ -148,9 +153,15 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
     """Returns the authority's certificate and key; makes them if there is no certificate."""
     certificate_file, key_file = folder / AUTHORITY, folder / AUTHORITY_KEY
     if certificate_file.exists() and key_file.exists():
-        return certificates_in(certificate_file)[0], _private_key(key_file)
+        certificate, key = certificates_in(certificate_file)[0], _private_key(key_file)
+        if certificate.public_key() != key.public_key():  # every site would refuse what this key signs
+            raise UserError(
+                f"{key_file} is the key of another certificate than {certificate_file}: put the right key there. "
+                "[certificate-other-key]"
+            )
+        return certificate, key
     if certificate_file.exists():
-        raise UserError(f"{certificate_file} lacks its key {key_file}: restore both, or use a new folder. [certificate-no-key]")
+        raise UserError(f"{certificate_file} lacks its key: put {key_file} back, or use a new folder. [certificate-no-key]")
     key = _private_key(key_file)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dpfed federation authority")])
     certificate = (

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from dpfed import __version__
 from dpfed.budgets.refusals import percent, shown
 from dpfed.budgets.registry import budgets_of
@@ -20,7 +22,7 @@ from dpfed.federation.flower.app_folder import FLOWER_VERSION
 from dpfed.federation.provisioning.certificates import AUTHORITY, is_whole
 from dpfed.federation.provisioning.network import Finding, State, of_certificate, of_connection, of_port
 from dpfed.federation.provisioning.services import NODE_PORT
-from dpfed.federation.provisioning.site_paths import SitePaths
+from dpfed.federation.provisioning.site_paths import KIT, SitePaths
 from dpfed.federation.site.allowed import described_code
 from dpfed.federation.site.folder import SiteFolder, refuse_too_few
 from dpfed.federation.site.local_socket import refuse_open_folder
@@ -116,7 +118,8 @@ def _keys(paths: SitePaths) -> Iterator[Finding]:
     else:
         yield Finding("keys", State.GOOD, "closed to other users")
     if not is_whole(paths.keys):
-        advice = f"restore it, or remove {paths.reply} and the SuperNode's keys, and run `dpfed site setup` again"
+        again = f"run `dpfed site setup` again with {paths.path / KIT} and --into {paths.path.parent}"
+        advice = f"restore it, or remove {paths.reply} and the SuperNode's keys, and {again}"
         yield Finding("keys", State.BAD, f"the key in {paths.keys} is damaged, or does not match node.pub", advice)
     for path in key_files[: 1 if site.left else 2]:
         read_bytes(path)  # raises PermissionError if this user may not
@@ -145,9 +148,9 @@ def _socket(paths: SitePaths) -> Iterator[Finding]:
 def _store(site: SiteFolder) -> Iterator[Finding]:
     settings = site.settings()
     store = RecordStore.open(settings.store)
-    refuse_too_few(site.own_card().records, store, f"{site.card}: records =")
     if not site.left:
         site.refuse_other_records(store)
+    refuse_too_few(site.own_card().records, store, f"{site.card}: records =")
     said = f"{settings.store}, {store.training_records:,} training records, fingerprint {store.contents}"
     yield Finding("store", State.GOOD, said)
 
@@ -178,7 +181,12 @@ def _code(paths: SitePaths) -> Iterator[Finding]:
     site, text = paths.site, paths.kit.terms
     if site.left or not site.joined and text is None:
         return
-    terms = site.terms() if site.joined else Terms.model_validate(text)
+    try:
+        terms = site.terms() if site.joined else Terms.model_validate(text)
+    except ValidationError:
+        said = f"dpfed {__version__} cannot read the terms in the kit"
+        yield Finding("code", State.BAD, said, f"install the coordinator's release, dpfed {paths.kit.release}")
+        return
     if site.joined:
         site.refuse_code(terms)
     else:

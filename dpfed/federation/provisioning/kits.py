@@ -95,7 +95,8 @@ class Kit(Origin):
             raise UserError(f"cannot read the kit {path}: {error.strerror or error}. [kit-unread]") from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(
-                f"{path} is not a kit of this release of dpfed: ask the coordinator for the kit again. [kit-file]"
+                f"{path} is not a kit of this release of dpfed: install the coordinator's release, or ask the coordinator for "
+                "the kit again. [kit-file]"
             ) from error
         if not is_signed(signed, signature, kit.coordinator):
             raise UserError(f"{path} is not as it was signed: ask the coordinator for the kit again. [kit-altered]")
@@ -167,7 +168,8 @@ class Reply(Section):
         if self.federation != kit.federation or self.invitation != kit.invitation:
             raise UserError(
                 f"{path} names the site {name}, but answers another kit than the one that was made for {name}: send "
-                "the kit again, and have the site reply to that. [kit-reply-other]"
+                "the kit again, and have the site give `dpfed site setup` with that kit and send the new reply. "
+                "[kit-reply-other]"
             )
         if self.protocol != PROTOCOL:
             raise UserError(
@@ -177,7 +179,7 @@ class Reply(Section):
         if not _is_node_key(self.node_key):
             raise UserError(
                 f"{path} holds an invalid SuperNode key: ask the site to remove keys/node, keys/node.pub and reply.json, and "
-                "to repeat `dpfed site setup`. [kit-reply-key]"
+                "to repeat `dpfed site setup` with its newest kit. [kit-reply-key]"
             )
 
 

@@ -151,7 +151,7 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
             channel = response.extensions["network_stream"].get_extra_info("ssl_object")
             certificate = x509.load_der_x509_certificate(channel.getpeercert(True))
             date = response.headers.get("date")
-    except (httpx.HTTPError, OSError, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, OSError, ValueError) as error:  # ImportError: a SOCKS proxy
         text = str(error) or type(error).__name__
         for words, (said, advice) in _WRONG.items():
             if words in text.lower():
@@ -181,6 +181,8 @@ def of_clock(date: str | None) -> Iterator[Finding]:
     except ValueError:
         yield Finding("clock", State.UNKNOWN, "the coordinator does not say what time it is", "compare the clocks by telephone")
         return
+    if theirs.tzinfo is None:  # the zone -0000
+        theirs = theirs.replace(tzinfo=datetime.UTC)
     away = (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()
     said = f"{abs(away):,.0f} s {'ahead of' if away > 0 else 'behind'} the coordinator's"
     if not -_BEHIND <= away <= _AHEAD:

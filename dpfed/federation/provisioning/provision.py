@@ -14,6 +14,7 @@ import secrets
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder, refuse_proposal
@@ -24,7 +25,7 @@ from dpfed.federation.provisioning.project import Project
 from dpfed.federation.provisioning.services import PROGRAMS, coordinator_files, require_plain
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
-from dpfed.files.reading import read_bytes
+from dpfed.files.reading import read_bytes, read_text
 from dpfed.progress import Progress
 from dpfed.protocol.identity import Identity
 from dpfed.protocol.terms import Terms
@@ -32,6 +33,7 @@ from dpfed.runs.records import with_absolute_paths
 
 INNER_DAYS = 3650  # the SuperLink's own certificate never leaves its machine
 _LOCK = ".lock"
+_STATE = "provision.json"
 _AFTER = {  # what to do when a file of the coordinator, or one in a folder, has changed
     "README.md": "read it again",
     "proxy.conf": "run `nginx -t && nginx -s reload`, so that the proxy uses it",
@@ -64,6 +66,31 @@ class Provisioned:
     terms: Terms | None = None
 
 
+def state_of(folder: Path) -> dict[str, Any]:
+    """Returns what `provision` keeps in a coordinator's folder: the federation's name, the invitations, the SuperLink's port.
+
+    Raises:
+        UserError: If the file that holds this is damaged.
+        OSError: If the file cannot be read.
+    """
+    try:
+        state = json.loads(read_text(folder / _STATE))
+    except (ValueError, RecursionError):
+        state = None
+    kinds = {"name": str, "invitations": dict, "link_port": int}
+    if not isinstance(state, dict) or not all(isinstance({"link_port": 0, **state}.get(key), kinds[key]) for key in kinds):
+        raise UserError(f"{folder / _STATE} is damaged: restore it from a backup. [project-state-damaged]")
+    return state
+
+
+def visible_files(folder: Path, suffix: str) -> list[Path]:
+    """Returns the files in a folder whose names end with `suffix`, sorted.
+
+    Hidden files are left out: file systems and copying programs leave some, such as ``._north.json``.
+    """
+    return sorted(path for path in folder.glob(f"*{suffix}") if not path.name.startswith("."))
+
+
 def provision(project: Project, beside: Path, folder: Path | None = None, progress: Progress | None = None) -> Provisioned:
     """Makes or updates a coordinator's folder and the kits of its sites; if nothing is new, a repeated call changes nothing.
 
@@ -78,7 +105,8 @@ def provision(project: Project, beside: Path, folder: Path | None = None, progre
 
     Raises:
         UserError: If the folder cannot be used or belongs to another project, if sites or options of the project differ from
-            the terms, if a reply does not fit, if the server's certificate is for another host, or if the terms are impossible.
+            the terms, if a reply does not fit, if the server's certificate is for another host, if a file in the folder is
+            damaged, or if the terms are impossible.
     """
     path = require_plain((folder or beside.parent / project.name).absolute())
     office = _Office(path, project)
@@ -109,7 +137,7 @@ class _Office:
     def __init__(self, path: Path, project: Project) -> None:
         self.path, self._project = path, project
         self.certificates, self._kits, self._replies = path / "certificates", path / "kits", path / "replies"
-        self._nodes, self._key, self._state = path / "nodes", path / "identity.key", path / "provision.json"
+        self._nodes, self._key, self._state = path / "nodes", path / "identity.key", path / _STATE
         self.agreed = CoordinatorFolder(path / "federation")
         self.news: list[str] = []
 
@@ -119,7 +147,7 @@ class _Office:
         Raises:
             UserError: If the folder is used for something else, or another process provisions it.
         """
-        others = self.path.exists() and any(path.name != _LOCK for path in self.path.iterdir())
+        others = self.path.exists() and any(not path.name.startswith(".") for path in self.path.iterdir())
         if others and not os.path.lexists(self._state):
             raise UserError(f"{self.path} holds other files: give another folder with --folder. [project-folder-in-use]")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -129,11 +157,11 @@ class _Office:
         """Refuses a folder of another project, and sites or options that differ from those of the terms.
 
         Raises:
-            UserError: If the name, the sites or an option of the project is another one.
+            UserError: If the name, the sites or an option of the project is another one, or a file of the folder is damaged.
         """
         if not self._state.exists():
             return
-        name = json.loads(self._state.read_text())["name"]
+        name = state_of(self.path)["name"]
         if name != self._project.name:
             raise UserError(
                 f"{self.path} is for {name!r}, not for {self._project.name!r}: give another --folder. [project-other-name]"
@@ -185,7 +213,7 @@ class _Office:
             make_certificates(self.certificates / "inner", ["localhost", "127.0.0.1"], INNER_DAYS)
         project = self._project
         files = coordinator_files(project.name, str(self.path), project.host, project.port, project.link_port)
-        self._save(json.loads(self._state.read_text()) | {"link_port": project.link_port})
+        self._save(state_of(self.path) | {"link_port": project.link_port})
         for name, text in files.items():
             make_folder((self.path / name).parent)
             if _write_if_other(self.path / name, text.encode(), 0o755 if name.startswith(PROGRAMS) else 0o644):
@@ -204,7 +232,7 @@ class _Office:
             UserError: If a reply does not answer its site's kit, or contradicts another reply.
         """
         newest: dict[str, tuple[Path, Reply]] = {}
-        for path in sorted(self._replies.glob("*.json")):
+        for path in visible_files(self._replies, ".json"):
             reply = Reply.load(path)
             name = reply.card.name
             reply.refuse(path, self._expected(name))
@@ -238,7 +266,7 @@ class _Office:
             new = not (self._nodes / name).exists()
             if _write_if_other(self._nodes / name, content) or new:
                 self.news.append(f"the SuperNode's key {Path(name).stem} is new: the run registers it")
-        for file in self._nodes.glob("*.pub"):
+        for file in visible_files(self._nodes, ".pub"):
             if file.name not in wanted:
                 file.unlink()
                 self.news.append(f"the SuperNode's key {file.stem} is out of use: the run unregisters it")
@@ -287,12 +315,13 @@ class _Office:
             for key in (reply.card.signing_key, reply.card.exchange_key, " ".join(reply.node_key.split()[:2])):
                 if owners.setdefault(key, name) != name:
                     raise UserError(
-                        f"{path}: {name} and {owners[key]} share a key: run `dpfed site setup` for each. [project-keys]"
+                        f"{path}: {name} and {owners[key]} share a key: ask one of them to give `dpfed site setup` in a new "
+                        "folder (--into) and send the new reply, and put that in the old reply's place. [project-keys]"
                     )
 
     def _invitation(self, site: str) -> str:
         """Returns the secret text in a site's kit that its reply must repeat; makes a new text for a new site."""
-        state = json.loads(self._state.read_text())
+        state = state_of(self.path)
         if site not in state["invitations"]:
             state["invitations"][site] = secrets.token_hex(16)
             self._save(state)

@@ -116,8 +116,10 @@ def require_plain(folder: Path) -> Path:
     """Returns the folder if its path can go into systemd units and commands.
 
     Raises:
-        UserError: If the path has characters with a special meaning in units and commands.
+        UserError: If the path has other characters than ASCII letters, digits and ``/ . _ -``.
     """
     if not _PLAIN.fullmatch(str(folder)):
-        raise UserError(f"{str(folder)!r}: choose a path of letters, digits and / . _ - only. [site-unit-path]")
+        raise UserError(
+            f"{str(folder)!r}: choose a path of digits, / . _ - and the letters A to Z and a to z only. [site-unit-path]"
+        )
     return folder

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.certificates import AUTHORITY, NODE_PUBLIC, make_site_keys
@@ -78,7 +80,7 @@ class SitePaths:
                 f"{paths.site.path} is there already, with keys of its own: `dpfed site join` takes a newer kit; "
                 "for another site, choose another folder with --into. [kit-set-up]"
             )
-        if paths.path.exists() and any(paths.path.iterdir()) and not cut_short:
+        if not cut_short and paths._in_use():
             raise UserError(f"{paths.path} is not empty: choose another folder with --into. [kit-folder-in-use]")
         paths.path.mkdir(parents=True, exist_ok=True)
         write_atomically(paths.path / KIT, read_text(kit), 0o644)  # first: it shows a setup that was cut short
@@ -91,6 +93,11 @@ class SitePaths:
             (paths.path / "venv").symlink_to(sys.prefix)
         SiteFolder.create(paths.site.path, read.site, store, declared, **settings)
         return paths._finished(read)
+
+    def _in_use(self) -> bool:
+        """Returns whether the folder holds files. Hidden files of the file system, such as ``.DS_Store``, do not count."""
+        there = self.path.iterdir() if self.path.exists() else ()
+        return any(not path.name.startswith(".") or path == self.settings for path in there)
 
     def _finished(self, kit: Kit) -> SitePaths:
         """Records from which coordinator this site takes kits, and writes the first reply."""
@@ -140,7 +147,7 @@ class SitePaths:
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{self._origin} is missing or damaged: it names the coordinator. Restore the file, or remove {self.reply} "
-                f"and run `dpfed site setup` again with {self.path / KIT}. [kit-origin-damaged]"
+                f"and run `dpfed site setup` again with {self.path / KIT} and --into {self.path.parent}. [kit-origin-damaged]"
             ) from error
 
     def unpack(self, kit: Path) -> bool:
@@ -209,13 +216,19 @@ class SitePaths:
         """Leaves the federation permanently. What was spent stays spent, and what was reserved stays reserved.
 
         Raises:
-            UserError: If another process serves the site, or the cached features cannot be deleted.
+            UserError: If another process serves the site, or the cached features cannot be deleted; or if the reply cannot be
+                written, see `write_reply`. In the last case the site has left all the same.
         """
         self.site.leave()
         self.write_reply()
 
     def write_reply(self) -> None:
-        """Writes the reply for the coordinator: card, SuperNode key, and whether the site has left."""
+        """Writes the reply for the coordinator: card, SuperNode key, and whether the site has left.
+
+        Raises:
+            UserError: If a file of the site that the reply needs is missing or damaged.
+            OSError: If the public key of the SuperNode cannot be read, or the reply cannot be written.
+        """
         origin = self.origin()
         reply = Reply(
             federation=origin.federation,
@@ -235,7 +248,7 @@ class SitePaths:
             return 0
 
     def env(self) -> dict[str, str]:
-        """Returns the settings in ``.env``.
+        """Returns the settings in ``.env``, without the quotes that may enclose a value.
 
         Raises:
             UserError: If the file is not text.
@@ -248,7 +261,7 @@ class SitePaths:
                 f"{self.settings} is damaged: expected lines of text, NAME=VALUE; restore it. [site-node-settings]"
             ) from error
         lines = [line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#")]
-        return {name.strip(): value.strip() for name, _, value in lines}
+        return {name.strip(): re.sub(r"^(['\"])(.*)\1$", r"\2", value.strip()) for name, _, value in lines}
 
     def _write(self, kit: Kit, file: Path) -> None:
         """Writes a kit and the files that follow from it. The kit comes last, so a call that was cut short can be repeated."""
@@ -276,6 +289,15 @@ def _differs(path: Path, content: bytes) -> bool:
     return not path.is_file() or read_bytes(path) != content
 
 
+def _is_proxy(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return is_one and text.isprintable() and " " not in text
+    except ValueError:  # such as a port that is no number
+        return False
+
+
 def _refuse_proxy(proxy: str | None) -> None:
-    if proxy is not None and not (proxy.startswith(("http://", "https://")) and proxy.isprintable() and " " not in proxy):
+    if proxy is not None and not _is_proxy(proxy):
         raise UserError(f"--proxy {json.dumps(proxy)} is not a proxy's address: expected http://HOST:PORT. [site-proxy]")

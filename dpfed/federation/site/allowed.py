@@ -38,7 +38,7 @@ def refuse_unknown(terms: Terms, names: Collection[str]) -> None:
     """
     known = {part.name for part in terms.code}
     if strange := sorted(set(names) - known):
-        there = f"they name {', '.join(sorted(known))}" if known else "they name no code"
+        there = f"they name {', '.join(sorted(known))}: allow only these" if known else "they name no code: leave --allow out"
         raise UserError(f"--allow {strange[0]}: these terms do not name it; {there}. [join-allow-unused]")
     refuse_other_code(terms.code)
     lacking = [(name, said) for name, said in described_code(terms) if name not in names]

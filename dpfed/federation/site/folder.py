@@ -144,22 +144,30 @@ class SiteFolder:
         return self._terms.is_file()
 
     def own_card(self) -> SiteCard:
-        """Returns the site's card."""
+        """Returns the site's card.
+
+        Raises:
+            UserError: If the file of the card cannot be read, or is damaged.
+        """
         return SiteCard.load(self.card)
 
     def confirm(self, cards: list[str]) -> None:
-        """Records that cards belong to other sites, see `dpfed.federation.confirmed_cards.confirm`."""
+        """Records that cards belong to other sites, see `dpfed.federation.confirmed_cards.confirm` for arguments and errors."""
         confirm(self._confirmed, cards, self.own_card(), self.terms() if self.joined else None)
 
     def confirmed(self) -> list[str]:
-        """Returns the fingerprints of the cards that the site's operator has confirmed."""
+        """Returns the fingerprints of the cards that the site's operator has confirmed.
+
+        Raises:
+            UserError: If their file is damaged.
+        """
         return confirmed_in(self._confirmed)
 
     def settings(self) -> SiteSettings:
         """Returns the site's settings.
 
         Raises:
-            UserError: If a setting is unknown or impossible.
+            UserError: If the file of the settings cannot be read, or a setting is unknown or impossible.
         """
         try:
             return SiteSettings.model_validate(read_toml(self._settings, "site settings"))
@@ -167,7 +175,11 @@ class SiteFolder:
             raise UserError(f"{self._settings}: {first_problem(error)}. [site-settings]") from error
 
     def identity(self) -> Identity:
-        """Reads the site's long-term cryptographic keys, for signatures and for agreeing on secrets."""
+        """Reads the site's long-term cryptographic keys, for signatures and for agreeing on secrets.
+
+        Raises:
+            UserError: If the file of the keys cannot be read, or is damaged.
+        """
         return Identity.load(self._identity)
 
     def randomness(self) -> Randomness:
@@ -194,7 +206,7 @@ class SiteFolder:
         """Returns the terms of the federation that the site joined.
 
         Raises:
-            UserError: If the site has joined no federation.
+            UserError: If the site has joined no federation, or the terms cannot be read or are damaged.
         """
         if not self.joined:
             raise UserError(f"{self.path} has joined no federation: `dpfed site join FOLDER KIT` joins one. [site-not-joined]")
@@ -218,7 +230,7 @@ class SiteFolder:
             allowed: Names of code that may run at this site, see `refuse_unknown`.
 
         Returns:
-            ``True`` if the site has joined.
+            ``True`` if the site has joined; ``False`` if `agreed` decided against it.
 
         Raises:
             UserError: If the terms do not have this site's card; if the site has joined before or has left; if the terms
@@ -234,7 +246,7 @@ class SiteFolder:
                 f"the terms describe this site otherwise than {self.card}: ask the coordinator for terms with this card. "
                 "[join-card]"
             )
-        refuse_strangers(terms, self.confirmed())
+        refuse_strangers(terms, self.confirmed(), self._confirmed)
         self.refuse_if_left()
         self.refuse_other_records(RecordStore.open(self.settings().store))
         if self.joined:
@@ -286,7 +298,10 @@ class SiteFolder:
         """
         budget = self.settings().budget
         if budget is not None and not plan.epsilon() <= budget:
-            raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}; this site allows {budget!r}. [join-budget]")
+            raise UserError(
+                f"these terms spend epsilon {round_up(plan.epsilon())}; this site allows {budget!r}: take no part, or raise "
+                "`budget` in site.toml if you agree to more. [join-budget]"
+            )
         if (delta := plan.promise.delta) > self.most_delta(plan):
             raise UserError(
                 f"these terms have delta {round_up(delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
@@ -320,9 +335,9 @@ class SiteFolder:
         card = self.own_card()
         if card.contents not in (None, store.contents):
             raise UserError(
-                f"{store.path} holds other records than when {self.card} was made: its fingerprint was {card.contents} and is "
-                f"{store.contents}, with {store.training_records:,} training records now. Nobody agreed to them: restore the "
-                "store, or leave (`dpfed site leave`) and make a new site. [site-records-changed]"
+                f"{store.path} holds other records than when {self.card} was made: the records' fingerprint was "
+                f"{card.contents} and is {store.contents}, with {store.training_records:,} training records now. Nobody agreed "
+                "to them: restore the store, or leave (`dpfed site leave`) and make a new site. [site-records-changed]"
             )
 
     def leave(self) -> None:
@@ -378,7 +393,7 @@ class SiteFolder:
         Raises:
             UserError: If another process serves the site.
         """
-        return noted_lock(self.path / ".lock", f"{self.path} is served by another process.")
+        return noted_lock(self.path / ".lock", f"{self.path} is served by another process: stop that process first.")
 
 
 def records_of_site(store: str | Path, declared: int | None, settings: dict[str, Any]) -> RecordStore:

@@ -58,7 +58,9 @@ def serve(
         between: Function that is called several times a second, also while packets are being answered; default: does nothing.
 
     Raises:
-        UserError: If the socket cannot be made, or another worker already answers at its path.
+        UserError: If the path of the socket or its directory is unsuitable, if another worker already answers at the path, or
+            if the group cannot be given access.
+        OSError: If the system cannot make the socket.
     """
     turn = threading.Lock()
     spared: dict[threading.Thread, float] = {}  # threads whose packet has come: time until which they may answer
@@ -249,6 +251,7 @@ def refuse_open_folder(folder: Path, user: int) -> None:
 
     Raises:
         UserError: If the folder is unsuitable; the message says why.
+        OSError: If the folder does not exist, or its permissions cannot be read.
     """
     status = folder.stat()
     if not stat.S_ISDIR(status.st_mode):
@@ -259,7 +262,10 @@ def refuse_open_folder(folder: Path, user: int) -> None:
             "directory of your own. [socket-folder-owner]"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UserError(f"others may write to {folder}, and put a socket there: choose another directory. [socket-folder-open]")
+        raise UserError(
+            f"others may write to {folder}, and put a socket there: `chmod go-w {folder}`, or choose another directory. "
+            "[socket-folder-open]"
+        )
 
 
 def _let_in(path: Path, group: str | None, mode: int) -> None:

@@ -118,7 +118,7 @@ def serve_site(folder: SiteFolder, socket: Path, log: Callable[[str], None], gro
 
     Raises:
         UserError: If the site has left or another process serves it, if it cannot be loaded (see `load_site`), or if the socket
-            cannot be made.
+            cannot be made (see `dpfed.federation.site.local_socket.serve`).
     """
     with folder.locked():
         folder.refuse_if_left()

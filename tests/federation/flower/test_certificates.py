@@ -1,5 +1,6 @@
 """Certificates hold in a real TLS handshake; keys are what Flower and OpenSSH read."""
 
+import shutil
 import socket
 import ssl
 import stat
@@ -79,6 +80,16 @@ def test_a_server_certificate_is_renewed_by_the_same_authority(tmp_path):
     assert (tmp_path / "ca.crt").read_bytes() == authority
     assert (tmp_path / "server.pem").read_bytes() != old
     assert handshake(tmp_path, "localhost")
+
+
+def test_the_key_of_another_authority_signs_nothing(tmp_path):
+    make_certificates(tmp_path / "a", ["localhost"])
+    make_certificates(tmp_path / "b", ["localhost"])
+    (tmp_path / "a" / "server.pem").unlink()  # as for a renewal
+    shutil.copy(tmp_path / "b" / "ca.key", tmp_path / "a" / "ca.key")
+    with pytest.raises(UserError, match="ca.key is the key of another certificate.*certificate-other-key"):
+        make_certificates(tmp_path / "a", ["localhost"])
+    assert not (tmp_path / "a" / "server.pem").exists()
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "ca.key", "server.key"])

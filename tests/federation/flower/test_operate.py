@@ -191,6 +191,21 @@ def test_a_key_unregistered_before_keeps_no_other_out(chest, link, keys, capsys)
     assert link.open(north) and link.open(south)
 
 
+def test_files_that_are_no_keys_or_damaged_end_no_thread(chest, link, keys):
+    (chest / "nodes" / "._north.pub").write_bytes(b"\0\5\26\7\xff")
+    Operator(chest).register()
+    assert all(map(link.open, keys))
+    registered = chest / "flower" / "operator" / "registered.json"
+    for content in (b"", b"[]", b'{"key": 1}', b"\xff"):
+        registered.write_bytes(content)
+        with pytest.raises(operate.UserError, match="registered.json is damaged.*flower-registered-damaged"):
+            Operator(chest).register()
+    registered.unlink()
+    link.restart()  # as the message says
+    Operator(chest).register()
+    assert all(map(link.open, keys))
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_registration_whose_answer_was_lost_is_taken_up(chest, link, keys, lost, capsys):
     link.lost = lost

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from dpfed.config import load_config
+from dpfed.errors import UserError
+from dpfed.federation.demo import one_machine
 from dpfed.federation.demo import processes as module
 from dpfed.federation.demo.processes import processes
 from tests.patience import exit_code, until
@@ -111,6 +114,24 @@ def test_those_that_are_deaf_share_one_time_to_end(tmp_path, monkeypatch):
             members.wait_for(name, "deaf", 20)
         began = time.monotonic()
     assert time.monotonic() - began < 3.0 and not any(map(members.running, ("one", "two", "three", "four")))
+
+
+def test_a_demo_that_was_killed_begins_anew_and_leaves_foreign_files(tmp_path, monkeypatch):
+    def found(config, parties, *_):
+        raise UserError(", ".join(sorted(path.name for path in parties.iterdir())))
+
+    monkeypatch.setattr(one_machine, "_found", found)
+    parties = tmp_path / "run-parties"
+    for name in ("stores", "site-0", ".site-1.partial-00ff00ff", ".stores.partial-00ff00ff"):  # as SIGKILL leaves them
+        (parties / name).mkdir(parents=True)
+    for name in (".stores.lock", ".DS_Store"):
+        (parties / name).touch()
+    again = [load_config("quickstart"), tmp_path / "run", 2, 0.8, {}]
+    with pytest.raises(UserError, match=r"^\.DS_Store, \.stores\.lock$"):
+        one_machine.federate(*again)
+    (parties / "notes.txt").touch()
+    with pytest.raises(UserError, match="flower-demo-in-use"):
+        one_machine.federate(*again)
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

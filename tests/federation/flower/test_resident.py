@@ -10,7 +10,9 @@ pytest.importorskip("flwr")
 from flwr.app import Message  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
+from dpfed.errors import UserError  # noqa: E402
 from dpfed.federation.flower import client_app as module  # noqa: E402
+from dpfed.federation.flower import resident  # noqa: E402
 from dpfed.federation.flower.channel import MESSAGE_TYPE, content_of, packet_in  # noqa: E402
 from dpfed.protocol.identity import Identity  # noqa: E402
 from dpfed.protocol.messages import (  # noqa: E402
@@ -46,6 +48,12 @@ def message(monkeypatch):
         return Message(content_of(sign(KEY, "t", kind)), 1, MESSAGE_TYPE, ttl=seconds)
 
     return make
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", ":9200", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:x", "localhost:65536"])
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(UserError, match="expected HOST:PORT.*flower-address"):
+        resident.serve(address, bytes(32))
 
 
 def test_a_step_waits_for_a_lost_worker_and_a_greeting_does_not(message, monkeypatch):

@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 
 import pytest
 
@@ -138,7 +139,15 @@ def test_an_absent_coordinator_and_an_absent_proxy(tmp_path):
         network.of_connection("localhost:9", tmp_path / "ca.crt", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "x, localhost"})
     )
     assert "through" not in direct.said
+    for odd in ("http://proxy:abc", "socks5://proxy:1", "proxy:3128"):
+        (finding,) = network.of_connection("localhost:9", tmp_path / "ca.crt", {"HTTPS_PROXY": odd})
+        assert finding.state is State.BAD and odd in finding.said and "HTTPS_PROXY in .env" in finding.advice
     assert "through http://127.0.0.1:9" in proxied.said and "secret" not in proxied.said
+
+
+def test_a_date_without_a_zone_is_one():
+    (finding,) = network.of_clock(time.strftime("%a, %d %b %Y %H:%M:%S -0000", time.gmtime()))
+    assert finding.state is State.GOOD
 
 
 @pytest.mark.parametrize(("days", "state"), [(0, State.BAD), (30, State.CARE), (365, State.GOOD)])

@@ -1,5 +1,6 @@
 """Whatever is wrong with what a site made for itself, its doctor says so, and what to do."""
 
+import json
 import os
 import shutil
 
@@ -67,9 +68,30 @@ def test_a_key_that_is_another_sites(place):
 def test_a_budget_that_was_lowered_since_the_site_joined(place):
     settings = place.site.path / "site.toml"
     settings.write_text(settings.read_text().replace("budget = 8.0", "budget = 1.0"))
-    assert "allows 1.0. [join-budget]" in bad(place)["budget"]
+    assert "allows 1.0: take no part" in bad(place)["budget"]
     with pytest.raises(UserError, match="join-budget"):
         load_site(place.site, lambda text: None)
+
+
+def test_values_in_quotes_count_as_for_systemd_and_a_shell(place):
+    place.settings.write_text('DPFED_PORT="9211"\nHTTPS_PROXY=\'http://proxy:3128\'\nODD="\n')
+    assert place.env() == {"DPFED_PORT": "9211", "HTTPS_PROXY": "http://proxy:3128", "ODD": '"'}
+    assert bad(place) == {}
+
+
+def test_terms_of_another_release_in_a_kit(place, monkeypatch):
+    kit = place.kit
+    newer = kit.model_copy(update={"terms": {**kit.terms, "unknown": 1}, "release": "9.9"})
+    monkeypatch.setattr(SitePaths, "kit", property(lambda self: newer))
+    (place.site.path / "terms.json").unlink()
+    assert "cannot read the terms in the kit" in bad(place)["code"] and "dpfed 9.9" in bad(place)["code"]
+
+
+def test_records_that_have_grown_are_to_be_restored_not_declared_anew(place):
+    """Nothing can be declared any more, once there is a card."""
+    card = json.loads(place.site.card.read_text())
+    place.site.card.write_text(json.dumps({**card, "records": 1, "contents": "0" * 32}))
+    assert "restore the store" in bad(place)["store"]
 
 
 def test_a_ledger_that_is_gone_or_closed(place):

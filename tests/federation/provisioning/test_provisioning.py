@@ -11,10 +11,12 @@ from dpfed.budgets.registry import budgets_of
 from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.provisioning import site_paths
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.kits import Kit, Reply
 from dpfed.federation.provisioning.network import State
+from dpfed.federation.provisioning.provision import state_of
 from dpfed.federation.provisioning.site_paths import SitePaths
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.files import atomic
@@ -262,6 +264,38 @@ def test_a_reply_that_was_altered_or_is_none_is_refused(invited):
         into.unlink()
 
 
+def test_hidden_files_of_file_systems_are_in_nobodys_way(office):
+    chest = office.folder / "chest"
+    for place in (chest, office.folder / "machines" / "north" / "chest-north"):
+        place.mkdir(parents=True)
+        (place / ".DS_Store").touch()
+    place = office.set_up("north", office.provision())
+    office.send(place)
+    hidden = [chest / "replies" / "._north.json", chest / "nodes" / "._north.pub"]
+    for file in hidden:
+        file.write_bytes(b"\0\5\26\7\xff")
+    done = office.provision()
+    assert done.waiting == ["south"] and all(file.exists() for file in hidden)
+    assert not any("._north" in news for news in done.news)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"{}", b'{"name": "chest", "invitations": 1}'])
+def test_a_damaged_state_of_a_folder_is_named(office, content):
+    chest = office.folder / "chest"
+    chest.mkdir()
+    (chest / "provision.json").write_bytes(content)
+    with pytest.raises(UserError, match="provision.json is damaged.*project-state-damaged"):
+        office.provision()
+    with pytest.raises(UserError, match="project-state-damaged"):
+        state_of(chest)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"1", b"[" * 100_000])
+def test_a_damaged_list_of_who_left_only_explains_less(tmp_path, content):
+    (tmp_path / "left.json").write_bytes(content)
+    assert CoordinatorFolder(tmp_path).left() == []
+
+
 def test_two_sites_of_one_name_or_one_key_are_told_apart(office, tmp_path):
     done = office.provision()
     place = office.set_up("north", done)
@@ -449,7 +483,13 @@ def test_a_site_and_its_doctor_know_whether_its_anchors_are_there(office, public
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"budget": -1.0}, "budget"), ({"delta": 2.0}, "delta"), ({"declared": 1}, "--declared"), ({"device": "gpu"}, "device")],
+    [
+        ({"budget": -1.0}, "budget"),
+        ({"delta": 2.0}, "delta"),
+        ({"declared": 1}, "--declared"),
+        ({"device": "gpu"}, "device"),
+        *(({"proxy": proxy}, "site-proxy") for proxy in ("proxy:1", "http://", "http://p:x", "http://p:0", "http://p:1\n")),
+    ],
 )
 def test_settings_that_cannot_be_leave_nothing_behind(invited, tmp_path, settings, said):
     office, done, _ = invited
