@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import warnings
 from typing import Any
 
@@ -80,4 +80,4 @@ def has_numbers(budget: BudgetLedger, epsilon: float, delta: float | None) -> bo
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

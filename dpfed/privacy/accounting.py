@@ -250,7 +250,9 @@ def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: f
             raise _too_generous(target, spent, numbers)
         lower = max(LEAST_NOISE, 0.5 * lower)
     try:
-        multiplier = _search(target, draft, steps, delta, "pld", interval, (lower, max(0.95 * by_rdp, lower)))
+        guess = 0.95 * by_rdp
+        guess = guess if guess > lower else 1.05 * lower
+        multiplier = _search(target, draft, steps, delta, "pld", interval, (lower, guess))
     except (NoBracketIntervalFoundError, OverflowError) as error:
         raise _too_coarse(target, numbers) from error
     if multiplier > by_rdp + _GRID:
