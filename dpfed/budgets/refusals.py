@@ -47,19 +47,24 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
             f"the budget of {store.path} is for users with all their records, and this run protects single records, of which a "
             f"{store.unit_name or 'user'} may have several: set privacy.unit = 'user'. [budget-for-users]"
         )
+    holds = store.path if found.by_name is None else found.budget.head.store
     raise UserError(
-        f"the budget of {store.path} is for single records, and this run protects whole units: nobody has proven what such "
-        "a run costs a single record. Set privacy.unit = 'record' (`dpfed budget set --unit user` sets a budget for users). "
-        "[budget-for-records]"
+        f"the budget of {holds} is for single records, and this run protects whole units: nobody has proven what such a run "
+        "costs a single record. Set privacy.unit = 'record', or leave groups out of a fit of PrivateCCA; the unit of a budget "
+        "never changes. [budget-for-records]"
     )
 
 
 def related(found: Found, store: RecordSet) -> str:
     """Returns half a sentence that explains why a budget found by record names holds for a store."""
-    names = f"{found.by_name or 0:.0%} of the budget's record names are in {store.path}"
+    names = f"{_share(found.by_name or 0.0)} of the budget's record names are in {store.path}"
     if found.equal is None:
         return names
-    return f"{names}, and {found.equal:.0%} of these records have equal images or captions"
+    return f"{names}, and {_share(found.equal)} of these records have equal images or captions"
+
+
+def _share(part: float) -> str:
+    return "less than 1%" if 0 < part < 0.01 else f"{part:.0%}"
 
 
 def question(found: Found, store: RecordSet) -> str:

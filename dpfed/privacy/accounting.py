@@ -11,11 +11,12 @@ import dataclasses
 import functools
 import logging
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from dpfed.errors import UserError
 from dpfed.privacy.loss_grid import ROUNDING, fitting_interval
 from dpfed.privacy.mechanism import Mechanism
+from dpfed.privacy.plan_checks import plain_number, require, require_within
 from dpfed.privacy.promise import round_up
 
 if TYPE_CHECKING:  # dp_accounting takes a second to import, and impossible plans are refused without it
@@ -132,9 +133,13 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accounta
         Epsilon; 0 if there are no steps, infinity if there is no noise.
 
     Raises:
-        UserError: If the accountant does not cover the mechanism's sampler.
+        UserError: If the accountant is unknown or does not cover the mechanism's sampler, or `steps` is not a whole number of
+            0 or more.
         Unresolved: If PLD accounting cannot compute epsilon; RDP accounting may be able to.
     """
+    require(accountant in get_args(Accountant), f"accountant must be 'pld' or 'rdp', got {accountant!r}")
+    steps = plain_number("steps", int, steps)
+    require_within("steps", steps, 0)
     return _epsilon(_accounted(mechanism), steps, delta, accountant)
 
 
@@ -270,7 +275,7 @@ def _too_coarse(target: float, numbers: str) -> Unresolved:
 def _too_generous(target: float, least: float, numbers: str) -> UserError:
     return UserError(
         f"epsilon {target:g} would need less noise than the smallest allowed: multiplier {LEAST_NOISE} already gives epsilon "
-        f"{least:.4g} {numbers}. Lower epsilon, or train without privacy (bounding.method = 'none'). [epsilon-too-large]"
+        f"{round_up(least)} {numbers}. Lower epsilon, or train without privacy (bounding.method = 'none'). [epsilon-too-large]"
     )
 
 

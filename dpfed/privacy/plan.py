@@ -391,7 +391,18 @@ class PrivacyPlan:
         return self.noise_of().std
 
     def epsilon(self, steps: int | None = None, accountant: Accountant | None = None) -> float:
-        """Computes the epsilon of `steps` steps (default: all) at the plan's delta, by `accountant` (default: the plan's)."""
+        """Computes the epsilon of a number of steps at the plan's delta.
+
+        Args:
+            steps: Number of steps, also above the plan's; default: all steps of the plan.
+            accountant: Accountant that computes epsilon, ``pld`` or ``rdp``; default: the plan's.
+
+        Returns:
+            Epsilon; infinity without noise.
+
+        Raises:
+            UserError: If `steps` or `accountant` is impossible, or the accountant cannot compute epsilon.
+        """
         count = self.steps if steps is None else steps
         return accounting.epsilon(self.mechanism, count, self.promise.delta, accountant or self.promise.accountant)
 
