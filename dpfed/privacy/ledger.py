@@ -58,7 +58,8 @@ class Artifacts:
 class Ledger:
     """The ledger of one run, for reading and appending. `create` and `open` make such objects.
 
-    A method that appends a line raises a `UserError` if another process wrote to the file, too.
+    A method that appends a line raises a `UserError` if another process wrote to the file, too, and an ``OSError`` if the file
+    cannot be written.
 
     Attributes:
         path: Path of the file.
@@ -127,6 +128,7 @@ class Ledger:
 
         Raises:
             UserError: If the file exists (a ledger is never started twice), or `plan` is not a `PrivacyPlan`.
+            OSError: If the file cannot be written.
         """
         path = path_of(path, "the file of the ledger")
         if not isinstance(plan, PrivacyPlan):
@@ -295,7 +297,7 @@ class Ledger:
         self.repeated_after.append(self.last_step)
 
     def note_world_size(self, world_size: int) -> None:
-        """Records a new largest number of workers that share a step, and may see sums without noise; others are ignored."""
+        """Records the number of workers that share a step, and may see sums without noise, if it is the largest so far."""
         if world_size > self.world_size:
             self._append({"owners": world_size})
             self.world_size = world_size

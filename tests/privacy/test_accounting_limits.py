@@ -58,6 +58,7 @@ def test_what_pld_cannot_resolve_is_said_and_rdp_resolves_it(numbers):
     assert by_rdp.epsilon() <= 8 and time.process_time() - started < 10
 
 
+@pytest.mark.long
 def test_an_epsilon_just_below_that_of_the_least_noise_is_found():
     """The search then begins where it ends."""
     least = accounting.epsilon(Mechanism(PoissonSampler(1.0), accounting.LEAST_NOISE), 1, 0.5)
