@@ -32,7 +32,7 @@ def set_budget(
     Args:
         store: Store of the records.
         epsilon: Epsilon of all releases together.
-        delta: Delta of all releases together, at most 1/N.
+        delta: Delta of all releases together, at most 1/N, where N counts training records, or units if `unit` is ``user``.
         unit: Privacy unit, which never changes; ``None``: the unit of the existing budget, or a record for a new one.
         distinct: Reason why these records are not those of a known budget, although they have the same names; ``None``: no
             reason is given.

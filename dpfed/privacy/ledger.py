@@ -179,17 +179,19 @@ class Ledger:
                 head = chain
             if claimed != chain or (number > 1 and not _is_whole(entry)):
                 raise _damaged(path, number)
+        header = entries[0] if entries and entries[0].get("ledger") == FORMAT else {}
         try:
-            plan = PrivacyPlan.from_dict(entries[0]["plan"] if entries and entries[0].get("ledger") == FORMAT else {})
-        except TypeError:  # a plan of another version has other fields
+            plan = PrivacyPlan.from_dict(header["plan"])
+            marks, fingerprint = header["marks"], header["fingerprint"]
+        except (TypeError, LookupError, AttributeError):  # a ledger of another version has other fields
             raise UserError(
                 f"{path} is not a ledger that this version of dpfed can read, of format {FORMAT}: give a ledger.jsonl, or use "
                 "the version of dpfed that wrote the file. [ledger-format]"
             ) from None
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
-        block, replays = entries[0].get("block"), len(releases) - len(charged)
-        digest = entries[0].get("digest")
+        block, replays = header.get("block"), len(releases) - len(charged)
+        digest = header.get("digest")
         if block is not None and not (type(block) is int and block >= 1):
             raise _damaged(path, 1)
         if digest not in (None, UNIVERSAL):
@@ -197,8 +199,8 @@ class Ledger:
                 f"{path} has digests of the kind {digest!r}, and this version of dpfed knows '{UNIVERSAL}': use the version of "
                 "dpfed that wrote the file. [ledger-digest]"
             )
-        ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block, digest == UNIVERSAL)
-        ledger._lines, ledger.head, ledger.fingerprint = lines, head, entries[0]["fingerprint"]
+        ledger = cls(path, plan, marks, charged, replays, chain, block, digest == UNIVERSAL)
+        ledger._lines, ledger.head, ledger.fingerprint = lines, head, fingerprint
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
         ledger.repeated_after = _repeated_after(entries[1:])
         ledger.artifacts = Artifacts(**artifacts) if artifacts else None
@@ -375,7 +377,9 @@ def _is_whole(entry: dict) -> bool:
     released = "charged" not in entry or (
         isinstance(entry["charged"], bool) and "step" in entry and isinstance(entry.get("digest"), str)
     )
-    return released and all(type(count) is int and count >= least for count, least in counts)
+    hashes = entry.get("papers", {"card": "", "model": ""})
+    noted = isinstance(hashes, dict) and hashes.keys() == {"card", "model"}
+    return released and noted and all(type(count) is int and count >= least for count, least in counts)
 
 
 def _damaged(path: Path, number: int) -> UserError:

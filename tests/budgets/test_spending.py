@@ -14,6 +14,7 @@ from dpfed.arrays.fitting import Wanted, plan_of
 from dpfed.arrays.records import ArrayRecords
 from dpfed.arrays.rows import rows_of
 from dpfed.budgets import replicas
+from dpfed.budgets.given import numbers_of
 from dpfed.budgets.refusals import does_not_fit, largest_epsilon, most_steps
 from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, registry
 from dpfed.budgets.reservations import Reservation
@@ -263,6 +264,16 @@ def test_impossible_budgets_are_refused(store, epsilon, delta, said):
     with pytest.raises(UserError, match=said):
         set_budget(store, epsilon, delta)
     assert budgets_of(store) == []
+
+
+@pytest.mark.parametrize("budget", [np.int64(3), np.float32(3), (np.float64(3), np.float32(0.5))], ids=repr)
+def test_numbers_of_numpy_make_a_budget(budget):
+    assert numbers_of(budget) in ((3.0, None), (3.0, 0.5))
+
+
+def test_a_budget_that_no_number_holds_is_refused():
+    with pytest.raises(UserError, match="own-budget"):
+        numbers_of(10**400)
 
 
 def test_runs_of_records_and_of_users_do_not_mix(tmp_path, reservation):
