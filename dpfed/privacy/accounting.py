@@ -208,7 +208,7 @@ def _multiplier(target: float, draft: Mechanism, steps: int, delta: float, accou
     if least <= target:
         raise _too_generous(target, least, numbers)
     too_strict = UserError(
-        f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon at or below {target:g} {numbers}: raise epsilon, or lower the "
+        f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon at or below {target!r} {numbers}: raise epsilon, or lower the "
         "batch or the number of steps. [epsilon-too-small]"
     )
     if epsilon(_with(draft, MOST_NOISE), steps, delta, "rdp") > target:
@@ -228,7 +228,7 @@ def _multiplier(target: float, draft: Mechanism, steps: int, delta: float, accou
     if accountant == "pld":
         raise _too_coarse(target, numbers)
     raise UserError(
-        f"RDP accounting finds no noise multiplier that keeps epsilon at or below {target:g} {numbers}: give a slightly "
+        f"RDP accounting finds no noise multiplier that keeps epsilon at or below {target!r} {numbers}: give a slightly "
         "different epsilon, or privacy.noise_multiplier instead. [epsilon-rdp-unsettled]"
     )
 
@@ -267,14 +267,14 @@ def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: f
 
 def _too_coarse(target: float, numbers: str) -> Unresolved:
     return Unresolved(
-        f"PLD accounting on a grid of acceptable size is looser than RDP for epsilon {target:g} {numbers}: set "
+        f"PLD accounting on a grid of acceptable size is looser than RDP for epsilon {target!r} {numbers}: set "
         "privacy.accountant = 'rdp'. [epsilon-pld-coarse]"
     )
 
 
 def _too_generous(target: float, least: float, numbers: str) -> UserError:
     return UserError(
-        f"epsilon {target:g} would need less noise than the smallest allowed: multiplier {LEAST_NOISE} already gives epsilon "
+        f"epsilon {target!r} would need less noise than the smallest allowed: multiplier {LEAST_NOISE} already gives epsilon "
         f"{round_up(least)} {numbers}. Lower epsilon, or train without privacy (bounding.method = 'none'). [epsilon-too-large]"
     )
 
