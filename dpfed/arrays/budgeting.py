@@ -8,7 +8,7 @@ from dpfed.arrays.card import NO_BUDGET
 from dpfed.arrays.records import ArrayRecords
 from dpfed.arrays.refusal import ArrayError
 from dpfed.budgets.given import Budget, set_given
-from dpfed.budgets.refusals import shown
+from dpfed.budgets.refusals import percent, shown
 from dpfed.budgets.registry import budgets_of
 from dpfed.budgets.reservations import Reservation
 from dpfed.budgets.spending import reserve, settle
@@ -50,8 +50,9 @@ class Held:
         if not self._ids:
             return NO_BUDGET
         budgets = settle(self._records, self._ids, self._reservation(charged))
-        taken = (f"{shown(ledger)}, of which {ledger.filter.part(ledger.spent):.1%} is spent or reserved" for ledger in budgets)
-        return "; ".join(taken)
+        return "; ".join(
+            f"{shown(ledger)}, of which {percent(ledger.filter.part(ledger.spent))} is spent or reserved" for ledger in budgets
+        )
 
     def _reservation(self, charged: int) -> Reservation:
         ids = tuple(self._ids) if charged else ()

@@ -25,7 +25,6 @@ from dpfed.arrays.records import ArrayRecords
 from dpfed.arrays.refusal import ArrayError
 from dpfed.arrays.rows import Rows, rows_of
 from dpfed.errors import UserError
-from dpfed.paths import path_of
 
 _KEPT = ("folder", "budget", "random_state", "basis")  # parameters that are not saved
 
@@ -118,13 +117,15 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
         Raises:
             UserError: If the rows, the parameters or `folder` cannot be used, or a lifetime budget has no room for the fit; no
-                epsilon has been spent then. Also if the results cannot be written, or the budget cannot be settled; epsilon has
-                been spent then.
+                epsilon has been spent then. Also if the ledger or the results cannot be written, or the budget cannot be
+                settled; epsilon may have been spent then.
         """
         wanted, randomness = wanted_of(self.get_params(deep=False)), randomness_of(self.random_state)
         x, y = rows_of(X, "X"), None if Y is None else rows_of(Y, "Y")
         basis = basis_of(self.basis, x, y, wanted.aligned, wanted.dimensions)  # before a row of X or Y is read
         with folders.opened(self.folder) as (path, kept):
+            if kept:
+                folders.refuse_used(path)
             records = ArrayRecords(x, y, groups, path)
             fit, identity, fixed = Fit(wanted, records, basis), secrets.token_hex(8), self.random_state is not None
             self._components(fit.heads.layout.dimensions)
@@ -142,8 +143,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 if kept:
                     place.rmdir()  # the folder is still empty
                 raise
-            ledger = fit.create_ledger(place / folders.LEDGER, fixed)
-            with torch.random.fork_rng(devices=[]):
+            with folders.writing(place), torch.random.fork_rng(devices=[]):
+                ledger = fit.create_ledger(place / folders.LEDGER, fixed)
                 fit.run(ledger, randomness)
             budget = held.settled(ledger.charged)
             card = card_of(fit, ledger, identity, budget, earlier)  # if this fails, the previous fit stays intact
@@ -166,7 +167,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             n_components: Number of components, see the parameter of the class.
 
         Raises:
-            UserError: If `n_components` is not a whole number from 1 to the number of dimensions.
+            UserError: If `n_components` is neither ``None`` nor a whole number from 1 to the number of dimensions.
+            NotFittedError: If `fit` was not called.
         """
         check_is_fitted(self)
         made = copy.copy(self).set_params(n_components=n_components)
@@ -192,6 +194,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
         Raises:
             UserError: If a matrix cannot be used, or has other columns than in the fit.
+            NotFittedError: If `fit` was not called.
         """
         check_is_fitted(self)
         z = None if X is None and Y is not None else embedded(self._given(X, "X"), self.heads_, "image")
@@ -211,31 +214,42 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         so epsilon does not cover it. Use rows that `fit` did not see.
 
         Args:
-            X: More than ten rows of features, see `transform`.
-            Y: Matching rows, see `transform`; ``None``: X has views.
+            X: More than ten rows of features, ``(n, F)``; ``(n, V, F)`` without Y.
+            Y: Matching rows, ``(n, G)``; ``None``: X has views.
 
         Returns:
             The score, from 0 to 1; about 10 / n by chance.
 
         Raises:
-            UserError: If Y is missing and X has no views, X and Y differ in length, there are ten rows or fewer, or `transform`
-                refuses a matrix.
+            UserError: If X is missing, Y is missing and X has no views, both are given and one has views, X and Y differ in
+                length, there are ten rows or fewer, or `transform` refuses a matrix.
+            NotFittedError: If `fit` was not called.
         """
+        if X is None:
+            raise ArrayError("X is missing: score compares rows of X with rows of Y, or views of one row. [arrays-score-x]")
         if Y is None:
             z = self.transform(X)
             if z.ndim != 3:
                 raise ArrayError("Y is missing: score compares rows of X with rows of Y, or views of one row. [arrays-score]")
             return recall(z[:, 0], z[:, 1])
-        return recall(*self.transform(X, Y))
+        sides = self.transform(X, Y)
+        for name, side in zip("XY", sides, strict=True):
+            if side.ndim != 2:
+                raise ArrayError(
+                    f"{name} has views: beside another matrix, score expects (rows, columns); give one view of each record. "
+                    "[arrays-score-views]"
+                )
+        return recall(*sides)
 
     def save(self, folder: str | Path) -> None:
         """Writes heads, released sums, card and ledger into a new folder; epsilon covers all of them.
 
         Raises:
             UserError: If the folder is in use, or cannot be written.
+            NotFittedError: If `fit` was not called.
         """
         check_is_fitted(self)
-        folders.save_into(path_of(folder, "the folder"), self._saved())
+        folders.save_into(folders.place_of(folder), self._saved())
 
     @classmethod
     def load(cls, folder: str | Path) -> PrivateCCA:
@@ -246,14 +260,16 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Raises:
             UserError: If the folder has no fit, or the fit is damaged.
         """
-        saved = folders.read(path_of(folder, "the folder"))
-        made = cls(**saved.parameters)
-        made.heads_, made.released_, made.card_, made.ledger_ = saved.heads, saved.released, saved.card, saved.ledger
-        made.epsilon_, made.delta_ = math.inf if saved.epsilon is None else saved.epsilon, saved.delta
-        made.n_features_in_, made.n_features_y_ = saved.widths[0], (*saved.widths, 0)[1]
-        made.basis_fingerprint_, bases = saved.basis, None if saved.basis is None else bases_in(saved.heads)
-        made._shape = Shape(saved.plan, saved.widths, bool(made.aligned), bases)
-        made._note_columns(saved.columns)
+        path = folders.place_of(folder)
+        saved = folders.read(path)
+        with folders.intact(path):
+            made = cls(**saved.parameters)
+            made.heads_, made.released_, made.card_, made.ledger_ = saved.heads, saved.released, saved.card, saved.ledger
+            made.epsilon_, made.delta_ = math.inf if saved.epsilon is None else saved.epsilon, saved.delta
+            made.n_features_in_, made.n_features_y_ = saved.widths[0], (*saved.widths, 0)[1]
+            made.basis_fingerprint_, bases = saved.basis, None if saved.basis is None else bases_in(saved.heads)
+            made._shape = Shape(saved.plan, saved.widths, bool(made.aligned), bases)
+            made._note_columns(saved.columns)
         return made
 
     @property
@@ -271,7 +287,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def _components(self, k: int) -> None:
         wanted = self.n_components
-        if wanted is not None and not (isinstance(wanted, int | np.integer) and 1 <= wanted <= k):
+        whole = isinstance(wanted, int | np.integer) and not isinstance(wanted, bool)
+        if wanted is not None and not (whole and 1 <= wanted <= k):
             raise ArrayError(
                 f"n_components = {wanted!r}: expected a whole number from 1 to {k}, the number of dimensions. [arrays-parts]"
             )

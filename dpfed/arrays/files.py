@@ -37,16 +37,32 @@ def opened(given: str | os.PathLike[str], name: str) -> Opened:
     Raises:
         ArrayError: If the file cannot be read, or holds no features.
     """
-    path = Path(given).expanduser()
+    path = expanded(given, name)
     try:
         if path.suffix == ".npy":
             return Opened(np.load(path, mmap_mode="r", allow_pickle=False))
         if path.suffix in (".parquet", ".pq"):
             return _parquet(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, NotImplementedError) as error:  # the last: types that pyarrow cannot convert
         said = getattr(error, "strerror", None) or error
         raise ArrayError(f"cannot read {path} as {name}: {said}. [arrays-file]") from error
     raise ArrayError(f"{name} = '{path}': expected a file that ends in .npy or .parquet, or an array. [arrays-file-kind]")
+
+
+def expanded(path: str | os.PathLike[str], name: str) -> Path:
+    """Returns a path in which a leading ``~`` or ``~user`` is replaced by the home directory.
+
+    Args:
+        path: Path as the user gave it.
+        name: Name of the argument in messages.
+
+    Raises:
+        ArrayError: If there is no such home directory.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ArrayError(f"{name} = '{path}': this home directory is unknown; give the whole path. [arrays-home]") from error
 
 
 def _parquet(path: Path) -> Opened:

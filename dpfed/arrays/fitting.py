@@ -7,6 +7,7 @@ bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from dpfed.models.moment_heads import canonical_heads
 from dpfed.models.moment_layout import Moments, dimensions_for
 from dpfed.models.moments import MomentHeads, Side, give_heads
 from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.accounting import LEAST_NOISE
 from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import MethodInputs, method_named
@@ -90,9 +92,10 @@ def plan_of(wanted: Wanted, records: ArrayRecords, public: bool = False) -> Priv
     except UserError as error:
         if error.code != "epsilon-too-large":
             raise
+        least = PrivacyPlan.calibrate(n, n, steps, delta=wanted.delta, noise_multiplier=LEAST_NOISE, options=options, **numbers)
         raise ArrayError(
             f"epsilon = {wanted.epsilon} is too large: even the smallest noise multiplier gives a smaller epsilon. Lower it to "
-            "80 or less; scikit-learn's CCA fits without privacy. [arrays-epsilon-large]"
+            f"{math.ceil(least.epsilon()) - 1} or less; scikit-learn's CCA fits without privacy. [arrays-epsilon-large]"
         ) from error
 
 
@@ -216,7 +219,10 @@ class Fit:
         self.heads = self.shape.heads()
         self.model = _bare(len(widths)).requires_grad_(False)
         give_heads(self.model, self.heads)
-        self.model.to(pick_device(wanted.device))
+        try:
+            self.model.to(pick_device(wanted.device))
+        except UserError as error:
+            raise ArrayError(f"{error.sentence.removeprefix('training.')} [arrays-device-missing]") from error
 
     @property
     def size(self) -> int:

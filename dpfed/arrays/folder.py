@@ -27,6 +27,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from dpfed.arrays.files import expanded
 from dpfed.arrays.refusal import ArrayError
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
@@ -83,10 +84,32 @@ def opened(folder: str | Path | None) -> Iterator[tuple[Path, bool]]:
         folder: Folder of fits; ``None``: a temporary folder.
     """
     if folder is not None:
-        yield path_of(folder, "folder").expanduser(), True
+        yield place_of(folder), True
         return
     with tempfile.TemporaryDirectory(prefix="dpfed-cca-") as temporary:
         yield Path(temporary), False
+
+
+def place_of(folder: str | Path) -> Path:
+    """Returns the path of a folder that the user gave; a leading ``~`` is replaced by the home directory.
+
+    Raises:
+        UserError: If `folder` cannot be the path of a folder.
+    """
+    return expanded(path_of(folder, "the folder"), "folder")
+
+
+def refuse_used(folder: Path) -> None:
+    """Refuses a folder of fits that holds something else.
+
+    Raises:
+        ArrayError: If the folder holds a run, a saved estimator or records.
+    """
+    if (folder / "config.toml").exists() or (folder / FACTS).exists() or is_store(folder):
+        raise ArrayError(
+            f"{folder} holds a run, a saved estimator or records: give another folder, in which dpfed makes one folder for "
+            "each fit. [arrays-folder-used]"
+        )
 
 
 def new_fit(folder: Path) -> Path:
@@ -96,15 +119,10 @@ def new_fit(folder: Path) -> Path:
         folder: Folder of fits; it is created if it is missing.
 
     Raises:
-        ArrayError: If the folder cannot be created, or holds a run, a saved estimator or records.
+        ArrayError: If the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "config.toml").exists() or (folder / FACTS).exists() or is_store(folder):
-            raise ArrayError(
-                f"{folder} holds a run, a saved estimator or records: give another folder, in which dpfed makes one folder for "
-                "each fit. [arrays-folder-used]"
-            )
         number = 1 + max((int(match[1]) for path in folder.iterdir() if (match := _FIT.fullmatch(path.name))), default=0)
         while True:
             try:
@@ -131,6 +149,25 @@ def charged_in(folders: list[Path]) -> list[Ledger]:
     """
     ledgers = [Ledger.open(folder / LEDGER) for folder in folders if (folder / LEDGER).exists()]
     return [ledger for ledger in ledgers if ledger.charged]
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Reports that the ``with`` block, in which a fit takes its steps, could not write the fit's ledger.
+
+    Args:
+        folder: Folder of the fit, for the message.
+
+    Raises:
+        ArrayError: If the block raises an ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ArrayError(
+            f"cannot write {error.filename or folder}: {error.strerror or error}. The fit ended, and what its ledger charged "
+            "is spent: free space or make the folder writable, and fit again. [arrays-ledger-unwritten]"
+        ) from error
 
 
 def write(folder: Path, saved: Saved) -> None:
@@ -169,44 +206,61 @@ def save_into(folder: Path, saved: Saved) -> None:
     write(folder, saved)
 
 
+@contextlib.contextmanager
+def intact(folder: Path) -> Iterator[None]:
+    """Reports an error in the ``with`` block, which interprets the files of a fit, as damage to the fit.
+
+    Args:
+        folder: Folder of the fit, for the message.
+
+    Raises:
+        UserError: If the block fails because the files have another content than a fit's.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, LookupError, TypeError, SafetensorError) as error:
+        raise ArrayError(f"{folder} is damaged ({error!r}): copy it again. [arrays-damaged]") from error
+
+
 def read(folder: Path) -> Saved:
     """Reads a fit; from a folder of fits, the function reads the last complete fit.
 
     Raises:
         UserError: If the folder has no fit, or the fit is damaged.
     """
-    folder = path_of(folder, "the folder of a fit")
     if not (folder / FACTS).is_file() and folder.is_dir():
         whole = [path for path in fits_in(folder) if (path / FACTS).is_file()]
         folder = whole[-1] if whole else folder
     try:
-        facts = json.loads(read_text(folder / FACTS))
-        tensors = {name: read_bytes(folder / name) for name in (HEADS, RELEASED)}
-        card, ledger = read_text(folder / CARD), read_text(folder / LEDGER)
-        if facts["format"] != _FORMAT:
-            raise ArrayError(
-                f"{folder} has format {facts['format']}, and this dpfed reads format {_FORMAT}: load it with the dpfed that "
-                "wrote it. [arrays-format]"
-            )
-        for name, content in tensors.items():
-            if hashlib.sha256(content).hexdigest() != facts["sha256"][name]:
-                raise ArrayError(f"{folder / name} is not what {FACTS} describes: copy the folder again. [arrays-file-differs]")
-        columns = facts["columns"] and tuple(facts["columns"])
-        widths = tuple(facts["widths"])
-        heads, released = load(tensors[HEADS]), load(tensors[RELEASED])[_RELEASED]
-        basis = facts.get("basis")  # fits of earlier releases have none
-        return Saved(
-            facts["parameters"], facts["epsilon"], facts["delta"], widths, heads, released, card, ledger, columns, basis
-        )
+        with intact(folder):
+            return _read(folder)
     except OSError as error:
         raise ArrayError(
             f"cannot read {error.filename or folder}: {error.strerror or error}; expected a folder that PrivateCCA.save, or a "
             "fit with folder=, wrote. [arrays-unreadable]"
         ) from error
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise ArrayError(f"{folder} is damaged ({error!r}): copy it again. [arrays-damaged]") from error
+
+
+def _read(folder: Path) -> Saved:
+    facts = json.loads(read_text(folder / FACTS))
+    tensors = {name: read_bytes(folder / name) for name in (HEADS, RELEASED)}
+    card, ledger = read_text(folder / CARD), read_text(folder / LEDGER)
+    if facts["format"] != _FORMAT:
+        raise ArrayError(
+            f"{folder} has format {facts['format']}, and this dpfed reads format {_FORMAT}: load it with the dpfed that "
+            "wrote it. [arrays-format]"
+        )
+    Ledger.open(folder / LEDGER)  # refuses a damaged one
+    for name, content in tensors.items():
+        if hashlib.sha256(content).hexdigest() != facts["sha256"][name]:
+            raise ArrayError(f"{folder / name} is not what {FACTS} describes: copy the folder again. [arrays-file-differs]")
+    columns = facts["columns"] and tuple(facts["columns"])
+    widths = tuple(facts["widths"])
+    heads, released = load(tensors[HEADS]), load(tensors[RELEASED])[_RELEASED]
+    basis = facts.get("basis")  # fits of earlier releases have none
+    return Saved(facts["parameters"], facts["epsilon"], facts["delta"], widths, heads, released, card, ledger, columns, basis)
 
 
 def _plain(value: Any) -> Any:

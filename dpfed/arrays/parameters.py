@@ -23,13 +23,16 @@ def wanted_of(parameters: Mapping[str, Any]) -> Wanted:
         parameters: Parameters of the estimator, from ``get_params``.
 
     Raises:
-        ArrayError: If `epsilon` is missing, `dimensions` or `device` is impossible, or `budget` is given without `folder`.
+        ArrayError: If `epsilon` is missing, `dimensions`, `aligned` or `device` is impossible, or `budget` is given without
+            `folder`.
     """
     given, k, device = parameters["epsilon"], parameters["dimensions"], parameters["device"]
     if given is None:
         raise ArrayError("epsilon is missing: give the privacy loss of a fit, such as PrivateCCA(epsilon=3). [arrays-epsilon]")
     if k is not None and (not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1):
         raise ArrayError(f"dimensions = {k!r}: expected a whole number from 1, or None. [arrays-dimensions-odd]")
+    if not isinstance(parameters["aligned"], bool | np.bool_):
+        raise ArrayError(f"aligned = {parameters['aligned']!r}: expected True or False. [arrays-aligned-odd]")
     if device not in _DEVICES:
         raise ArrayError(f"device = {device!r}: expected one of {', '.join(_DEVICES)}. [arrays-device]")
     if parameters["budget"] is not None and parameters["folder"] is None:

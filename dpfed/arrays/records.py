@@ -175,7 +175,10 @@ def _refuse_lengths(x: Rows, y: Rows | None) -> None:
 
 def _numbered(groups: Any, rows: int) -> np.ndarray:
     """Numbers the groups from 0, ``(N,)`` uint64; a row without a group is a group by itself."""
-    given = np.asarray(groups.detach().cpu() if hasattr(groups, "detach") else groups)
+    try:
+        given = np.asarray(groups.detach().cpu() if hasattr(groups, "detach") else groups)
+    except (TypeError, ValueError) as error:  # for example lists of different lengths
+        raise ArrayError(f"groups is not a list of values ({error}): give one for each row. [arrays-groups-odd]") from error
     if given.shape != (rows,):
         raise ArrayError(
             f"groups has the shape {given.shape}: expected one value for each of the {rows:,} rows. [arrays-groups]"

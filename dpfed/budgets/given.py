@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import warnings
 from typing import Any
+
+import numpy as np
 
 from dpfed.budgets.ledger import BudgetLedger, Unit
 from dpfed.budgets.refusals import related, shown
@@ -26,7 +28,10 @@ def numbers_of(budget: Any) -> tuple[float, float | None]:
     Raises:
         UserError: If the budget has another form.
     """
-    given = budget if isinstance(budget, tuple | list) else (budget,)
+    given = [
+        number.item() if isinstance(number, np.generic) else number
+        for number in (budget if isinstance(budget, tuple | list) else (budget,))
+    ]
     if len(given) not in (1, 2) or not all(_is_number(number) for number in given):
         raise UserError(f"budget = {budget!r}: expected epsilon, or (epsilon, delta). [own-budget]")
     return float(given[0]), float(given[1]) if len(given) == 2 else None
@@ -80,4 +85,4 @@ def has_numbers(budget: BudgetLedger, epsilon: float, delta: float | None) -> bo
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

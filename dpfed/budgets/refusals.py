@@ -13,6 +13,7 @@ from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.plan_checks import LEAST_EPSILON
+from dpfed.privacy.plan_parts import MOST_DISCRETE
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.renyi_filter import RenyiCurve, RenyiFilter, added
 from dpfed.privacy.samplers import ADD_OR_REMOVE
@@ -47,19 +48,24 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
             f"the budget of {store.path} is for users with all their records, and this run protects single records, of which a "
             f"{store.unit_name or 'user'} may have several: set privacy.unit = 'user'. [budget-for-users]"
         )
+    holds = store.path if found.by_name is None else found.budget.head.store
     raise UserError(
-        f"the budget of {store.path} is for single records, and this run protects whole units: nobody has proven what such "
-        "a run costs a single record. Set privacy.unit = 'record' (`dpfed budget set --unit user` sets a budget for users). "
-        "[budget-for-records]"
+        f"the budget of {holds} is for single records, and this run protects whole units: nobody has proven what such a run "
+        "costs a single record. Set privacy.unit = 'record', or leave groups out of a fit of PrivateCCA; the unit of a budget "
+        "never changes. [budget-for-records]"
     )
 
 
 def related(found: Found, store: RecordSet) -> str:
     """Returns half a sentence that explains why a budget found by record names holds for a store."""
-    names = f"{found.by_name or 0:.0%} of the budget's record names are in {store.path}"
+    names = f"{_share(found.by_name or 0.0)} of the budget's record names are in {store.path}"
     if found.equal is None:
         return names
-    return f"{names}, and {found.equal:.0%} of these records have equal images or captions"
+    return f"{names}, and {_share(found.equal)} of these records have equal images or captions"
+
+
+def _share(part: float) -> str:
+    return "less than 1%" if 0 < part < 0.01 else f"{part:.0%}"
 
 
 def question(found: Found, store: RecordSet) -> str:
@@ -98,14 +104,23 @@ _SEE = "`dpfed budget show` has the numbers."
 def _what_fits(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> str:
     steps, smaller = most_steps(budget, spent, plan), largest_epsilon(budget, spent, plan)
     if smaller is None:
-        return f"What still fits is {steps:,} steps with the noise of this plan." if steps else "Nothing fits any more."
+        return f"What still fits is {_counted(steps)} with the noise of this plan." if steps else "Nothing fits any more."
     largest, sigma = smaller
     said = f"What still fits at these steps is epsilon {largest:g} (noise multiplier {sigma:g})"
-    return said + (f", or {steps:,} steps with the noise of this plan." if steps else ".")
+    return said + (f", or {_counted(steps)} with the noise of this plan." if steps else ".")
+
+
+def _counted(steps: int) -> str:
+    return f"{steps:,} step{'s' * (steps != 1)}"
 
 
 def most_steps(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> int:
-    """Returns how many steps at the plan's noise fit into the rest of the budget; never more than the plan has."""
+    """Returns how many steps at the plan's noise fit into the rest of the budget; never more than the plan has.
+
+    The result is 0 if the method fixes the number of steps, and all of them do not fit.
+    """
+    if plan.bounding.method.closed_form:
+        return plan.steps if _fits(budget, spent, plan) else 0
     steps = min(plan.steps, budget.times(spent, budget.curve(plan.mechanism, 1)))
     while steps and not _fits(budget, spent, plan, steps):  # rounding may have given too many steps
         steps -= 1
@@ -120,13 +135,14 @@ def largest_epsilon(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -
     Returns:
         Epsilon and noise multiplier; ``None``: the plan fits at no epsilon.
     """
-    low, high = plan.noise.multiplier, accounting.MOST_NOISE
+    most = accounting.MOST_NOISE if plan.noise.kind == "gaussian" else MOST_DISCRETE
+    low, high = plan.noise.multiplier, most
     if not _fits(budget, spent, _with(plan, high)):
         return None
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if _fits(budget, spent, _with(plan, middle)) else (middle, high)
-    sigma = min(accounting.MOST_NOISE, math.ceil(high * 1e4) / 1e4)
+    sigma = min(most, math.ceil(high * 1e4) / 1e4)
     epsilon = _rounded_down(_epsilon(_with(plan, sigma)))
     while epsilon >= LEAST_EPSILON:
         calibrated = accounting.calibrate(epsilon, plan.mechanism, plan.steps, plan.promise.delta, plan.promise.accountant)

@@ -24,6 +24,7 @@ from dpfed.errors import UserError
 from dpfed.files.locking import file_lock
 
 BUDGET_LEDGER = "budget.jsonl"
+_LEDGERS = "[!.]*.jsonl"  # file systems add hidden files of their own, such as ._0123.jsonl
 _LOCK = ".budget.lock"
 _FOLDER = "DPFED_BUDGETS"
 _MOSTLY = 0.5  # above this fraction of equal records, two stores hold the same record set
@@ -95,8 +96,11 @@ def possible(folder: Path | None) -> bool:
 
     Args:
         folder: Folder that may hold a replica of the budget's ledger; ``None``: the records have no folder.
+
+    Raises:
+        UserError: If the registry has no folder, see `registry`.
     """
-    return (folder is not None and os.path.lexists(folder / BUDGET_LEDGER)) or any(registry().glob("*.jsonl"))
+    return (folder is not None and os.path.lexists(folder / BUDGET_LEDGER)) or any(registry().glob(_LEDGERS))
 
 
 def budgets_of(store: RecordSet) -> list[Found]:
@@ -104,7 +108,7 @@ def budgets_of(store: RecordSet) -> list[Found]:
 
     Raises:
         UserError: If a replica of a ledger is damaged, or a sample or the secret in the registry, if two replicas of a ledger
-            have different first lines, or if the store's ledger belongs to other records.
+            have different first lines, if the store's ledger belongs to other records, or if the registry has no folder.
     """
     if not possible(store.budget_folder):
         return []
@@ -112,8 +116,8 @@ def budgets_of(store: RecordSet) -> list[Found]:
     stored, (known, cut) = read(copy) if copy else None, _in_registry()
     if stored is not None and stored.head.fingerprint != store.budget_fingerprint:
         raise UserError(
-            f"{copy} is a budget's ledger of other records than those of {store.path}: move it to their store. "
-            "[budget-other-records]"
+            f"{copy} is a budget's ledger of other records than those of {store.path}: move it to their store, or give another "
+            "folder= to a fit of PrivateCCA on other rows. [budget-other-records]"
         )
     if lost := [path for path in cut if path.stem not in known and not (stored and stored.head.id == path.stem)]:
         raise damaged(lost[0], 1)  # the damaged ledger may be this store's
@@ -232,7 +236,7 @@ def _in_registry() -> tuple[dict[str, BudgetLedger], list[Path]]:
     """Returns the registry's ledgers by id, and the files whose first line is truncated."""
     budgets: dict[str, BudgetLedger] = {}
     cut: list[Path] = []
-    for path in sorted(registry().glob("*.jsonl")):
+    for path in sorted(registry().glob(_LEDGERS)):
         if (budget := read(path)) is not None:  # several files may be replicas of one budget
             budgets[budget.head.id] = _together(budget, budgets.get(budget.head.id))
         else:

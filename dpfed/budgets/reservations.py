@@ -72,6 +72,8 @@ def reserved(found: Found, store: RecordSet, reservations: Sequence[Reservation]
         new = [reservation for reservation in reservations if any(entry.of == reservation.id for entry in entries)]
         others = (account.cost for id, account in after.accounts.items() if id not in {reservation.id for reservation in new})
         where = str(store.path) if found.by_name is None else f"{budget.head.store} ({related(found, store)})"
+        if found.by_name is None and budget.head.store != where:  # a copy, or rows of which a fit keeps no folder
+            where = f"{where} (set for {budget.head.store})"
         spent = added(others, len(budget.head.orders))
         said = does_not_fit(after.filter, spent, [reservation.plan for reservation in new], shown(budget), where)
         raise UserError(f"{said}{question(found, store)} [budget-no-room]")

@@ -32,7 +32,7 @@ def set_budget(
     Args:
         store: Store of the records.
         epsilon: Epsilon of all releases together.
-        delta: Delta of all releases together, at most 1/N.
+        delta: Delta of all releases together, at most 1/N, where N counts training records, or units if `unit` is ``user``.
         unit: Privacy unit, which never changes; ``None``: the unit of the existing budget, or a record for a new one.
         distinct: Reason why these records are not those of a known budget, although they have the same names; ``None``: no
             reason is given.
@@ -42,7 +42,8 @@ def set_budget(
 
     Raises:
         UserError: If the budget is impossible or lower than the cost already spent and reserved, if another budget holds for
-            the records, if `unit` is another unit than that of the existing budget, or if `distinct` has no effect.
+            the records, if `unit` is another unit than that of the existing budget, if `distinct` has no effect, or if a
+            ledger is damaged or cannot be written.
     """
     epsilon, delta = float(epsilon), float(delta)
     ledger = next((match.budget for match in budgets_of(store) if match.by_name is None), None)
@@ -153,7 +154,8 @@ def note_uncovered(store: RecordSet, what: str, why: str | None, dry: bool = Fal
         Whether a budget holds for the records.
 
     Raises:
-        UserError: If a budget holds for the records, and the justification is missing.
+        UserError: If a budget holds for the records, and the justification is missing; or if a ledger is damaged or cannot be
+            written.
     """
     with contextlib.nullcontext(budgets_of(store)) if dry else opened(store) as matches:
         for match in matches:

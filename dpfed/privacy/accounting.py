@@ -11,11 +11,12 @@ import dataclasses
 import functools
 import logging
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from dpfed.errors import UserError
 from dpfed.privacy.loss_grid import ROUNDING, fitting_interval
 from dpfed.privacy.mechanism import Mechanism
+from dpfed.privacy.plan_checks import plain_number, require, require_within
 from dpfed.privacy.promise import round_up
 
 if TYPE_CHECKING:  # dp_accounting takes a second to import, and impossible plans are refused without it
@@ -132,9 +133,13 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accounta
         Epsilon; 0 if there are no steps, infinity if there is no noise.
 
     Raises:
-        UserError: If the accountant does not cover the mechanism's sampler.
+        UserError: If the accountant is unknown or does not cover the mechanism's sampler, or `steps` is not a whole number of
+            0 or more.
         Unresolved: If PLD accounting cannot compute epsilon; RDP accounting may be able to.
     """
+    require(accountant in get_args(Accountant), f"accountant must be 'pld' or 'rdp', got {accountant!r}")
+    steps = plain_number("steps", int, steps)
+    require_within("steps", steps, 0)
     return _epsilon(_accounted(mechanism), steps, delta, accountant)
 
 
@@ -203,7 +208,7 @@ def _multiplier(target: float, draft: Mechanism, steps: int, delta: float, accou
     if least <= target:
         raise _too_generous(target, least, numbers)
     too_strict = UserError(
-        f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon at or below {target:g} {numbers}: raise epsilon, or lower the "
+        f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon at or below {target!r} {numbers}: raise epsilon, or lower the "
         "batch or the number of steps. [epsilon-too-small]"
     )
     if epsilon(_with(draft, MOST_NOISE), steps, delta, "rdp") > target:
@@ -223,7 +228,7 @@ def _multiplier(target: float, draft: Mechanism, steps: int, delta: float, accou
     if accountant == "pld":
         raise _too_coarse(target, numbers)
     raise UserError(
-        f"RDP accounting finds no noise multiplier that keeps epsilon at or below {target:g} {numbers}: give a slightly "
+        f"RDP accounting finds no noise multiplier that keeps epsilon at or below {target!r} {numbers}: give a slightly "
         "different epsilon, or privacy.noise_multiplier instead. [epsilon-rdp-unsettled]"
     )
 
@@ -250,7 +255,9 @@ def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: f
             raise _too_generous(target, spent, numbers)
         lower = max(LEAST_NOISE, 0.5 * lower)
     try:
-        multiplier = _search(target, draft, steps, delta, "pld", interval, (lower, max(0.95 * by_rdp, lower)))
+        guess = 0.95 * by_rdp
+        guess = guess if guess > lower else 1.05 * lower
+        multiplier = _search(target, draft, steps, delta, "pld", interval, (lower, guess))
     except (NoBracketIntervalFoundError, OverflowError) as error:
         raise _too_coarse(target, numbers) from error
     if multiplier > by_rdp + _GRID:
@@ -260,15 +267,15 @@ def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: f
 
 def _too_coarse(target: float, numbers: str) -> Unresolved:
     return Unresolved(
-        f"PLD accounting on a grid of acceptable size is looser than RDP for epsilon {target:g} {numbers}: set "
+        f"PLD accounting on a grid of acceptable size is looser than RDP for epsilon {target!r} {numbers}: set "
         "privacy.accountant = 'rdp'. [epsilon-pld-coarse]"
     )
 
 
 def _too_generous(target: float, least: float, numbers: str) -> UserError:
     return UserError(
-        f"epsilon {target:g} would need less noise than the smallest allowed: multiplier {LEAST_NOISE} already gives epsilon "
-        f"{least:.4g} {numbers}. Lower epsilon, or train without privacy (bounding.method = 'none'). [epsilon-too-large]"
+        f"epsilon {target!r} would need less noise than the smallest allowed: multiplier {LEAST_NOISE} already gives epsilon "
+        f"{round_up(least)} {numbers}. Lower epsilon, or train without privacy (bounding.method = 'none'). [epsilon-too-large]"
     )
 
 

@@ -58,7 +58,8 @@ class Artifacts:
 class Ledger:
     """The ledger of one run, for reading and appending. `create` and `open` make such objects.
 
-    A method that appends a line raises a `UserError` if another process wrote to the file, too.
+    A method that appends a line raises a `UserError` if another process wrote to the file, too, and an ``OSError`` if the file
+    cannot be written.
 
     Attributes:
         path: Path of the file.
@@ -127,6 +128,7 @@ class Ledger:
 
         Raises:
             UserError: If the file exists (a ledger is never started twice), or `plan` is not a `PrivacyPlan`.
+            OSError: If the file cannot be written.
         """
         path = path_of(path, "the file of the ledger")
         if not isinstance(plan, PrivacyPlan):
@@ -177,17 +179,19 @@ class Ledger:
                 head = chain
             if claimed != chain or (number > 1 and not _is_whole(entry)):
                 raise _damaged(path, number)
+        header = entries[0] if entries and entries[0].get("ledger") == FORMAT else {}
         try:
-            plan = PrivacyPlan.from_dict(entries[0]["plan"] if entries and entries[0].get("ledger") == FORMAT else {})
-        except TypeError:  # a plan of another version has other fields
+            plan = PrivacyPlan.from_dict(header["plan"])
+            marks, fingerprint = header["marks"], header["fingerprint"]
+        except (TypeError, LookupError, AttributeError):  # a ledger of another version has other fields
             raise UserError(
                 f"{path} is not a ledger that this version of dpfed can read, of format {FORMAT}: give a ledger.jsonl, or use "
                 "the version of dpfed that wrote the file. [ledger-format]"
             ) from None
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
-        block, replays = entries[0].get("block"), len(releases) - len(charged)
-        digest = entries[0].get("digest")
+        block, replays = header.get("block"), len(releases) - len(charged)
+        digest = header.get("digest")
         if block is not None and not (type(block) is int and block >= 1):
             raise _damaged(path, 1)
         if digest not in (None, UNIVERSAL):
@@ -195,8 +199,8 @@ class Ledger:
                 f"{path} has digests of the kind {digest!r}, and this version of dpfed knows '{UNIVERSAL}': use the version of "
                 "dpfed that wrote the file. [ledger-digest]"
             )
-        ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block, digest == UNIVERSAL)
-        ledger._lines, ledger.head, ledger.fingerprint = lines, head, entries[0]["fingerprint"]
+        ledger = cls(path, plan, marks, charged, replays, chain, block, digest == UNIVERSAL)
+        ledger._lines, ledger.head, ledger.fingerprint = lines, head, fingerprint
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
         ledger.repeated_after = _repeated_after(entries[1:])
         ledger.artifacts = Artifacts(**artifacts) if artifacts else None
@@ -295,7 +299,7 @@ class Ledger:
         self.repeated_after.append(self.last_step)
 
     def note_world_size(self, world_size: int) -> None:
-        """Records a new largest number of workers that share a step, and may see sums without noise; others are ignored."""
+        """Records the number of workers that share a step, and may see sums without noise, if it is the largest so far."""
         if world_size > self.world_size:
             self._append({"owners": world_size})
             self.world_size = world_size
@@ -373,7 +377,9 @@ def _is_whole(entry: dict) -> bool:
     released = "charged" not in entry or (
         isinstance(entry["charged"], bool) and "step" in entry and isinstance(entry.get("digest"), str)
     )
-    return released and all(type(count) is int and count >= least for count, least in counts)
+    hashes = entry.get("papers", {"card": "", "model": ""})
+    noted = isinstance(hashes, dict) and hashes.keys() == {"card", "model"}
+    return released and noted and all(type(count) is int and count >= least for count, least in counts)
 
 
 def _damaged(path: Path, number: int) -> UserError:

@@ -189,6 +189,7 @@ def method_named(name: str) -> Method:
     claim no guarantee.
 
     Raises:
+        KeyError: If no method has this name.
         UserError: If the method of another package cannot be used.
     """
     if name not in FOREIGN_METHODS:

@@ -72,6 +72,9 @@ class GaussianNoise:
     Args:
         std: Standard deviation, finite, 0 or more.
         unit: Length of a grid step of exact sums.
+
+    Raises:
+        ValueError: If the standard deviation is negative or not finite.
     """
 
     std: float
@@ -149,7 +152,11 @@ class DiscreteGaussianNoise:
         return f"discrete Gaussian, drawn exactly, in steps of {self.step_length:.3g}; sums are whole numbers of such steps"
 
     def steps(self, values: Tensor, randomness: Randomness, purpose: str, step: int, rank: int, context: str) -> Tensor:
-        """Returns exact sums plus their noise, see `Noise.steps`."""
+        """Returns exact sums plus their noise, see `Noise.steps`.
+
+        Raises:
+            TypeError: If the sums are not int64.
+        """
         import torch
 
         if values.dtype != torch.int64:
@@ -189,7 +196,11 @@ class KeyedNoise:
         return in_floats(self.steps(values, step), self.noise)
 
     def add_(self, values: Tensor, step: int) -> Tensor:
-        """Adds the noise of a step in place to contiguous float32 or float64 numbers, and returns them; Gaussian noise only."""
+        """Adds the noise of a step in place to contiguous float32 or float64 numbers, and returns them.
+
+        Raises:
+            TypeError: If the noise is not Gaussian.
+        """
         if not isinstance(self.noise, GaussianNoise):
             raise TypeError(f"only Gaussian noise is added to numbers in floating point, got {self.noise}")
         self.noise.add_(values.view(-1), *self._key(step, values))

@@ -1,4 +1,4 @@
-"""Defines the public numbers of a mechanism, from which a method's functions compute, independent of plans and files."""
+"""Defines the public numbers of a mechanism, which a method's functions take; they depend on neither plans nor files."""
 
 from __future__ import annotations
 

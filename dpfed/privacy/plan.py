@@ -189,7 +189,15 @@ class PrivacyPlan:
         return {name: numbers[name] for name in _NAMES}
 
     def replace(self, **changes: Any) -> PrivacyPlan:
-        """Returns the plan with some numbers changed, given under the names that `as_dict` uses."""
+        """Returns the plan with some numbers changed.
+
+        Args:
+            **changes: New numbers, under the names that `as_dict` uses.
+
+        Raises:
+            UserError: If the new numbers do not form a possible plan.
+            TypeError: If a name is unknown.
+        """
         return self.of(**self.as_dict() | changes)
 
     @classmethod
@@ -249,7 +257,7 @@ class PrivacyPlan:
             not self.private or delta <= 1 / records,
             f"delta = {round_up(delta)} is more than 1/N (N = {records:,}): a program that publishes one whole "
             f"{self.promise.protected}, drawn at random, would keep such a promise; leave delta out for the default, "
-            "1/(N ln N), or give less than 1/N",
+            "1/(N ln N), or give at most 1/N",
         )
 
     def require_finite(self) -> None:
@@ -391,7 +399,18 @@ class PrivacyPlan:
         return self.noise_of().std
 
     def epsilon(self, steps: int | None = None, accountant: Accountant | None = None) -> float:
-        """Computes the epsilon of `steps` steps (default: all) at the plan's delta, by `accountant` (default: the plan's)."""
+        """Computes the epsilon of a number of steps at the plan's delta.
+
+        Args:
+            steps: Number of steps, also above the plan's; default: all steps of the plan.
+            accountant: Accountant that computes epsilon, ``pld`` or ``rdp``; default: the plan's.
+
+        Returns:
+            Epsilon; infinity without noise.
+
+        Raises:
+            UserError: If `steps` or `accountant` is impossible, or the accountant cannot compute epsilon.
+        """
         count = self.steps if steps is None else steps
         return accounting.epsilon(self.mechanism, count, self.promise.delta, accountant or self.promise.accountant)
 
@@ -420,7 +439,8 @@ class PrivacyPlan:
             records: Numbers of training records (or units) that the clients hold; they are public.
 
         Raises:
-            UserError: If the plan has no groups or fewer groups than clients, or a client holds no record.
+            UserError: If the plan has no groups or fewer groups than clients, if there is no client, or a client holds no
+                record.
         """
         require(
             not self.bounding.method.whole_batch,
@@ -431,7 +451,7 @@ class PrivacyPlan:
             f"{len(records)} clients would share {self.groups} groups (batch / group_size), and each needs one: raise "
             "privacy.batch, or lower bounding.group_size",
         )
-        require(min(records) > 0, "every client must hold at least one training record")
+        require(min(records, default=0) > 0, "every client must hold at least one training record")
         spare, total = self.groups - len(records), sum(records)
         quotas = [spare * count / total for count in records]
         groups = [1 + math.floor(quota) for quota in quotas]

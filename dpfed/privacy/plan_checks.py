@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ def plain_number(name: str, kind: type, value: Any) -> Any:
         value = value.item()
     right = isinstance(value, int | kind) and not isinstance(value, bool)
     require(right, f"{name} must be a {'whole ' * (kind is int)}number, got {value!r}")
+    most = sys.float_info.max
+    require(kind is int or not most < abs(value) < math.inf, f"{name} must be at most {most:.2g}, got a larger whole number")
     return value
 
 

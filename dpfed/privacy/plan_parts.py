@@ -26,7 +26,7 @@ from dpfed.privacy.plan_checks import (
 from dpfed.privacy.promise import Unit, protected_by
 
 Clipping = Literal["fixed", "automatic", "adaptive"]
-_MOST_DISCRETE = 1e3  # largest multiplier of discrete noise
+MOST_DISCRETE = 1e3  # largest multiplier of discrete noise
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,8 @@ class NoiseScale:
         require(sigma <= most, f"noise_multiplier must be at most {most:g} (more leaves nothing to learn), got {sigma}")
         require(self.kind in ("gaussian", "discrete"), f"noise must be 'gaussian' or 'discrete', got {self.kind!r}")
         require(
-            self.kind == "gaussian" or sigma <= _MOST_DISCRETE,
-            f"with noise = 'discrete' noise_multiplier must be at most {_MOST_DISCRETE:g} (more noise makes the grid of "
+            self.kind == "gaussian" or sigma <= MOST_DISCRETE,
+            f"with noise = 'discrete' noise_multiplier must be at most {MOST_DISCRETE:g} (more noise makes the grid of "
             "the sums coarser, and rounding could move a gradient of a billion numbers by more than 3 % of clip_norm), got "
             f"{sigma}",
         )

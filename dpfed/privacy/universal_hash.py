@@ -58,7 +58,7 @@ class UniversalHash:
         """Returns the digest of a tensor, 32 hexadecimal letters.
 
         Args:
-            values: Tensor on any device, with numbers of 2 bytes or more.
+            values: Tensor on any device, with numbers of 4 or 8 bytes.
         """
         text = f"{values.dtype}/{values.numel()}/".encode()
         residues = self.residues(values).cpu().numpy().astype("<i4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import numpy as np
@@ -23,6 +24,11 @@ X, Y = two_views(300, (24, 16))
 def registry(tmp_path_factory, monkeypatch):
     """Budgets of other tests hold for other arrays only, but are looked through."""
     monkeypatch.setenv("DPFED_BUDGETS", str(tmp_path_factory.mktemp("budgets")))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return library.PrivateCCA(epsilon=3).fit(X, Y)
 
 
 def test_what_is_saved_is_loaded(tmp_path):
@@ -157,8 +163,44 @@ def test_a_budget_for_groups_and_none_for_a_seed(tmp_path):
         library.PrivateCCA(epsilon=1, folder=tmp_path / "other", budget="much").fit(X, Y)
 
 
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("ledger.jsonl", lambda text: text[9:]),
+        ("ledger.jsonl", lambda text: text.replace('"digest": "', '"digest": "0')),
+        ("cca.json", lambda text: text.replace('"epsilon": 3', '"epsilons": 3')),
+        ("cca.json", lambda text: text.replace('"basis": null', '"basis": "0"')),
+        ("cca.json", lambda text: json.dumps(json.loads(text) | {"widths": []})),
+    ],
+    ids=["cut", "another digest", "another parameter", "a basis that is not there", "no widths"],
+)
+def test_damage_is_a_sentence(tmp_path, fitted, file, change):
+    fitted.save(tmp_path / "saved")
+    path = tmp_path / "saved" / file
+    text = path.read_text()
+    path.write_text(change(text))
+    assert path.read_text() != text
+    with pytest.raises(UserError, match="arrays-damaged|ledger-damaged"):
+        library.PrivateCCA.load(tmp_path / "saved")
+
+
+def test_the_home_folder_is_the_same_wherever_it_is_named(tmp_path, fitted, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fitted.save("~/saved")
+    assert (tmp_path / "saved" / "cca.json").is_file() and library.PrivateCCA.load("~/saved").card_ == fitted.card_
+
+
+def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("dpfed.privacy.ledger.write_atomically", full)
+    with pytest.raises(UserError, match="No space left .*arrays-ledger-unwritten"):
+        library.PrivateCCA(epsilon=3, folder=tmp_path).fit(X, Y)
+
+
 def test_fits_do_not_go_into_a_record_store(tmp_path):
     (tmp_path / "store.json").write_text("{}")
     with pytest.raises(UserError, match="arrays-folder-used"):
-        library.PrivateCCA(epsilon=3, folder=tmp_path).fit(X, Y)
+        library.PrivateCCA(epsilon=3, folder=tmp_path, budget=4.0).fit(X, Y)
     assert [path.name for path in tmp_path.iterdir()] == ["store.json"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,7 @@ import scipy.sparse
 import torch
 
 import dpfed
-from dpfed.arrays.fitting import Fit, Wanted
+from dpfed.arrays.fitting import Fit, Wanted, plan_of
 from dpfed.arrays.records import ArrayRecords
 from dpfed.arrays.rows import rows_of
 from dpfed.errors import UserError
@@ -171,6 +173,8 @@ REFUSED = [
     (lambda: (torch.from_numpy(X).to_sparse(), Y), "[arrays-tensor]"),
     (lambda: ("gone.npy", Y), "[arrays-file]"),
     (lambda: ("gone.txt", Y), "[arrays-file-kind]"),
+    (lambda: (Path("empty.npy").write_bytes(b"") or "empty.npy", Y), "[arrays-file]"),
+    (lambda: ("~no-user-of-this-name/x.npy", Y), "[arrays-home]"),
     (lambda: (scipy.sparse.csr_matrix((N, 70_000)), Y), "[arrays-wide]"),
 ]
 
@@ -191,6 +195,9 @@ PARAMETERS = [
     ({"dimensions": 21}, "[arrays-dimensions]"),
     ({"n_components": 0}, "[arrays-parts]"),
     ({"n_components": 21}, "[arrays-parts]"),
+    ({"n_components": True}, "[arrays-parts]"),
+    ({"aligned": "no"}, "[arrays-aligned-odd]"),
+    ({"epsilon": 10**400}, "[plan-impossible]"),
     ({"aligned": True}, "[arrays-aligned]"),
     ({"random_state": "one"}, "[arrays-seed]"),
     ({"budget": 4}, "[arrays-budget-folder]"),
@@ -208,6 +215,26 @@ def test_parameters_that_cannot_be_are_refused(changes, code):
     assert str(refused.value).endswith(code)
 
 
+@pytest.mark.long
+def test_an_epsilon_that_is_too_large_is_told_one_that_is_not():
+    for rows in (2, 20, N):
+        records = ArrayRecords(rows_of(X[:rows], "X"), rows_of(Y[:rows], "Y"), None, ".")
+        with pytest.raises(UserError, match="Lower it to .* or less") as refused:
+            plan_of(Wanted(300.0), records)
+        assert plan_of(Wanted(float(re.search(r"Lower it to (\d+)", str(refused.value))[1])), records).noise.multiplier < 0.11
+
+
+def test_messages_call_the_device_as_the_class_does(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="^device = 'cuda', but .*arrays-device-missing"):
+        dpfed.PrivateCCA(epsilon=3, device="cuda").fit(X, Y)
+
+
+def test_groups_that_are_no_list_of_values_are_refused():
+    with pytest.raises(UserError, match="arrays-groups-odd"):
+        fit_of(X, Y, [[1], [1, 2]])
+
+
 def test_other_columns_than_those_that_were_fitted():
     cca = dpfed.PrivateCCA(epsilon=3).fit(pd.DataFrame(X, columns=[f"c{n}" for n in range(20)]), Y)
     assert cca.feature_names_in_[0] == "c0"
@@ -223,6 +250,8 @@ def test_other_columns_than_those_that_were_fitted():
         ((X[:5], Y[:5]), "[arrays-score-few]"),
         ((X[:50], Y), "[arrays-score-lengths]"),
         ((X,), "[arrays-score]"),
+        ((None, Y), "[arrays-score-x]"),
+        ((X[:, None].repeat(2, 1), Y), "[arrays-score-views]"),
     ):
         with pytest.raises(ValueError) as refused:
             cca.score(*given)

@@ -1,5 +1,6 @@
 """Whose a budget is: copies, older copies, imports done again, and stores whose book was removed, are recognised."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from dpfed.budgets.refusals import related
 from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, registry
 from dpfed.budgets.replicas import read
 from dpfed.budgets.spending import reserve, set_budget
@@ -84,6 +86,23 @@ def test_a_budget_without_a_readable_copy_is_not_none(budgeted, reservation, kep
     ):
         with pytest.raises(UserError, match="line 1: .*budget-damaged"):
             asked()
+
+
+def test_files_of_the_file_system_are_no_books(budgeted, own_registry):
+    (own_registry / "._0123456789abcdef.jsonl").write_bytes(b"\0\5\x16\7\n")
+    (own_registry / "._0123456789abcdef.names.json").write_bytes(b"\0\5\x16\7\n")
+    assert taken(budgeted) == taken(RecordStore.open(budgeted.path))
+    for path in own_registry.iterdir():
+        if not path.name.startswith("."):
+            path.unlink()
+    (budgeted.path / BUDGET_LEDGER).unlink()
+    assert not budgets_of(budgeted)
+
+
+def test_few_equal_names_are_not_said_to_be_none(budgeted):
+    (found,) = budgets_of(budgeted)
+    few = dataclasses.replace(found, by_name=1 / 256, equal=1 / 256)
+    assert related(few, budgeted).startswith("less than 1% of the") and "and less than 1% of these" in related(few, budgeted)
 
 
 def test_a_book_that_is_a_link_to_nowhere_is_not_taken_for_none(budgeted, tmp_path):

@@ -6,11 +6,16 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
+from dpfed.arrays.fitting import Wanted, plan_of
+from dpfed.arrays.records import ArrayRecords
+from dpfed.arrays.rows import rows_of
 from dpfed.budgets import replicas
-from dpfed.budgets.refusals import largest_epsilon, most_steps
+from dpfed.budgets.given import numbers_of
+from dpfed.budgets.refusals import does_not_fit, largest_epsilon, most_steps
 from dpfed.budgets.registry import BUDGET_LEDGER, budgets_of, registry
 from dpfed.budgets.reservations import Reservation
 from dpfed.budgets.spending import note_uncovered, reserve, set_budget, settle
@@ -78,6 +83,31 @@ def test_a_plan_too_large_is_refused_with_what_still_fits(store, reservation):
     reserve(store, [reservation(2, steps=steps)], dry=True)
     with pytest.raises(UserError, match="budget-no-room"):
         reserve(store, [reservation(2, steps=steps + 1)], dry=True)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"noise_kind": "discrete"}, {"noise_kind": "discrete", "clip_norm": 100.0}, {"batch": 1000}]
+)
+def test_every_kind_of_plan_is_told_what_fits(store, changes):
+    plan = PLAN.replace(steps=2000, **changes)
+    set_budget(store, 4, 1e-6)
+    budget = budget_of(store)
+    epsilon, sigma = largest_epsilon(budget.filter, budget.spent, plan)
+    assert "What still fits at these steps is epsilon" in does_not_fit(budget.filter, budget.spent, [plan], "B", "W")
+    assert plan.replace(noise_multiplier=sigma).epsilon() <= epsilon
+
+
+@pytest.mark.long
+def test_steps_that_a_method_fixes_are_no_way_out(store):
+    """All of a fit's steps or none: half of it releases nothing."""
+    set_budget(store, 4, 1e-6)
+    budget = budget_of(store)
+    records = ArrayRecords(*(rows_of(np.eye(9) + 1, name) for name in "XY"), None, store.path)
+    epsilon, _ = largest_epsilon(budget.filter, budget.spent, plan_of(Wanted(6.0, 1e-6), records))
+    plan = plan_of(Wanted(1.01 * epsilon, 1e-6), records)
+    assert budget.filter.times(budget.spent, budget.filter.curve(plan.mechanism, 1)) >= 1
+    assert "steps with" not in does_not_fit(budget.filter, budget.spent, [plan], "B", "W")
+    assert most_steps(budget.filter, budget.spent, plan_of(Wanted(epsilon, 1e-6), records)) == 2
 
 
 def test_several_plans_are_reserved_together_or_not_at_all(store, reservation):
@@ -221,8 +251,8 @@ def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, reservation):
 @pytest.mark.parametrize(
     "epsilon, delta, said",
     [
-        (0, 1e-6, "epsilon must be finite, and at least 0.001"),
-        (float("inf"), 1e-6, "epsilon must be finite, and at least 0.001"),
+        (0, 1e-6, "epsilon must be finite and at least 0.001"),
+        (float("inf"), 1e-6, "epsilon must be finite and at least 0.001"),
         (8, 0.0, "budget-delta-large"),
         (8, 2e-3, "1/N = 1/1,000.*budget-delta-large"),
         (0.002, 1e-300, "budget-too-small"),
@@ -234,6 +264,16 @@ def test_impossible_budgets_are_refused(store, epsilon, delta, said):
     with pytest.raises(UserError, match=said):
         set_budget(store, epsilon, delta)
     assert budgets_of(store) == []
+
+
+@pytest.mark.parametrize("budget", [np.int64(3), np.float32(3), (np.float64(3), np.float32(0.5))], ids=repr)
+def test_numbers_of_numpy_make_a_budget(budget):
+    assert numbers_of(budget) in ((3.0, None), (3.0, 0.5))
+
+
+def test_a_budget_that_no_number_holds_is_refused():
+    with pytest.raises(UserError, match="own-budget"):
+        numbers_of(10**400)
 
 
 def test_runs_of_records_and_of_users_do_not_mix(tmp_path, reservation):

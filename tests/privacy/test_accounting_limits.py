@@ -10,8 +10,10 @@ from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.loss_grid import ROUNDING
+from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.plan_checks import LEAST_EPSILON
+from dpfed.privacy.samplers import PoissonSampler
 
 
 def of_numbers(*numbers, **named) -> PrivacyPlan:
@@ -22,7 +24,7 @@ NUMBERS = {"records": 60_000, "batch": 2048, "steps": 1200}
 
 
 @pytest.mark.parametrize("name", ["epsilon", "noise_multiplier", "delta"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 0.0, True, "8"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 0.0, True, "8", 10**400])
 def test_what_is_no_number_is_refused(name, value):
     given = {"epsilon": 8.0} if name == "delta" else {}
     with pytest.raises(UserError, match=f"{name} must.*plan-impossible"):
@@ -54,6 +56,20 @@ def test_what_pld_cannot_resolve_is_said_and_rdp_resolves_it(numbers):
         of_numbers(**{**NUMBERS, "epsilon": 8.0, **numbers})
     by_rdp = of_numbers(**{**NUMBERS, "epsilon": 8.0, **numbers}, accountant="rdp")
     assert by_rdp.epsilon() <= 8 and time.process_time() - started < 10
+
+
+@pytest.mark.long
+def test_an_epsilon_just_below_that_of_the_least_noise_is_found():
+    """The search then begins where it ends."""
+    least = accounting.epsilon(Mechanism(PoissonSampler(1.0), accounting.LEAST_NOISE), 1, 0.5)
+    found = accounting.calibrate(least - 0.1, Mechanism(PoissonSampler(1.0), 1.0), 1, 0.5)
+    assert accounting.LEAST_NOISE <= found.noise_multiplier < 1.01 * accounting.LEAST_NOISE
+
+
+@pytest.mark.parametrize(("steps", "accountant"), [(-1, "rdp"), (1.5, "pld"), ("2", "rdp"), (1, "PLD"), (1, ["pld"])])
+def test_epsilon_of_no_number_of_steps_or_by_no_accountant_is_refused(steps, accountant):
+    with pytest.raises(UserError, match="(steps|accountant) must .*plan-impossible"):
+        accounting.epsilon(Mechanism(PoissonSampler(0.1), 1.0), steps, 1e-5, accountant)
 
 
 def test_pld_is_refused_where_rounding_could_hide_delta():
@@ -94,5 +110,5 @@ def test_an_epsilon_too_small_to_account_for_is_refused(epsilon):
         lambda: plan_of(1000, asked),
         lambda: of_numbers(1000, 100, 10, epsilon, accountant="rdp"),
     ):
-        with pytest.raises(UserError, match=r"epsilon must be finite, and at least 0\.001 "):
+        with pytest.raises(UserError, match=r"epsilon must be finite and at least 0\.001 "):
             ask()

@@ -89,6 +89,15 @@ def test_a_ledger_whose_plan_has_other_fields_is_refused(tmp_path, change):
         Ledger.open(tmp_path / "ledger.jsonl")
 
 
+@pytest.mark.parametrize("change", [{"plan": 3}, {"plan": None}, {"marks": None}, {"fingerprint": None}], ids=str)
+def test_a_ledger_with_another_first_line_is_refused(tmp_path, change):
+    header = {"ledger": 1, "fingerprint": PLAN.fingerprint, "plan": PLAN.as_dict(), "marks": {}} | change
+    header = {name: value for name, value in header.items() if value is not None}
+    (tmp_path / "ledger.jsonl").write_text(json.dumps({**header, "chain": link("", header)}) + "\n")
+    with pytest.raises(UserError, match="ledger-format"):
+        Ledger.open(tmp_path / "ledger.jsonl")
+
+
 def test_it_is_never_started_twice(ledger):
     before = ledger.path.read_bytes()
     with pytest.raises(UserError, match="ledger-exists"):
@@ -203,6 +212,8 @@ def test_a_run_whose_engines_rounded_otherwise_is_not_resumed(tiny_config, tmp_p
         {"owners": math.inf},
         {"owners": True},
         {"resumed": math.nan},
+        {"papers": {"card": "c"}},
+        {"papers": 1},
     ],
     ids=str,
 )
