@@ -120,7 +120,11 @@ def search(
     words: Annotated[str, typer.Argument(help="Text to search for.", show_default=False)],
     pictures: Annotated[
         Path | None,
-        typer.Option(help="A public store, or a folder of images; default: the run's store, if public.", show_default=False),
+        typer.Option(
+            help="A public store, or a folder of images; default: the run's store, if public. A model without its run needs "
+            "this option.",
+            show_default=False,
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of names to print.")] = 10,
 ) -> None:
