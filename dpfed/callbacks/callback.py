@@ -160,7 +160,10 @@ class Callback:
         """
 
     def on_end(self) -> None:
-        """Called when a run is over and all its files are written, but not by a training without a run; see `on_run`."""
+        """Called when a run is over and all its files are written. The run stays finished if this method raises an exception.
+
+        A training without a run does not call this method; see `on_run`.
+        """
 
     def on_stop(self) -> None:
         """Called when a run was interrupted or failed; the run may be resumed. Exceptions of this method are suppressed.

@@ -131,6 +131,10 @@ def search(
     """Print the names of the pictures nearest to a text, best first, with their cosines."""
     from dpfed.console.terminal import console, say, watching
 
+    from dpfed.errors import UserError
+
+    if not words.strip():
+        raise UserError("the text to search for is empty: expected words, such as 'a red circle'. [search-no-text]")
     say(f"reading {pictures or run}")
     from dpfed.data.named_pictures import StoredPictures, pictures_at
     from dpfed.data.reasons import visible
