@@ -130,7 +130,6 @@ def search(
 ) -> None:
     """Print the names of the pictures nearest to a text, best first, with their cosines."""
     from dpfed.console.terminal import console, say, watching
-
     from dpfed.errors import UserError
 
     if not words.strip():
