@@ -118,7 +118,7 @@ class MLflow(Tracker):
 
 def _is_folder(uri: str) -> bool:
     """Returns whether a URI names a folder of files, which the tracker makes when a run begins; a server must answer before."""
-    return uri.startswith("file:") or (":" not in uri and not uri.startswith("databricks"))
+    return uri.startswith(("file:", "/", ".")) or (":" not in uri and not uri.startswith("databricks"))
 
 
 @contextlib.contextmanager
