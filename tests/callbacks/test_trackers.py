@@ -260,6 +260,7 @@ def test_nobody_is_asked_for_a_login_in_a_run(config, tmp_path, monkeypatch):
         WandB(mode="online")
 
 
+@pytest.mark.long
 def test_a_training_without_a_folder_can_use_the_store_that_the_refusal_names(tmp_path):
     with pytest.raises(dpfed.UserError, match="mlflow-folder") as refusal:
         MLflow().on_begin(0)
