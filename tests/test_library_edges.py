@@ -165,6 +165,21 @@ def test_pretrain_says_what_a_configuration_is(config, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({"config": "quickstart", "callbacks": "tensorboard"}, "trackers.*pretrain-callbacks"),
+        ({"config": "quickstart", "callbacks": [dpfed.Callback]}, "pretrain-callbacks"),
+        ({"config": "quickstart", "callbacks": 7}, "pretrain-callbacks"),
+        ({"data": "images", "epsilon": 8, "overrides": "privacy.batch=64"}, "pretrain-overrides-text"),
+    ],
+)
+def test_what_pretrain_cannot_use_is_refused_before_the_folder_is_made(given, expected, tmp_path):
+    with pytest.raises(UserError, match=expected):
+        dpfed.pretrain(**given, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
     "changes, expected",
     [
         ({"records": "600"}, "records must be a whole number, got '600'"),

@@ -98,7 +98,7 @@ class RunInfo:
 
     Attributes:
         name: Name of the run.
-        done: Number of finished steps; 0 for a new run.
+        done: Number of finished steps that callbacks have certainly seen; 0 for a new run.
         folder: Folder of the run; ``None``: the training has none.
         identity: Unique identifier of the run, which stays the same when the run is resumed; empty: not known.
         config: Values of all keys that have an effect, such as ``privacy.epsilon``. Some of them are paths of private records.
@@ -119,8 +119,8 @@ class Callback:
     to the ledger charged: callbacks may not have seen all of them.
 
     Attributes:
-        every: Number of steps between calls of `on_step`, which is also called after the last step; ``None``: whenever
-            metrics.jsonl gets a line (`StepSummary.is_reported`).
+        every: Number of steps between calls of `on_step`, at least 1; `on_step` is also called after the last step. ``None``:
+            `on_step` is called whenever metrics.jsonl gets a line (`StepSummary.is_reported`).
         waits: Whether `on_step` may be called some steps later, with the same summaries in the same order, when the model has
             already changed. Set this if the callback reads only the summary: the run then need not write its state to disk for
             each call.
@@ -145,7 +145,8 @@ class Callback:
         """Called when the steps begin, or continue after an interruption.
 
         Args:
-            done: Number of finished steps. Steps after them are shown, even if a callback recorded them before.
+            done: Number of finished steps that callbacks have certainly seen. All later steps are shown, even those that were
+                shown before the interruption.
         """
 
     def on_step(self, step: StepSummary) -> None:
@@ -159,7 +160,10 @@ class Callback:
         """
 
     def on_end(self) -> None:
-        """Called when a run is over and all its files are written, but not by a training without a run; see `on_run`."""
+        """Called when a run is over and all its files are written. The run stays finished if this method raises an exception.
+
+        A training without a run does not call this method; see `on_run`.
+        """
 
     def on_stop(self) -> None:
         """Called when a run was interrupted or failed; the run may be resumed. Exceptions of this method are suppressed.

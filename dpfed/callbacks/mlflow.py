@@ -27,14 +27,14 @@ class MLflow(Tracker):
     figures are derived from step numbers.
 
     Args:
-        uri: URI of the tracking server or store; ``None``: the value of MLFLOW_TRACKING_URI, or the folder ``mlruns`` next to
-            the run's folder.
+        uri: URI of the tracking server or store, or a folder; ``None``: the value of MLFLOW_TRACKING_URI, or the folder
+            ``mlruns`` next to the run's folder.
         experiment: Name of the experiment; ``None``: the value of MLFLOW_EXPERIMENT_NAME, or ``dpfed``.
         run_id: Id of the MLflow run to continue; ``None``: a resumed run finds its MLflow run by itself.
         every: Number of steps between two rows of figures; ``None``: the tracker gets a row whenever metrics.jsonl gets a line.
 
     Raises:
-        UserError: If the package mlflow is missing, or cannot reach the server or store.
+        UserError: If the package mlflow is missing or cannot reach the server or database, or `every` is less than 1.
     """
 
     title = "MLflow"
@@ -50,7 +50,7 @@ class MLflow(Tracker):
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "dpfed"
         self._given, self._id, self._seen = run_id, "", -1
         self._client: Any = None
-        if self._uri and not self._uri.startswith(("file:", "/", ".")):
+        if self._uri and not _is_folder(self._uri):
             with self._accepting(), _asked_once():
                 self._connect(self._uri).get_experiment_by_name(self._experiment)
 
@@ -66,7 +66,7 @@ class MLflow(Tracker):
             if run.folder is None:
                 raise UserError("this training has no folder: give MLflow a store, as in MLflow('mlruns'). [mlflow-folder]")
             uri = (run.folder.absolute().parent / "mlruns").as_uri()
-        if ":" not in uri or uri.startswith("file:"):
+        if _is_folder(uri):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the only store that needs no database
         client = self._client = self._connect(uri)
         experiment = client.get_experiment_by_name(self._experiment)
@@ -114,6 +114,11 @@ class MLflow(Tracker):
         if self._id:
             self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
             self._id = ""
+
+
+def _is_folder(uri: str) -> bool:
+    """Returns whether a URI names a folder of files, which the tracker makes when a run begins; a server must answer before."""
+    return uri.startswith(("file:", "/", ".")) or (":" not in uri and not uri.startswith("databricks"))
 
 
 @contextlib.contextmanager

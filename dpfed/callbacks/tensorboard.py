@@ -24,7 +24,7 @@ class TensorBoard(Tracker):
         every: Number of steps between two rows of figures; ``None``: the tracker gets a row whenever metrics.jsonl gets a line.
 
     Raises:
-        UserError: If the package tensorboard is missing.
+        UserError: If the package tensorboard is missing, or `every` is less than 1.
     """
 
     title = "TensorBoard"

@@ -59,6 +59,9 @@ class Tracker(Callback):
         title: Name of the program, for messages.
         package: Name of the needed package, as pip knows it.
         module: Name of the module to import.
+
+    Raises:
+        UserError: If the package is missing, or `every` is less than 1.
     """
 
     waits = True
@@ -67,6 +70,8 @@ class Tracker(Callback):
     module = ""
 
     def __init__(self, every: int | None = None) -> None:
+        if every is not None and every < 1:
+            raise UserError(f"{self.title}: every = {every}: expected a number of steps, at least 1, or None. [tracker-every]")
         self.every = every
         self._run: RunInfo | None = None
         self._waiting: list[Evaluation] = []
@@ -103,7 +108,7 @@ class Tracker(Callback):
     def on_end(self) -> None:
         """See `Callback`."""
         folder = None if self._run is None else self._run.folder
-        with self._accepting():
+        with self._accepting(over=True):
             if rows := self._evaluated():
                 self._write(rows)
             if folder is not None:
@@ -155,8 +160,12 @@ class Tracker(Callback):
         return rows
 
     @contextlib.contextmanager
-    def _accepting(self) -> Iterator[None]:
-        """Turns any exception of the tracker's package into a `UserError` of one sentence."""
+    def _accepting(self, over: bool = False) -> Iterator[None]:
+        """Turns any exception of the tracker's package into a `UserError` of one sentence.
+
+        Args:
+            over: Whether dpfed's run is finished: then a resumed run would not call the tracker again.
+        """
         try:
             yield
         except UserError:
@@ -166,6 +175,8 @@ class Tracker(Callback):
             remedy = f"no step is lost: resume the run, without {self.title} if need be"
             if self._run is None:
                 remedy = f"nothing has begun: fix that, or leave {self.title} out"
+            elif over:
+                remedy = "the run is finished, and all its files are written; what was to be sent at its end may be missing"
             raise UserError(f"{self.title} cannot be used ({reason}); {remedy}. [tracker-refused]") from error
 
 

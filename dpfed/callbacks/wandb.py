@@ -30,7 +30,8 @@ class WandB(Tracker):
         every: Number of steps between two rows of figures; ``None``: the tracker gets a row whenever metrics.jsonl gets a line.
 
     Raises:
-        UserError: If the package wandb is missing or fails, or nobody has logged in and the mode needs a login.
+        UserError: If the package wandb is missing or fails, nobody has logged in and the mode needs a login, or `every` is less
+            than 1.
     """
 
     title = "Weights & Biases"
@@ -49,7 +50,8 @@ class WandB(Tracker):
         self._project = project or os.environ.get("WANDB_PROJECT") or "dpfed"
         self._entity, self._id = entity or os.environ.get("WANDB_ENTITY"), id
         # Read here: on a cluster, another process with another environment sends the figures.
-        self._mode = mode or os.environ.get("WANDB_MODE") or self._import().setup().settings.mode
+        with self._accepting():
+            self._mode = mode or os.environ.get("WANDB_MODE") or self._import().setup().settings.mode
         self._board: Any = None
         self._next = 0
         self._written: Path | None = None

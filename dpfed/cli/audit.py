@@ -71,7 +71,7 @@ def privacy(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the configuration.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the result; default: audits/NAME, or the run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of a configuration's result; default: audits/NAME.")] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Audit the mechanism with this many workers.")] = 1,
     experiments: Annotated[
         int, typer.Option(min=400, max=1_000_000, help="Number of experiments; more of them raise the lower bound.")

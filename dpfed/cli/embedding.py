@@ -120,13 +120,20 @@ def search(
     words: Annotated[str, typer.Argument(help="Text to search for.", show_default=False)],
     pictures: Annotated[
         Path | None,
-        typer.Option(help="A public store, or a folder of images; default: the run's store, if public.", show_default=False),
+        typer.Option(
+            help="A public store, or a folder of images; default: the run's store, if public. A model without its run needs "
+            "this option.",
+            show_default=False,
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of names to print.")] = 10,
 ) -> None:
     """Print the names of the pictures nearest to a text, best first, with their cosines."""
     from dpfed.console.terminal import console, say, watching
+    from dpfed.errors import UserError
 
+    if not words.strip():
+        raise UserError("the text to search for is empty: expected words, such as 'a red circle'. [search-no-text]")
     say(f"reading {pictures or run}")
     from dpfed.data.named_pictures import StoredPictures, pictures_at
     from dpfed.data.reasons import visible

@@ -111,7 +111,10 @@ def rehearse(
         checked_start(loaded)
         plan = declared_plan(loaded, records, progress)
         if plan.bounding.method.closed_form:
-            raise UserError("bounding.method = 'moments' leaves nothing to choose: run `dpfed forecast`. [rehearse-moments]")
+            raise UserError(
+                f"bounding.method = '{plan.bounding.method_name}' has no learning rate, group size or number of steps to try: "
+                "run `dpfed forecast`. [rehearse-moments]"
+            )
         stand = chosen(public, loaded, plan)
         progress.note("loading PyTorch")
         from dpfed.planning.rehearsal import rehearse as run_rehearsal

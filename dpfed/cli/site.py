@@ -177,7 +177,10 @@ def join(
 
 @app.command()
 def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
-    """Show what a site has answered and spent, step by step. The command checks every line of the ledger."""
+    """Show how many steps a site has answered, and the epsilon that it had spent after each of about 20 steps.
+
+    The command checks every line of the ledger.
+    """
     say(f"reading the ledger of {folder}", True)
     from dpfed.errors import UserError
     from dpfed.federation.site.folder import SiteFolder
@@ -208,7 +211,7 @@ def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
     missed = sorted(set(range(opened.last_step + 1)) - set(opened.steps))
     if missed:
         line(
-            "not asked", f"in {len(missed):,} of the first {opened.last_step + 1:,} steps, most recently in step {missed[-1]:,}"
+            "not answered", f"{len(missed):,} of the first {opened.last_step + 1:,} steps, most recently in step {missed[-1]:,}"
         )
     for row in spent:
         line(f"step {row['step']:,}", f"epsilon {round_up(row['epsilon'])} so far")

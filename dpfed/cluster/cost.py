@@ -42,7 +42,7 @@ def plan(
 
     The command needs no records and no cluster.
     """
-    say(f"planning for {', '.join(map(str, workers))} workers", True)
+    say(f"planning for W = {', '.join(map(str, workers))}", True)
     wanted = load_config(config, assignments or [])
     promise = plan_of(records, wanted)
     machines = _machines(assumed or [])

@@ -301,14 +301,14 @@ def _sized(resources: Resources, there: list[dict[str, float]], is_local: bool, 
 
     most = max(int(machine.get("CPU", 0)) for machine in there)
     cpus = resources.cpus or next((count for count in range(most, 1, -1) if room(count) >= resources.workers), 1)
-    if room(cpus) < (resources.least or resources.workers):
-        wanted = f"{resources.workers} workers with {cpus} CPU{'s' if cpus > 1 else ''}{' and a GPU' if gpus else ''} each"
+    if room(cpus) < (needed := resources.least or resources.workers):
+        each = f"{cpus} CPU{'s' if cpus > 1 else ''}{' and a GPU' if gpus else ''} each"
+        fits = f"room for {room(cpus)} of {needed} worker{'s' if needed > 1 else ''} with {each}"
         if is_local:
             raise UserError(
-                f"this machine has room for {room(cpus)}, not for {wanted}: reduce --workers, --cpus-per-worker or "
-                "--gpus-per-worker. [ray-too-small]"
+                f"this machine has {fits}: reduce --workers, --cpus-per-worker or --gpus-per-worker. [ray-too-small]"
             )
-        progress.note(f"waiting for machines: the cluster has room for {room(cpus)}, not for {wanted}")
+        progress.note(f"waiting for machines: the cluster has {fits}")
     return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
 
 

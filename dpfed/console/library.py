@@ -83,7 +83,7 @@ def pretrain(
         progress: Display of the progress. ``None``: bars in terminals and notebooks, and nothing elsewhere; ``True``: elsewhere
             a line now and then; ``False``: nothing at all.
         resume: Whether to continue a run that `folder` already holds; default: with `data`, yes; with a configuration, no.
-        callbacks: Callbacks that see the steps and evaluations while the model trains.
+        callbacks: `Callback`, or several in a list, that see the steps and evaluations while the model trains.
         data: Folder of images, a table, another data set that dpfed reads, or a record store.
         epsilon: Epsilon of the guarantee; 8 is usual, 1 is strong.
         out: Another name for `folder`.
@@ -109,6 +109,7 @@ def pretrain(
     folder = _one_of(folder, out)
     options: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "model": model, "method": method, "minutes": minutes}
     options |= {"batch": batch, "steps": steps, "public": public}
+    callbacks = _listed(callbacks)
     if data is None:
         if config is None:
             raise UserError(
@@ -128,6 +129,10 @@ def pretrain(
         raise UserError("with data=... dpfed makes the choices itself: give either data or a configuration. [pretrain-two]")
     if epsilon is None:
         raise UserError("data=... needs an epsilon, too: epsilon=8 is usual, epsilon=1 is strong. [pretrain-promise]")
+    if isinstance(overrides, str):
+        raise UserError(
+            "overrides= is a text: expected a list of assignments, such as ['privacy.batch=64']. [pretrain-overrides-text]"
+        )
     from dpfed.automatic.running import pretrain as automatic
 
     with shown(progress) as seen:
@@ -142,6 +147,19 @@ def _one_of(folder: str | Path | None, out: str | Path | None) -> str | Path:
     if chosen is None:
         raise UserError("the run's folder is missing: give one, such as out='runs/mine'. [pretrain-folder]")
     return chosen
+
+
+def _listed(given: Any) -> list[Callback]:
+    """Returns the callbacks as a list, before anything is made; a single callback may be given without a list."""
+    several = not isinstance(given, Callback | str) and isinstance(given, Iterable)
+    callbacks = list(given) if several else [given]
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise UserError(
+                f"callbacks= contains {callback!r}: expected dpfed.Callback objects, such as those that "
+                "dpfed.callbacks.trackers('tensorboard') makes. [pretrain-callbacks]"
+            )
+    return callbacks
 
 
 def _overridden(config: Config | str | Path, overrides: Sequence[str]) -> Config:

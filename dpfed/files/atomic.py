@@ -154,7 +154,12 @@ def _let_write(content: Callable[[Path], object], draft: Path) -> None:
 def make_folder(path: Path, mode: int = 0o777) -> None:
     """Makes a folder if it does not exist, and forces the new entry in its parent folder to the disk.
 
-    The parent folder must exist.
+    Args:
+        path: Path of the folder, whose parent folder exists.
+        mode: Permissions of a new folder, reduced by the umask.
+
+    Raises:
+        OSError: If the folder cannot be made, for example because its parent folder is missing or a file has its name.
     """
     if not path.is_dir():
         path.mkdir(mode, exist_ok=True)
@@ -213,6 +218,9 @@ def remove_drafts(folder: Path) -> None:
     """Removes temporary files that killed calls of `write_atomically` or `create_atomically` left in a folder.
 
     No process may write in the folder at the same time.
+
+    Raises:
+        OSError: If such a file cannot be removed.
     """
     for draft in folder.glob(f".*{DRAFT}"):
         _remove(draft)
@@ -320,6 +328,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
     Raises:
         UserError: If `path` exists, or nothing can be written there.
+        OSError: If the disk reports an error at the end.
     """
     partial = start_directory(path)
     try:

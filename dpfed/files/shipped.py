@@ -123,7 +123,8 @@ def _meant(given: str, names: tuple[str, ...]) -> str:
 
 def _names(suffix: str) -> list[str]:
     root = configs()
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob(f"*{suffix}"))
+    files = (path for path in root.rglob(f"*{suffix}") if not path.name.startswith("."))  # such as macOS's ._quickstart.toml
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in files)
 
 
 def _folder(installed: str, checkout: str) -> Path:

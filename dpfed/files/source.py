@@ -27,8 +27,8 @@ class Source:
     def digest(self) -> str:
         """Returns the SHA-256 digest, hexadecimal, of all Python files of the package and their names.
 
-        For a module without a package, the digest covers its file. A change of a compiled module, a data file or another
-        package that the code imports does not change the digest.
+        For a module without a package, the digest covers its file. A change of a compiled module, a data file, a hidden file
+        (such as an editor's ``.#part.py``) or another package that the code imports does not change the digest.
 
         Raises:
             OSError: If a file cannot be read.
@@ -103,7 +103,7 @@ def _python_files(package: Path) -> Iterator[Path]:
             continue
         seen.add(place)
         folders.sort()
-        yield from (Path(folder) / name for name in names if name.endswith(".py"))
+        yield from (Path(folder) / name for name in names if name.endswith(".py") and not name.startswith("."))
 
 
 def _below(places: Iterable[Path], name: str) -> Iterator[Path]:

@@ -104,7 +104,7 @@ class Retrieval:
             except UserError as error:
                 return Found(trouble=str(error))
             except OSError as error:
-                return Found(trouble=f"{error.filename} cannot be read: {error.strerror}.")
+                return Found(trouble=f"{error.filename or run} cannot be read: {error.strerror or error}.")
         return Found([uri(_png(picture), "image/png") for picture in pictures], searched=len(among.pictures))
 
     def _loaded(self, run: Path) -> SearchIndex:

@@ -38,10 +38,12 @@ def view(seen: Sequence[Seen], single: bool, left_out: str = "") -> RenderableTy
 
     Args:
         seen: Runs.
-        single: Whether a single run is watched, and not a folder of runs.
+        single: Whether a single run is watched, and not a folder of runs. `seen` is empty if that run was deleted.
         left_out: Sentence about folders that were not searched; empty: all folders were searched.
     """
-    return _one(seen[0]) if single else Group(_list(seen), *([_text(left_out, "yellow")] if left_out else []))
+    if single:
+        return _one(seen[0]) if seen else Text("The run is gone.")
+    return Group(_list(seen), *([_text(left_out, "yellow")] if left_out else []))
 
 
 def _list(seen: Sequence[Seen]) -> RenderableType:

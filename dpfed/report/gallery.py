@@ -86,7 +86,7 @@ class Gallery:
             if not (folder / CHARTS).is_file():  # a run of an earlier dpfed
                 return cls(sections)
             return cls(sections, *from_json(json.loads(read_text(folder / CHARTS))))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise UserError(
                 f"the gallery {folder} is damaged ({error}): restore the folder, or delete it; the report then has no "
                 "pictures. [report-gallery-damaged]"

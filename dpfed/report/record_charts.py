@@ -74,7 +74,7 @@ def from_json(kept: Mapping[str, Any]) -> tuple[tuple[EmbeddingMap, ...], tuple[
     """Restores the charts from the output of `as_json`.
 
     Raises:
-        ValueError, KeyError, TypeError: If the input is not such an output.
+        ValueError, KeyError, TypeError, OverflowError: If the input is not such an output.
     """
     maps = tuple(
         EmbeddingMap(

@@ -260,6 +260,35 @@ def test_nobody_is_asked_for_a_login_in_a_run(config, tmp_path, monkeypatch):
         WandB(mode="online")
 
 
+@pytest.mark.long
+def test_a_training_without_a_folder_can_use_the_store_that_the_refusal_names(tmp_path):
+    with pytest.raises(dpfed.UserError, match="mlflow-folder") as refusal:
+        MLflow().on_begin(0)
+    tracker = eval(re.search(r"as in (MLflow\(.+?\))", str(refusal.value))[1])
+    tracker.on_begin(0)
+    tracker.on_step(StepSummary(0, 10, 0.1, 1.0))
+    tracker.on_end()
+    assert (tmp_path / "mlruns").is_dir()
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_rows_are_at_least_a_step_apart(every):
+    with pytest.raises(dpfed.UserError, match="tracker-every"):
+        TensorBoard("boards", every=every)
+
+
+def test_a_tracker_that_fails_at_the_end_does_not_ask_to_resume_a_finished_run(tmp_path, monkeypatch):
+    def fails(finished):
+        raise ValueError("no route to host")
+
+    tracker = TensorBoard("boards")
+    tracker.on_begin(0)
+    monkeypatch.setattr(tracker, "_close", fails)
+    with pytest.raises(dpfed.UserError, match="the run is finished.*tracker-refused") as refusal:
+        tracker.on_end()
+    assert "resume" not in str(refusal.value)
+
+
 def test_a_server_that_is_not_there_is_said_before_the_run(dpfed, config, monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     (tmp_path / "tiny.toml").write_text(config.dump())

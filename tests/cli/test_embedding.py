@@ -106,3 +106,9 @@ def test_names_of_private_records_are_not_printed(run_of, dpfed, tmp_path):
         writer.add(RecordInput("patient-17", np.zeros((16, 16, 3), np.uint8), split="train"))
     code, shown, error = dpfed("search", run_of("image-text"), WORDS, "--pictures", tmp_path / "private")
     assert code == 2 and "search-store-private" in error and "patient" not in shown + error
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_text_is_not_searched_for(dpfed, text):
+    code, _, error = dpfed("search", "run", text)
+    assert code == 2 and "[search-no-text]" in error

@@ -49,6 +49,14 @@ def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
     assert (sized.cpus, sized.gpus, progress.notes) == (cpus, gpus, [])
 
 
+def test_too_few_machines_are_compared_with_the_least_number_of_workers():
+    progress, asked = Notes(), Resources(workers=8, least=2, cpus=4)
+    _sized(asked, [{"CPU": 4.0}], False, progress)
+    assert progress.notes == ["waiting for machines: the cluster has room for 1 of 2 workers with 4 CPUs each"]
+    with pytest.raises(UserError, match="room for 1 of 2 workers with 4 CPUs each"):
+        _sized(asked, [{"CPU": 4.0}], True, progress)
+
+
 def test_what_continues_a_run_whose_workers_died(tmp_path, tiny_config):
     task = Task(tmp_path / "run", tiny_config)
     assert "the same command begins it" in launch._continued(task)

@@ -26,6 +26,14 @@ def test_every_file_of_configs_has_a_name():
     assert names == {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_file()}
 
 
+def test_hidden_files_of_the_file_system_are_not_shipped_files(tmp_path, monkeypatch):
+    for name in ("one.toml", "._one.toml", ".nfs0001.toml", "sweeps/._two.toml", "towers/._small.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"\0\5\x16\7")
+    monkeypatch.setattr(shipped, "configs", lambda: tmp_path)
+    assert (shipped.config_names(), shipped.sweep_names(), shipped.tower_names()) == (("one",), (), ())
+
+
 @pytest.mark.parametrize("name", shipped.config_names())
 def test_a_shipped_config_is_found_by_name_in_any_folder(name, elsewhere):
     expected = load_config(CONFIGS / f"{name}.toml")

@@ -1,6 +1,7 @@
 """Pictures: of public records only, found again on disk as they were, and the right ones."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -60,6 +61,15 @@ def test_neighbours_are_the_nearest_by_cosine(gallery, make_store):
 def test_damage_is_the_users_to_mend(gallery, tmp_path, damage):
     gallery.write(tmp_path)
     (tmp_path / damage).unlink()
+    with pytest.raises(UserError, match="report-gallery-damaged"):
+        Gallery.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"maps": [], "confusions": [[]]}', "[" * 100_000, "INFINITE"])
+def test_charts_that_nobody_could_write_are_damage(tmp_path, text):
+    Gallery(()).write(tmp_path)
+    charts = {"label": "shape", "names": ["a"], "after": [[1e999]], "before": []}
+    (tmp_path / "charts.json").write_text(json.dumps({"maps": [], "confusions": [charts]}) if text == "INFINITE" else text)
     with pytest.raises(UserError, match="report-gallery-damaged"):
         Gallery.read(tmp_path)
 

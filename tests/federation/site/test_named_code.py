@@ -205,6 +205,14 @@ def test_code_is_looked_for_where_it_is_imported(mark, tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+def test_a_hash_does_not_cover_hidden_files(mark):
+    source = find_source("doors_of_a_clinic.losses")
+    before = source.digest()
+    (source.package / ".#losses.py").symlink_to("somebody@desk.1")  # an editor's lock
+    (source.package / "._losses.py").write_bytes(b"\0\5\x16\7")  # written by macOS
+    assert source.digest() == before
+
+
 def test_a_hash_covers_code_behind_links(mark, tmp_path):
     package = tmp_path / "installed" / "doors_of_a_clinic"
     (tmp_path / "elsewhere").mkdir()
