@@ -143,12 +143,7 @@ def import_records(
     """
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
-    sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
-    if not sources:
-        raise UserError(
-            "the list of sources is empty: give a path of a file or folder, or of several tables. [import-no-source]"
-        )
-    paths = [existing(entry) for entry in sources]
+    paths = _paths(source)
     if not isinstance(wait, int | float) or not wait >= 0:
         raise UserError(f"wait must be a number of seconds of at least 0, or infinity, got {wait!r}. [import-wait]")
     asked = {"validation": validation, "test": test}
@@ -175,6 +170,15 @@ def import_records(
             "[import-disk]"
         ) from error
     return _report(RecordStore.open(dest), chosen, opened, writer, time.monotonic() - started)
+
+
+def _paths(source: str | Path | Sequence[str | Path]) -> list[Path]:
+    sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
+    if not sources:
+        raise UserError(
+            "the list of sources is empty: give a path of a file or folder, or of several tables. [import-no-source]"
+        )
+    return [existing(entry) for entry in sources]
 
 
 def _open(

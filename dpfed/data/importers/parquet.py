@@ -37,7 +37,7 @@ _ROWS_AT_ONCE = 256
 class ParquetImporter(Importer):
     """Imports a Parquet file, or a folder of Parquet files whose names, or folders' names, may contain splits.
 
-    If no name contains a split, all records are for training. These columns are read:
+    If no name contains a split, or one file alone is imported, the records are for training. These columns are read:
 
     * ``image`` or the like: a ``struct<bytes, path>`` or binary.
     * ``text``, ``caption``, ``sentences``, ``alt_text`` and the like, also with a number at the end: texts, structs with a text
@@ -45,7 +45,8 @@ class ParquetImporter(Importer):
     * ``label`` and the like: a text, or a number, whose meaning the file's ClassLabel metadata may say.
     * ``unit``, ``person_id``, ``patient_id`` or ``pid``: the unit.
     * ``id``, ``file_name`` and the like: the name of the record.
-    * ``split``: the split, if the names of the files and folders give all files the same split.
+    * ``split``: the split, if the names of the files and folders give all files the same split. A cell in this column wins
+      over the names.
 
     The id of a record consists of its split and its name. Without a column of names, it consists of the split, the image's
     ``path`` if there is one, and a hash of what the record holds. A folder such as ``label=cat``, as Spark and Hive write it,

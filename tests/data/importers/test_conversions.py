@@ -6,8 +6,10 @@ import io
 import json
 import os
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,7 @@ import dpfed
 from dpfed.data.importers import import_records
 from dpfed.data.importers.conversions import conversion
 from dpfed.data.importers.importing import Access
+from dpfed.data.importers.tfrecords import convert
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from tests.data.importers.test_classes import names_of
@@ -344,3 +347,13 @@ def test_a_packed_file_is_named_and_a_folder_of_such_a_name_is_not_one(tmp_path:
     (tmp_path / "captions.csv.gz").write_bytes(b"x")
     assert "[import-unknown-data]" in refusal(tmp_path / "x.zip")
     assert "captions.csv.gz is a packed file" in refusal(tmp_path / "captions.csv.gz")
+
+
+def test_records_of_a_tfrecord_may_have_other_features_than_the_first(tmp_path: Path, monkeypatch) -> None:
+    rows = [{"a": b"x"}, {"a": b"\xff", "box": np.array([1.0, 2.0]), "n": np.array([1])}, {"box": np.array([3.0])}]
+    reader = SimpleNamespace(tfrecord_loader=lambda path, index: iter(rows))
+    monkeypatch.setitem(sys.modules, "tfrecord.reader", reader)
+    (tmp_path / "x.tfrecord").touch()
+    convert(tmp_path / "x.tfrecord", tmp_path)
+    written = pq.read_table(tmp_path / "train.parquet").to_pydict()
+    assert written == {"a": [b"x", b"\xff", None], "box": [None, [1, 2], [3]], "n": [None, 1, None]}
