@@ -19,6 +19,7 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.tfrecords import by_split, is_tfrecord
 
+_SHEETS = frozenset({".xlsx", ".xls", ".xlsm", ".ods"})
 _PACK = (
     "import glob, sys, tarfile; t = tarfile.open(sys.argv[1], 'w', dereference=True); "
     "[t.add(f) for f in sorted(glob.glob('{pattern}'))]; t.close()"
@@ -63,7 +64,7 @@ def without_links(archive: Path) -> str:
 
 
 def conversion(source: Path, access: Access) -> str:
-    """Returns a text that names the format of a source, and the commands that convert and import the source.
+    """Returns a text that names the format of a source, and says how to convert and import the source, mostly by commands.
 
     Args:
         source: File or folder that no importer recognises.
@@ -87,6 +88,8 @@ def conversion(source: Path, access: Access) -> str:
         )
     if records := [file for file in files if is_tfrecord(file)]:
         return _of_tfrecords(source, records, access)
+    if not source.is_dir() and suffix(source) in _SHEETS:
+        return f"{source} is a spreadsheet: save it as CSV (UTF-8) in the same folder, and import the CSV file."
     if not source.is_dir() and suffix(source) == ".json":
         return _of_json(source)
     return ""

@@ -29,8 +29,8 @@ from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
 
 NOTICE = (
-    "DICOM: only pixels, the path of the file and a hash of the PatientID are kept. This does not de-identify them: names that "
-    "are burned into pixels or stand in paths stay."
+    "DICOM: only pixels, the path of the file and a hash of the PatientID are kept. This does not de-identify the files: names "
+    "that are burned into pixels or stand in paths stay."
 )
 _ENDINGS = frozenset({".dcm", ".dicom", ".ima"})
 _CONTENTS = "DICOMDIR"  # a table of contents

@@ -116,7 +116,7 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
 
 
 def refuse_outside(listing: Listing) -> None:
-    """Refuses a folder with links that lead out of it. Called if the folder itself holds none of the files that are looked for.
+    """Refuses a folder that holds none of the files that are looked for, if links lead out of the folder.
 
     Raises:
         UserError: If a link leads out of the folder; the message names the option with which an import follows such links.

@@ -347,6 +347,8 @@ def test_a_packed_file_is_named_and_a_folder_of_such_a_name_is_not_one(tmp_path:
     (tmp_path / "captions.csv.gz").write_bytes(b"x")
     assert "[import-unknown-data]" in refusal(tmp_path / "x.zip")
     assert "captions.csv.gz is a packed file" in refusal(tmp_path / "captions.csv.gz")
+    (tmp_path / "captions.xlsx").write_bytes(b"PK")
+    assert "captions.xlsx is a spreadsheet: save it as CSV" in refusal(tmp_path / "captions.xlsx")
 
 
 def test_records_of_a_tfrecord_may_have_other_features_than_the_first(tmp_path: Path, monkeypatch) -> None:
