@@ -47,8 +47,8 @@ class CaptionedFolderImporter(Importer):
             splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
-            UserError: If `path` is not a folder or cannot be read, there are no texts or the first 16 contain no letter, or the
-                splits or classes of the images are not clear.
+            UserError: If `path` is not a folder or cannot be read, there are no texts or the first 16 contain no letter, the
+                folders do not fit `splits`, no image is for training, or the splits or classes of the images are not clear.
         """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder: expected {self.layout}. [captioned-folder-not-one]")
@@ -67,7 +67,7 @@ class CaptionedFolderImporter(Importer):
                 "--format folder --skip-broken` imports the images alone. [captioned-folder-numbers]"
             )
         beside = _beside(listing, texts)
-        listing.passed_over.update({f"*{suffix(file)} beside an image and its .txt": 1 for file in beside})
+        listing.passed_over.update(f"*{suffix(file)} beside an image and its .txt" for file in beside)
         placed, shards = without_shards(place(path, images, listing.files, splits), listing.passed_over)
         placed, persons = with_persons(path, placed)
         names, labels = class_numbers(placed)
@@ -127,7 +127,7 @@ def _texts(listing: Listing, images: list[Path]) -> dict[Path, Path]:
 def _beside(listing: Listing, texts: dict[Path, Path]) -> list[Path]:
     """Returns the JSON files that have the same names as the images with texts."""
     there = {file for file in listing.files if suffix(file) == ".json"}
-    return [file for image in texts if (file := image.with_suffix(".json")) in there]
+    return list(dict.fromkeys(file for image in texts if (file := image.with_suffix(".json")) in there))
 
 
 def _captions(text: Path | None, access: Access) -> tuple[str, ...] | str:

@@ -58,7 +58,7 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
                 f"the classes {other!r} and {name!r} are the same number in two spellings: use one spelling in the whole data "
                 "set. [class-one-number]"
             )
-    if all(name.isdecimal() and str(int(name)) == name and int(name) < _MOST_NUMBERED for name in present):
+    if all(len(name) < len(str(_MOST_NUMBERED)) and name.isdecimal() and str(int(name)) == name for name in present):
         names = [str(number) for number in range(max(map(int, present), default=-1) + 1)]
     else:
         names = sorted(present, key=values_of.__getitem__ if len(values_of) == len(present) else str)

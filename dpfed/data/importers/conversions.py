@@ -5,17 +5,21 @@ If possible, the commands need nothing but the Python that runs dpfed, and pyarr
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpfed.data.decoding import EXTENSIONS
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.tfrecords import by_split, is_tfrecord
 
+_SHEETS = frozenset({".xlsx", ".xls", ".xlsm", ".ods"})
 _PACK = (
     "import glob, sys, tarfile; t = tarfile.open(sys.argv[1], 'w', dereference=True); "
     "[t.add(f) for f in sorted(glob.glob('{pattern}'))]; t.close()"
@@ -26,15 +30,16 @@ _ARROW = (
     "for f in p.Path(sys.argv[1]).rglob('*.arrow') "
     "for o in [p.Path(sys.argv[2], f.relative_to(sys.argv[1])).with_suffix('.parquet')]]"
 )
+_ARROW_FILE = (
+    "import sys, pyarrow as a, pyarrow.parquet as q; "
+    "q.write_table(a.ipc.open_{kind}(a.memory_map(sys.argv[1])).read_all(), sys.argv[2])"
+)
 _TFRECORDS = "from dpfed.data.importers.tfrecords import main; main()"
-_CAPTIONS = (
-    "import json, sys; [print(json.dumps({'filepath': f, 'title': t})) for f, t in json.load(open(sys.argv[1])).items()]"
-)
+_JSON = "import json, sys; c = json.load(open(sys.argv[1], encoding='utf-8-sig')); "
+_CAPTIONS = _JSON + "[print(json.dumps({'filepath': f, 'title': t})) for f, t in c.items()]"
+_FIELDS = _JSON + "[print(json.dumps({'filepath': f, **e})) for f, e in c.items()]"
 _TABLE = "import sys, pyarrow.csv as c, pyarrow.parquet as q; c.write_csv(q.read_table(sys.argv[1]), sys.argv[2])"
-_COLUMNS = (
-    "import json, sys; c = json.load(open(sys.argv[1])); "
-    "[print(json.dumps({k: v[i] for k, v in c.items()})) for i in next(iter(c.values()))]"
-)
+_COLUMNS = _JSON + "[print(json.dumps({k: v[i] for k, v in c.items()})) for i in next(iter(c.values()))]"
 
 
 def packing(folder: Path, archive: Path, only_folders: bool = False) -> str:
@@ -59,7 +64,7 @@ def without_links(archive: Path) -> str:
 
 
 def conversion(source: Path, access: Access) -> str:
-    """Returns a text that names the format of a source, and the commands that convert and import the source.
+    """Returns a text that names the format of a source, and says how to convert and import the source, mostly by commands.
 
     Args:
         source: File or folder that no importer recognises.
@@ -67,18 +72,24 @@ def conversion(source: Path, access: Access) -> str:
 
     Returns:
         The text; empty if dpfed does not know the format.
+
+    Raises:
+        UserError: If the folder cannot be read.
+        OSError: If an Arrow file cannot be read.
     """
     files = list_files(source, access).files if source.is_dir() else [source]
     if arrow := [file for file in files if suffix(file) == ".arrow"]:
-        folder = source if source.is_dir() else source.parent
-        target = folder.with_name(f"{folder.name}-parquet")
-        program = _ARROW.format(kind="stream" if _is_stream(arrow[0]) else "file")
+        whole = source.is_dir()
+        target = source.with_name(f"{source.name}-parquet") if whole else _free(source.with_suffix(".parquet"))
+        program = (_ARROW if whole else _ARROW_FILE).format(kind="stream" if _is_stream(arrow[0]) else "file")
         return (
             f"{arrow[0]} is an Arrow file, as save_to_disk of Hugging Face's datasets writes it. "
-            f"{_then(f'{_python(program)} {_quoted(folder, target)}', target)}"
+            f"{_then(f'{_python(program)} {_quoted(source, target)}', target)}"
         )
     if records := [file for file in files if is_tfrecord(file)]:
         return _of_tfrecords(source, records, access)
+    if not source.is_dir() and suffix(source) in _SHEETS:
+        return f"{source} is a spreadsheet: save it as CSV (UTF-8) in the same folder, and import the CSV file."
     if not source.is_dir() and suffix(source) == ".json":
         return _of_json(source)
     return ""
@@ -86,7 +97,7 @@ def conversion(source: Path, access: Access) -> str:
 
 def table_of_parquet(file: Path) -> str:
     """Returns a sentence with commands that convert a Parquet file of texts and numbers to a CSV table, and import it."""
-    table = file.with_suffix(".csv")
+    table = _free(file.with_suffix(".csv"))
     return _then(f"{_python(_TABLE)} {_quoted(file, table)}", table)
 
 
@@ -117,9 +128,11 @@ def _of_json(source: Path) -> str:
         return ""
     if not isinstance(content, dict) or not content:
         return ""
-    target = source.with_suffix(".jsonl")
+    target = _free(source.with_suffix(".jsonl"))
     values = list(content.values())
-    if all(isinstance(value, dict) for value in values) and len({tuple(value) for value in values}) == 1:
+    if all(isinstance(value, dict) for value in values) and any(suffix(Path(name)) in EXTENSIONS for name in content):
+        what, command = "a JSON object of file names, each with its fields", _FIELDS
+    elif all(isinstance(value, dict) for value in values) and len({tuple(value) for value in values}) == 1:
         what, command = "JSON of columns, as pandas' `to_json` writes it", _COLUMNS
     elif all(isinstance(value, str | list) for value in values):
         what, command = "a JSON object of file names and captions", _CAPTIONS
@@ -132,6 +145,12 @@ def _is_stream(file: Path) -> bool:
     """Returns whether an Arrow file is in the streaming format, which has no index at its end."""
     with file.open("rb") as content:
         return content.read(6) != b"ARROW1"
+
+
+def _free(path: Path) -> Path:
+    """Returns the path or, if something is there that a command would overwrite, a path with a number, such as ``x-2.csv``."""
+    paths = itertools.chain([path], (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2)))
+    return next(place for place in paths if not os.path.lexists(place))
 
 
 def _then(command: str, target: Path) -> str:

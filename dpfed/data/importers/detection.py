@@ -47,7 +47,7 @@ def refuse_unknown(source: str) -> None:
     """Refuses a ``data.source`` that is neither an importer, nor another known source, nor a function of the user's own.
 
     Raises:
-        UserError: If the source is unknown; the message names a similar source.
+        UserError: If the source is unknown, or another package announces an importer that cannot be used.
     """
     if is_name(source) or source in _NOT_IMPORTED:  # other packages need not be looked through
         return
@@ -66,7 +66,8 @@ def detect(source: str | Path, access: Access | None = None) -> str:
         access: Paths that the import may read; ``None``: what lies below the source, or below its folder if it is a file.
 
     Raises:
-        UserError: If the source is missing or is a record store already, or no importer recognises it.
+        UserError: If `existing` refuses the source, the source is a record store already or cannot be read, or no importer
+            recognises the source.
     """
     source = existing(source)
     access = access or Access.to(source)
@@ -85,11 +86,9 @@ def detect(source: str | Path, access: Access | None = None) -> str:
                 f"{source} holds no images, and it is not clear which of its tables list the records: name these after train, "
                 f"val and test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
             )
-        packed = next((file for file in listing.files if suffix(file) in _PACKED), source)
-    else:
-        packed = source
-    if packed.suffix.lower() in _PACKED:
-        raise UserError(f"{packed} is a packed file that is not read: unpack it, and import the folder. [import-packed]")
+    files = listing.files if source.is_dir() else [source]
+    if packed := next((file for file in files if suffix(file) in _PACKED), None):
+        raise UserError(f"{packed} is a packed file that is not read: unpack it, and import its content. [import-packed]")
     if advice := conversion(source, access):
         raise UserError(f"{advice} [import-convert]")
     raise UserError(f"nothing at {source} looks like a known data set. Known: {known}. [import-unknown-data]")
@@ -99,7 +98,8 @@ def existing(source: str | Path) -> Path:
     """Returns the absolute path of a source.
 
     Raises:
-        UserError: If there is nothing at the path, or something that is neither a folder nor a regular file.
+        UserError: If `source` is no path on this machine, there is nothing at the path, or there is something that is neither a
+            folder nor a regular file.
     """
     path = local_path(source, "the source")
     if not os.path.exists(path):

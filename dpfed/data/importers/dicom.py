@@ -29,8 +29,8 @@ from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
 
 NOTICE = (
-    "DICOM: only pixels, the path of the file and a hash of the PatientID are kept. This does not de-identify them: names that "
-    "are burned into pixels or stand in paths stay."
+    "DICOM: only pixels, the path of the file and a hash of the PatientID are kept. This does not de-identify the files: names "
+    "that are burned into pixels or stand in paths stay."
 )
 _ENDINGS = frozenset({".dcm", ".dicom", ".ima"})
 _CONTENTS = "DICOMDIR"  # a table of contents
@@ -65,13 +65,16 @@ class DicomImporter(Importer):
             splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
-            UserError: If pydicom is not installed, `path` is not a folder or cannot be read, no DICOM files lie below it, or
-                the splits or classes of the files are not clear.
+            UserError: If pydicom is not installed, `window` is not two finite numbers or its width is below 1, `path` is not a
+                folder or cannot be read, no DICOM files lie below it, the folders do not fit `splits`, no file is for training,
+                or the splits or classes of the files are not clear.
         """
         try:
             import pydicom  # noqa: F401
         except ImportError as error:
             raise UserError("DICOM files need pydicom: pip install 'dpfed[dicom]'. [dicom-extra]") from error
+        if window is not None:
+            _window(window, window)
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'dicom' importer expects {self.layout}. [dicom-folder]")
         listing = list_files(path, access or Access.to(path))
@@ -235,13 +238,14 @@ def _picture(data: Any, window: tuple[float, float] | None) -> np.ndarray:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silences pydicom inside a ``with`` block, because its warnings quote values of a file, which are private."""
-    logger = logging.getLogger("pydicom")
-    before, logger.disabled = logger.disabled, True
+    logger = logging.getLogger("pydicom")  # `disabled` does not stop the records of its decoders' loggers
+    before = logger.disabled, logger.propagate, logger.handlers
+    logger.disabled, logger.propagate, logger.handlers = True, False, [logging.NullHandler()]
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        logger.disabled = before
+        logger.disabled, logger.propagate, logger.handlers = before
 
 
 def parsed_window(text: str) -> tuple[float, float]:
@@ -250,10 +254,14 @@ def parsed_window(text: str) -> tuple[float, float]:
     Raises:
         UserError: If the text is not two finite numbers, or the second number is below 1.
     """
-    with contextlib.suppress(ValueError):
-        centre, width = map(float, text.split(","))
+    return _window(text.split(","), text)
+
+
+def _window(numbers: Any, given: object) -> tuple[float, float]:
+    with contextlib.suppress(TypeError, ValueError):
+        centre, width = map(float, numbers)
         if math.isfinite(centre) and math.isfinite(width) and width >= 1:
             return centre, width
     raise UserError(
-        f"--window {text}: expected a centre and a width of at least 1, such as 40,400 for soft tissue in a CT. [dicom-window]"
+        f"--window {given}: expected a centre and a width of at least 1, such as 40,400 for soft tissue in a CT. [dicom-window]"
     )

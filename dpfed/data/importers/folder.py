@@ -29,9 +29,9 @@ class FolderImporter(Importer):
 
     `dpfed.data.importers.folder_splits` says which folders are splits.
 
-    The id of a record is its path below the root. Images that lie outside a class folder have no label. Folders of persons,
-    such as ``patient_001``, are units, not classes (`dpfed.data.importers.persons`). Files whose names show that they hold no
-    records are passed over. All other files would be lost, so the import refuses them.
+    The id of a record is the path of its image below the root. Images that lie outside a class folder have no label. Folders of
+    persons, such as ``patient_001``, are units, not classes (`dpfed.data.importers.persons`). Files whose names show that they
+    hold no records are passed over. All other files would be lost, so the import refuses them.
     """
 
     name = "folder"
@@ -52,7 +52,8 @@ class FolderImporter(Importer):
 
         Raises:
             UserError: If `path` is not a folder or cannot be read, no images lie below it, masks lie below it as well and
-                `splits` is ``None``, or the splits or classes of the images are not clear.
+                `splits` is ``None``, the folders do not fit `splits`, no image is for training, or the splits or classes of the
+                images are not clear.
         """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'folder' importer expects {self.layout}. [folder-not-one]")
@@ -123,7 +124,7 @@ def captions_advice(listing: Listing) -> str:
     alone = f"`dpfed data import {shlex.quote(str(listing.root))} DEST --format folder --skip-broken` imports the images alone"
     texts = [file for file in candidates if suffix(file) == ".txt"]
     texts = [file for file in texts[:_TEXTS_TRIED] if is_text_table(file, access)]
-    tables = [file for file in candidates if suffix(file) in TABLES] + texts
+    tables = [file for file in candidates if suffix(file) in TABLES and names_files(file, access)] + texts
     tables += [file for file in candidates if file.parent == listing.root and holds_entries(file) and names_files(file, access)]
     sets = [file for file in candidates if suffix(file) in _SETS]
     if sets and not tables:
@@ -161,10 +162,10 @@ def _packing(listing: Listing) -> str:
 def table_command(root: Path, tables: Sequence[Path]) -> str:
     """Returns the command that imports the given tables.
 
-    The command names their folder `root`, if all lie directly in it and their names contain splits. Otherwise it names up to
-    four of the tables.
+    The command names their folder `root` if all lie directly in it, their names contain splits, and none is a .json or .txt
+    file. Otherwise the command names up to four of the tables.
     """
-    by_folder = all(file.parent == root and split_of(Path(file.name)) for file in tables)
+    by_folder = all(file.parent == root and suffix(file) in TABLES and split_of(Path(file.name)) for file in tables)
     named = [root] if by_folder else [*tables[:_TABLES_SHOWN]]
     more = " ..." * (len(tables) > _TABLES_SHOWN and not by_folder)
     return f"dpfed data import {' '.join(shlex.quote(str(place)) for place in named)}{more} DEST --format table"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +21,9 @@ from dpfed.data.importers.folder import FolderImporter
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.source import CONTENT, FileRecord, Source, Unreadable, content_hash
 from dpfed.data.importers.table import TableImporter, common_folder
-from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.data.limits import stored_side, whole_number
-from dpfed.data.reasons import by_reason, mending
+from dpfed.data.reasons import OUTSIDE, by_reason, mending
 from dpfed.data.store.index import blocks
 from dpfed.data.store.record import SPLITS, RecordInput
 from dpfed.data.store.records import RecordStore
@@ -111,8 +111,8 @@ def import_records(
         size: Side of the raw square images to store, pixels; ``None``: the original files are stored, and images that are no
             files, such as the arrays of CIFAR-10, are encoded losslessly.
         validation: Number of training records that become the validation split. If the source names units, whole units are
-            moved, so it may be a few records more. A hash of the names chooses them at the import, before any private
-            mechanism runs (see `StoreWriter.hold_out`).
+            moved, so a few more records may be moved. A hash of their names chooses the records at the import, before any
+            private mechanism runs (see `StoreWriter.hold_out`).
         test: Number of training records that become the test split, chosen in the same way.
         skip_broken: Whether unreadable records, and files that the importer does not read, are left out. Otherwise the import
             is refused. If such files make a detected format doubtful, the import is refused unless `format` is given, too.
@@ -138,13 +138,14 @@ def import_records(
     Raises:
         UserError: If the source cannot be read, holds unreadable records or files that are not to be left out, already has a
             split that is asked for, or has too few records to hold out; if several paths are given that are not all tables; if
-            the format is unknown or does not take an argument; if something is at `dest`, or another process writes there; or
-            if an argument has a wrong value.
+            the format is unknown or does not take an argument; if something is at `dest`, another process writes there, or
+            nothing can be written there; or if an argument has a wrong value.
     """
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
-    sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
-    paths = [existing(entry) for entry in sources]
+    paths = _paths(source)
+    if not isinstance(wait, int | float) or not wait >= 0:
+        raise UserError(f"wait must be a number of seconds of at least 0, or infinity, got {wait!r}. [import-wait]")
     asked = {"validation": validation, "test": test}
     counts = {split: whole_number(n, f"the number of {split} records") for split, n in asked.items()}
     path = paths[0] if len(paths) == 1 else common_folder(paths)
@@ -171,6 +172,15 @@ def import_records(
     return _report(RecordStore.open(dest), chosen, opened, writer, time.monotonic() - started)
 
 
+def _paths(source: str | Path | Sequence[str | Path]) -> list[Path]:
+    sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
+    if not sources:
+        raise UserError(
+            "the list of sources is empty: give a path of a file or folder, or of several tables. [import-no-source]"
+        )
+    return [existing(entry) for entry in sources]
+
+
 def _open(
     paths: list[Path], access: Access, format: str | None, options: dict[str, Any], say: Callable[[str], None] | None
 ) -> tuple[str, Source]:
@@ -192,15 +202,15 @@ def _open(
     """
     known = importers()
     if format is not None and format not in known:
-        raise UserError(f"unknown format {format!r}; {nearest(format, known)} [import-format-unknown]")
+        raise UserError(f"unknown format {format!r}; {nearest(str(format), known)} [import-format-unknown]")
     if len(paths) > 1 and format not in (None, TableImporter.name):
         raise UserError(
             f"the format {format!r} takes one source; {', '.join(map(str, paths))} were given: import them one by one, or "
             "leave the format out if they are tables of one data set. [import-format-several]"
         )
-    if len(paths) > 1 and not all(path.is_file() and suffix(path) in TABLES for path in paths):
+    if len(paths) > 1 and not all(path.is_file() and TableImporter().recognises(path, access) for path in paths):
         raise UserError(
-            f"several sources must be .csv, .tsv or .jsonl tables of one data set; {', '.join(map(str, paths))} were "
+            f"several sources must be .csv, .tsv, .jsonl or .json tables of one data set; {', '.join(map(str, paths))} were "
             "given: import them one by one, or import the folder that holds them. [import-several-sources]"
         )
     format = TableImporter.name if len(paths) > 1 else format or detect(paths[0], access)
@@ -288,7 +298,8 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
         return
     lost = [(entry.id, entry.reason) for entry in opened.unread]
     advice = opened.advice and f" {opened.advice}"
-    if format != FolderImporter.name and any(_is_image(path / entry.id) for entry in opened.unread):
+    beside = [entry for entry in opened.unread if entry.reason != OUTSIDE]  # the folder importer reads no such file either
+    if format != FolderImporter.name and any(_is_image(path / entry.id) for entry in beside):
         command = f"dpfed data import {shlex.quote(str(path))} DEST --format {FolderImporter.name} --skip-broken"
         advice = f" `{command}` imports the images instead."
     number = "1 file, folder or column" if len(lost) == 1 else f"{len(lost):,} files, folders or columns"
@@ -299,7 +310,7 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
 
 
 def _is_image(file: Path) -> bool:
-    return suffix(file) in EXTENSIONS and file.is_file()  # a member of an archive is none
+    return suffix(file) in EXTENSIONS and os.path.isfile(file)  # a member of an archive is none
 
 
 def _refuse_splits(opened: Source, path: Path, counts: dict[str, int]) -> None:

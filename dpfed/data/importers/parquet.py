@@ -37,7 +37,7 @@ _ROWS_AT_ONCE = 256
 class ParquetImporter(Importer):
     """Imports a Parquet file, or a folder of Parquet files whose names, or folders' names, may contain splits.
 
-    If no name contains a split, all records are for training. These columns are read:
+    If no name contains a split, or one file alone is imported, the records are for training. These columns are read:
 
     * ``image`` or the like: a ``struct<bytes, path>`` or binary.
     * ``text``, ``caption``, ``sentences``, ``alt_text`` and the like, also with a number at the end: texts, structs with a text
@@ -45,7 +45,8 @@ class ParquetImporter(Importer):
     * ``label`` and the like: a text, or a number, whose meaning the file's ClassLabel metadata may say.
     * ``unit``, ``person_id``, ``patient_id`` or ``pid``: the unit.
     * ``id``, ``file_name`` and the like: the name of the record.
-    * ``split``: the split, if the names of the files and folders give all files the same split.
+    * ``split``: the split, if the names of the files and folders give all files the same split. A cell in this column wins
+      over the names.
 
     The id of a record consists of its split and its name. Without a column of names, it consists of the split, the image's
     ``path`` if there is one, and a hash of what the record holds. A folder such as ``label=cat``, as Spark and Hive write it,
@@ -77,30 +78,30 @@ class ParquetImporter(Importer):
                 names, if there is one.
 
         Raises:
-            UserError: If the files cannot be read, have no column of images, name unknown splits, or disagree about their
-                columns; or if the column `id` cannot name the records.
+            UserError: If the files cannot be read, belong to several data sets, have no column of images, name unknown splits,
+                or disagree about their columns or classes; or if the column `id` cannot name the records.
         """
         dataset = split_files(path, ".parquet", self.layout, access or Access.to(path))
         try:
-            opened = [(split, file, pq.ParquetFile(file)) for split, file in dataset.files]
-            opened = [entry for entry in opened if entry[2].metadata.num_rows] or opened  # an empty file says nothing
-            files = [(split, file) for split, file, _ in opened]
+            opened = [(split, file, *_rows_and_schema(file)) for split, file in dataset.files]
+            opened = [entry for entry in opened if entry[2]] or opened  # a file without rows says nothing
+            files = [(split, file) for split, file, _, _ in opened]
             one_split = len({split for split, _ in files}) == 1
             top = path if path.is_dir() else path.parent
-            given = [(file, content.schema_arrow, cells_of_folders(file.relative_to(top))) for _, file, content in opened]
+            given = [(file, schema, cells_of_folders(file.relative_to(top))) for _, file, _, schema in opened]
             assigned = assign_columns(given, id, one_split)
-            total = sum(content.metadata.num_rows for _, _, content in opened)
             first = assigned.columns[0]
-            by_path = functools.cache(lambda: any(_lacks_bytes(content, first.image) for _, _, content in opened))
+            by_path = functools.cache(lambda: any(_lacks_bytes(pq.ParquetFile(file), first.image) for _, file in files))
             unread = dataset.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
+            splits = _splits(files, assigned.columns)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read Parquet files of {path} ({_why(error)}); copy them again. [parquet-files]") from error
         return Source(
             kind="image-text" if assigned.captioned else "image",
             records=_records(files, assigned.columns),
             label_names=assigned.label_names,
-            splits=_splits(files, assigned.columns),
-            total=total,
+            splits=splits,
+            total=sum(rows for _, _, rows, _ in opened),
             unit_name=assigned.unit_name,
             unused=assigned.unused,
             named=first.id is not None,
@@ -108,6 +109,11 @@ class ParquetImporter(Importer):
             passed_over=dataset.passed_over,
             notice=spaced(assigned.notice, dataset.notice),
         )
+
+
+def _rows_and_schema(file: Path) -> tuple[int, pa.Schema]:
+    with pq.ParquetFile(file) as content:  # a data set may have more files than a process may open
+        return content.metadata.num_rows, content.schema_arrow
 
 
 def _splits(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> frozenset[str]:

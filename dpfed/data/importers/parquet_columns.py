@@ -132,8 +132,9 @@ def assign_columns(
             splits.
 
     Raises:
-        UserError: If two files disagree, a file has no images, a needed column occurs twice, or the column `id` cannot name the
-            records.
+        UserError: If two files disagree, a file has no images, a needed column occurs twice, the classes of a label are not
+            clear, or the column `id` cannot name the records.
+        OSError, pyarrow.ArrowException, UnicodeDecodeError: If a file is damaged.
     """
     given = [_File.of(*file) for file in files]
     names = list(dict.fromkeys(name for file in given for name in file.schema.names))
@@ -216,14 +217,17 @@ def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:
     """Returns the column of units, and the name of the kind of unit; twice ``None`` if there are no units.
 
     Raises:
-        UserError: If the files have different columns of units, or one file lacks it.
+        UserError: If the files have different columns of units or different types of units, or one file lacks the column.
     """
     columns = {unit_column(file.schema.names): file for file in files}
     if len(columns) > 1:
         wanted = next(name for name, _ in columns if name is not None)
         lacking = next(file for (name, _), file in columns.items() if name != wanted)
         raise UserError(f"{lacking.path} lacks the column {wanted!r} that others have; all must have it. [parquet-unit-column]")
-    return next(iter(columns))
+    column, unit_name = next(iter(columns))
+    if column is not None:  # b"p1" and "p1" would be two units
+        _columns_of(files, [column], _holds_classes, "texts or numbers")
+    return column, unit_name
 
 
 def _id_column(files: Sequence[_File], id: str | None) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 _PATIENT = "patient|paciente|paziente|pat|case"
 _PERSON = "subject|subj|person|participant|proband|volunteer|sujeto|sujet|sub(?=[_-])"
-_NAMED = rf"({_PATIENT}|{_PERSON})[\s_.-]*([a-z]{{0,2}})(\d+)"
+_NAMED = rf"({_PATIENT}|{_PERSON})[\s_.-]*([a-z]{{0,2}})(\d{{1,300}})"
 _FOLDER, _FILE = re.compile(_NAMED), re.compile(_NAMED + r"(?=[\s_.-])")
 
 

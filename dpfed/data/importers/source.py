@@ -16,6 +16,7 @@ import hashlib
 import json
 import re
 import shlex
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,6 +152,9 @@ class Importer(ABC):
         Args:
             path: File or folder.
             access: Paths that the import may read; ``None``: what lies below `path`, or below its folder if it is a file.
+
+        Raises:
+            UserError: If `path` is a folder that cannot be read.
         """
 
     @abstractmethod
@@ -178,7 +182,10 @@ def captions_in(text: str) -> list[str]:
     """
     if text.startswith("[") and text.endswith("]") and len(text) < _LONGEST_LIST:
         for read in (json.loads, ast.literal_eval):
-            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            with (
+                contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError),
+                warnings.catch_warnings(action="ignore"),  # Python's warnings quote what the caption holds
+            ):
                 if isinstance(captions := read(text), list) and captions and all(isinstance(part, str) for part in captions):
                     return captions
     return [text]

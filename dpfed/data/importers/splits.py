@@ -60,7 +60,11 @@ class SplitFiles:
 
 
 def holds(path: Path, endings: Collection[str], access: Access | None) -> bool:
-    """Returns whether a file with one of the given endings, such as ``".tar"``, lies below a folder."""
+    """Returns whether a file with one of the given endings, such as ``".tar"``, lies below a folder.
+
+    Raises:
+        UserError: If the folder cannot be read.
+    """
     return any(suffix(file) in endings for file in list_files(path, access or Access.to(path)).files)
 
 
@@ -78,8 +82,8 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
         access: Paths that the import may read.
 
     Raises:
-        UserError: If the folder has no such files, only some of them have a split, they belong to several data sets, or a file
-            may not be read.
+        UserError: If the folder cannot be read or has no such files, only some of the files have a split, the files belong to
+            several data sets, or a file may not be read.
     """
     if not path.is_dir():
         return SplitFiles([("train", access.file(path))], None)
@@ -99,11 +103,12 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
                 "of the folder that is imported. [split-unnamed]"
             )
         named.append((split, file))
-    configurations = {_configuration(file.relative_to(path)) for file in files}
+    configurations = {_configuration(inner): inner for inner in (file.relative_to(path) for file in reversed(files))}
     if len(configurations) > 1:
+        shown = (folder or first.as_posix() for folder, first in sorted(configurations.items()))
         raise UserError(
-            f"{path} holds several data sets ({', '.join(sorted(configurations))}): import the folder of one of them. "
-            "[import-sets]"
+            f"{path} holds several data sets ({', '.join(shown)}): import the folder of one of them, or move the others out of "
+            "it. [import-sets]"
         )
     ordered = sorted(named, key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
     spoken = filter(None, (spoken_part(file.relative_to(path)) for _, file in ordered))
@@ -111,7 +116,7 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
 
 
 def refuse_outside(listing: Listing) -> None:
-    """Refuses a folder with links that lead out of it. Called if the folder itself holds none of the files that are looked for.
+    """Refuses a folder that holds none of the files that are looked for, if links lead out of the folder.
 
     Raises:
         UserError: If a link leads out of the folder; the message names the option with which an import follows such links.
@@ -205,4 +210,4 @@ def cells_of_folders(file: Path) -> dict[str, str | None]:
 def _configuration(file: Path) -> str:
     parts = (part for part in file.parts[:-1] if part != "data" and "=" not in part)
     folders = (part for part in parts if not is_part(part) and not split_of(Path(part)))
-    return "/".join(folders) or "."
+    return "/".join(folders)

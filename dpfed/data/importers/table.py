@@ -81,7 +81,8 @@ class TableImporter(Importer):
     """Imports one or several tables with the columns ``filepath`` and optionally ``title``, ``split``, ``label`` and ``unit``.
 
     Rows with the same file are the captions of one record. The paths in a table are relative to the table's folder, or
-    absolute. The id of a record is the path of its image, relative to the folder of all tables, or absolute if it lies outside.
+    absolute. The id of a record is the path of its image, relative to the folder of all tables, or absolute if the table gives
+    an absolute path and the image lies outside of that folder.
     If no column names units, persons in the paths are the units (`dpfed.data.importers.persons`). Other usual names of columns,
     such as ``Image Path`` and ``caption``, are understood if only one column can be meant. A folder is one data set if it holds
     one table, tables that are named after splits (``train.tsv``, ``val.tsv``, ``test.tsv``), or tables with the names that
@@ -258,7 +259,7 @@ def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[l
     images = set(listing.images())
     if images and not any(file in images or file.exists() for file in named):
         raise UserError(
-            f"{root} holds images, and {', '.join(path.name for path in paths)} names none of them: a path such as "
+            f"{root} holds images, and no row of {', '.join(path.name for path in paths)} names one of them: a path such as "
             f"{next(iter(tables.rows), 'images/1.jpg')!r} is relative to the table. Correct the paths, or say what you mean: "
             f"{captions_advice(listing)} [table-names-no-image]"
         )

@@ -9,6 +9,7 @@ import csv
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def read_table(path: Path, access: Access, layout: str) -> tuple[list[str], Rows
         layout: Expected layout, for messages.
 
     Raises:
-        UserError: If the table cannot be read. The iterator over the rows raises it, too.
+        UserError: If the table cannot be read, or a row does not fit the header. The iterator over the rows raises this error,
+            too.
     """
     rows = _in_words(access.file(path), layout)
     _, names = next(rows)
@@ -240,7 +242,10 @@ def _of_coco(content: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not isinstance(content, dict):
         raise UserError(f"{path} holds {type(content).__name__}, expected objects or COCO's captions. [table-json-content]")
     try:
-        images = {image.get("id", number): image for number, image in enumerate(content["images"])}
+        ids = Counter(image.get("id", number) for number, image in enumerate(content["images"]))
+        if twice := [id for id, count in ids.items() if count > 1]:
+            raise UserError(f"{path}: {ids[twice[0]]} images have the id {twice[0]!r}; give each its own. [table-coco-id]")
+        images = dict(zip(ids, content["images"], strict=True))
         captions: dict[Any, list[Any]] = {id: list(image.get("sentences") or ()) for id, image in images.items()}
         for annotation in content.get("annotations", ()):
             captions[annotation["image_id"]].append(annotation["caption"])
@@ -282,11 +287,15 @@ def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
 
     Returns:
         The tables, and whether they are of the second or the last kind, whose names show that they describe images.
+
+    Raises:
+        UserError: If the folder cannot be read.
     """
-    direct = sorted(file for file in folder.iterdir() if suffix(file) in TABLES and not file.name.startswith("."))
+    files = list_files(folder, access).files
+    entries = (file for file in folder.iterdir() if suffix(file) in TABLES and not file.name.startswith("."))
+    direct = sorted(file for file in entries if not file.is_dir())
     if direct and all(split_of(Path(table.name)) for table in direct):
         return direct, False
-    files = list_files(folder, access).files
     metadata = [file for file in files if file.stem.lower() == "metadata" and suffix(file) in TABLES]
     if metadata and all("filename" in map(plain, header_of(file, access)) for file in metadata):
         return metadata, True

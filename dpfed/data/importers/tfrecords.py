@@ -5,6 +5,7 @@ dpfed does not read TFRecord files itself. Its refusal gives the command that ru
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import sys
@@ -45,7 +46,9 @@ def by_split(source: Path, files: Sequence[Path]) -> dict[str | None, list[Path]
 
 
 def convert(source: Path, target: Path, outside: bool = False) -> None:
-    """Writes the records of each split into a Parquet file ``target/SPLIT.parquet``. Files without a split are left out.
+    """Writes the records of each split into a Parquet file ``target/SPLIT.parquet``.
+
+    If some files have a split, the files without one are left out.
 
     Args:
         source: File or folder that is converted.
@@ -54,6 +57,8 @@ def convert(source: Path, target: Path, outside: bool = False) -> None:
 
     Raises:
         SystemExit: If the package tfrecord cannot be loaded.
+        UserError: If the folder cannot be read.
+        OSError: If a file cannot be read or written.
     """
     try:
         reader = importlib.import_module("tfrecord.reader")
@@ -62,9 +67,10 @@ def convert(source: Path, target: Path, outside: bool = False) -> None:
     files = list_files(source, Access.to(source, outside)).files if source.is_dir() else [source]
     for split, of_split in by_split(source, sorted(filter(is_tfrecord, files))).items():
         if split is not None:
-            records = (record for file in of_split for record in reader.tfrecord_loader(str(file), None))
-            rows = [{name: _cell(value) for name, value in record.items()} for record in records]
-            pq.write_table(pa.Table.from_pylist(rows), target / f"{split}.parquet")
+            records = [record for file in of_split for record in reader.tfrecord_loader(str(file), None)]
+            names = dict.fromkeys(name for record in records for name in record)
+            columns = {name: _cells([record.get(name) for record in records]) for name in names}
+            pq.write_table(pa.table(columns), target / f"{split}.parquet")
 
 
 def main() -> None:
@@ -73,11 +79,16 @@ def main() -> None:
     convert(Path(source), Path(target), outside="--allow-outside" in options)
 
 
-def _cell(value: Any) -> Any:
-    """Returns a text for bytes of UTF-8, other bytes unchanged, a number for an array of one, and a list for another array."""
-    if not isinstance(value, bytes):
-        return value.tolist()[0] if len(value) == 1 else value.tolist()
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value
+def _cells(values: Sequence[Any]) -> list[Any]:
+    """Returns the cells of a column: texts, if all bytes are UTF-8, or bytes; numbers, if all arrays have one entry, or lists.
+
+    Args:
+        values: Bytes or array of each record; ``None``: the record has no value.
+    """
+    present = [value for value in values if value is not None]
+    if all(isinstance(value, bytes) for value in present):
+        with contextlib.suppress(UnicodeDecodeError):
+            return [value and value.decode() for value in values]
+        return [*values]
+    alone = all(len(value) == 1 for value in present)
+    return [None if value is None else value.tolist()[0] if alone else value.tolist() for value in values]

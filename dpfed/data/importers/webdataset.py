@@ -177,8 +177,8 @@ class WebDatasetImporter(Importer):
                 names of folders in an archive contain several splits, or a held-out split that is not the archive's own.
 
         Raises:
-            UserError: If there are no archives or no samples, splits or classes are not clear, or `splits` is a number other
-                than 0.
+            UserError: If there are no archives or no samples, an archive may not be read, splits or classes are not clear, or
+                `splits` is a number other than 0.
         """
         if splits:
             raise UserError(

@@ -28,13 +28,14 @@ def captions_of(store: RecordStore) -> dict[str, tuple[str, ...]]:
 
 def test_each_line_is_a_caption(tmp_path: Path, pictures) -> None:
     source = folder(tmp_path / "in", pictures, {"a.png": "\ufeffa cat\r\n a dog \n\na cat\n", "deep/b.png": "Füchse"})
-    (source / "a.json").write_text("{}")
+    for file in ("a.json", "deep/b.json"):
+        (source / file).write_text("{}")
     (source / "README.md").write_text("about")
     assert detect(source) == "captioned-folder"
     report = import_records(source, tmp_path / "s")
     store = RecordStore.open(tmp_path / "s")
     assert captions_of(store) == {"a.png": ("a cat", "a dog"), "deep/b.png": ("Füchse",)}
-    assert "*.json beside an image and its .txt" in report.passed_over
+    assert report.passed_over["*.json beside an image and its .txt"] == 2
 
 
 def test_folders_are_splits_and_classes(tmp_path: Path, pictures) -> None:

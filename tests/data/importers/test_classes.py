@@ -33,6 +33,7 @@ NAN = float("nan")
         ([True, 0.0, "1"], {"0": 0, "1": 1, "True": 1}, ["0", "1"]),
         (["e\u0301", "\u00e9"], {"\u00e9": 0}, ["\u00e9"]),
         ([], {}, []),
+        (["2" * 5000, "1"], {"1": 0, "2" * 5000: 1}, ["1", "2" * 5000]),
     ],
 )
 def test_classes_are_numbered_by_the_set_of_classes(values: list, numbers: dict, names: list[str]) -> None:

@@ -6,8 +6,10 @@ import io
 import json
 import os
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,7 @@ import dpfed
 from dpfed.data.importers import import_records
 from dpfed.data.importers.conversions import conversion
 from dpfed.data.importers.importing import Access
+from dpfed.data.importers.tfrecords import convert
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from tests.data.importers.test_classes import names_of
@@ -155,6 +158,15 @@ def test_a_json_file_that_says_what_images_show_is_read(tmp_path: Path, pictures
     assert captions_of(RecordStore.open(import_records(source, tmp_path / "t").path)) == ["a cat", "a dog"]
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("train", "val")])
+def test_several_json_files_that_say_what_images_show_are_read(tmp_path: Path, pictures, names: tuple[str, str]) -> None:
+    source = tree(tmp_path / "in", pictures, "images").joinpath("captions.json").parent
+    for number, name in enumerate(names):
+        pictures.file(source / "images" / f"{number}.png")
+        (source / f"{name}.json").write_text(json.dumps([ENTRIES[number]]))
+    assert captions_of(run(commands(refusal(source))[0], tmp_path / "s")) == ["a cat", "a dog"]
+
+
 @pytest.mark.parametrize(
     ("content", "code"),
     [([1, 2], "import-unknown-data"), ([*ENTRIES, 3], "import-unknown-data"), ([{"a": 1}], "table-no-file-column")],
@@ -172,15 +184,18 @@ def test_an_array_of_something_else_is_refused(tmp_path: Path, content: list, co
     [
         ({"0.png": "a cat", "1.png": ["a dog"]}, "file names and captions"),
         ({"image": {"0": "0.png", "1": "1.png"}, "caption": {"0": "a cat", "1": "a dog"}}, "JSON of columns"),
+        ({"0.png": {"caption": "a cat"}, "1.png": {"caption": "a dog", "id": 3}}, "file names, each with its fields"),
     ],
 )
 def test_other_json_is_named_and_converted(tmp_path: Path, pictures, content: dict, said: str) -> None:
     for number in range(2):
         pictures.file(tmp_path / f"{number}.png")
-    (tmp_path / "my captions.json").write_text(json.dumps(content))
+    (tmp_path / "my captions.json").write_text(f"\ufeff{json.dumps(content)}", encoding="utf-8")
+    (tmp_path / "my captions.jsonl").write_text("of the user")
     message = refusal(tmp_path / "my captions.json")
     assert said in message and "[import-convert]" in message
     assert captions_of(run_advice(advice(message, -1), tmp_path / "s")) == ["a cat", "a dog"]
+    assert (tmp_path / "my captions.jsonl").read_text() == "of the user"
 
 
 def saved(folder: Path, pictures, rows: int, kind: str = "stream") -> None:
@@ -197,6 +212,14 @@ def saved(folder: Path, pictures, rows: int, kind: str = "stream") -> None:
         content.write_table(table)
     for name in ("state.json", "dataset_info.json"):
         (folder / name).write_text("{}")
+
+
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_one_arrow_file_is_converted_alone(tmp_path: Path, pictures, kind: str) -> None:
+    for name, rows in (("my set", 2), ("my set/other", 3)):
+        saved(tmp_path / name, pictures, rows, kind)
+    message = refusal(tmp_path / "my set" / "data-00000-of-00001.arrow")
+    assert len(run_advice(advice(message), tmp_path / "s")) == 2
 
 
 @pytest.mark.parametrize("kind", ["stream", "file"])
@@ -316,3 +339,23 @@ def test_leaving_files_out_is_offered_only_where_it_works(tmp_path: Path, pictur
     (source / name).rename(source / "x.dcm")
     assert "leave them out with --skip-broken" in refusal(source)
     assert import_records(source, tmp_path / "t", skip_broken=True).counts["train"] == 1
+
+
+def test_a_packed_file_is_named_and_a_folder_of_such_a_name_is_not_one(tmp_path: Path) -> None:
+    (tmp_path / "x.zip").mkdir()
+    (tmp_path / "x.zip" / "notes.txt").write_text("no table")
+    (tmp_path / "captions.csv.gz").write_bytes(b"x")
+    assert "[import-unknown-data]" in refusal(tmp_path / "x.zip")
+    assert "captions.csv.gz is a packed file" in refusal(tmp_path / "captions.csv.gz")
+    (tmp_path / "captions.xlsx").write_bytes(b"PK")
+    assert "captions.xlsx is a spreadsheet: save it as CSV" in refusal(tmp_path / "captions.xlsx")
+
+
+def test_records_of_a_tfrecord_may_have_other_features_than_the_first(tmp_path: Path, monkeypatch) -> None:
+    rows = [{"a": b"x"}, {"a": b"\xff", "box": np.array([1.0, 2.0]), "n": np.array([1])}, {"box": np.array([3.0])}]
+    reader = SimpleNamespace(tfrecord_loader=lambda path, index: iter(rows))
+    monkeypatch.setitem(sys.modules, "tfrecord.reader", reader)
+    (tmp_path / "x.tfrecord").touch()
+    convert(tmp_path / "x.tfrecord", tmp_path)
+    written = pq.read_table(tmp_path / "train.parquet").to_pydict()
+    assert written == {"a": [b"x", b"\xff", None], "box": [None, [1, 2], [3]], "n": [None, 1, None]}

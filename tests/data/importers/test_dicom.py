@@ -13,7 +13,7 @@ from PIL import Image
 
 from dpfed.data.importers import detect, import_records
 from dpfed.data.importers.access import NotRead
-from dpfed.data.importers.dicom import parsed_window, picture
+from dpfed.data.importers.dicom import parsed_window, picture, quiet
 from dpfed.data.store.record import record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -186,3 +186,21 @@ def test_some_files_without_a_patient_are_refused_or_left_out(tmp_path):
     assert report.counts["train"] == 2 and report.skipped == [("b.dcm", "no PatientID, which other files have")]
     nobody = write(tmp_path / "nobody", a=dicom(), b=dicom(CT.T.copy()))
     assert import_records(nobody, tmp_path / "t").unit_name is None
+
+
+@pytest.mark.parametrize("window", [(40,), (40, 0), ("x", 1), "40,400", 40, (40, float("inf"))])
+def test_a_window_that_cannot_be_one_is_refused_before_a_file_is_read(tmp_path, window):
+    with pytest.raises(UserError, match="dicom-window"):
+        import_records(write(tmp_path / "in", a=dicom()), tmp_path / "s", window=window)
+
+
+def test_no_logger_of_pydicom_speaks(caplog):
+    caplog.set_level(logging.DEBUG)
+    for name in ("pydicom", "pydicom.pixels.decoders.base"):
+        logger = logging.getLogger(name)
+        with quiet():
+            logger.error("DOE^J")
+        assert not caplog.records
+        logger.error("heard again")
+        assert len(caplog.records) == 1
+        caplog.clear()

@@ -87,3 +87,16 @@ def test_the_command_line_answers_in_a_sentence(tmp_path: Path, source: Path, st
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, UserError | SystemExit), result.exception
     assert result.exit_code != 0 and not (tmp_path / "s").exists() and "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan"), "3", None])
+def test_a_wait_that_is_no_duration(tmp_path: Path, source: Path, wait: object) -> None:
+    with pytest.raises(UserError, match="import-wait"):
+        import_records(source, tmp_path / "s", wait=wait)
+
+
+def test_no_source_and_no_format(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(UserError, match="import-no-source"):
+        import_records([], tmp_path / "s")
+    with pytest.raises(UserError, match="import-format-unknown"):
+        import_records(source, tmp_path / "s", format=5)

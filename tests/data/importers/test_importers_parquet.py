@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpfed.data.importers import detect, import_records
+from dpfed.data.importers.parquet import ParquetImporter
 from dpfed.data.store.record import record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -148,8 +150,11 @@ def test_ambiguous_folders_are_refused(tmp_path: Path, pictures) -> None:
     write(tmp_path / "differ" / "test-0.parquet", pictures, 1)
     write(tmp_path / "unknown" / "train-0.parquet", pictures, 1, pid=[1])
     write(tmp_path / "unknown" / "test-0.parquet", pictures, 1)
+    for name in ("train-0", "dogs/train-0"):
+        write(tmp_path / "root" / f"{name}.parquet", pictures, 1)
     for source, named in (
         ("two", "cats.*import-sets"),
+        ("root", "train-0.parquet, dogs.*import-sets"),
         ("mixed", "extra.*split-unnamed"),
         ("differ", "'text'.*parquet-column"),
         ("unknown", "'pid'.*parquet-unit-column"),
@@ -256,3 +261,34 @@ def test_images_of_every_binary_type_are_read(tmp_path: Path, pictures, type: pa
     image = {"bytes": pictures.png()} if pa.types.is_struct(type) else pictures.png()
     pq.write_table(pa.table({"image": pa.array([image], type)}), tmp_path / "x.parquet")
     assert len(imported(tmp_path / "x.parquet", tmp_path / "s")) == 1
+
+
+def test_a_data_set_may_have_more_files_than_a_process_may_open(tmp_path: Path, pictures) -> None:
+    for number in range(30):
+        write(tmp_path / "in" / f"train-{number:05}.parquet", pictures, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(tmp_path / "in" / "train-00000.parquet", "rb") as file:
+        first_free = file.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + 15, hard))
+    try:
+        assert ParquetImporter().open(tmp_path / "in").total == 30
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_damaged_column_of_splits_is_refused(tmp_path: Path, pictures) -> None:
+    file = tmp_path / "in.parquet"
+    table = pa.table({"image": [pictures.jpeg() for _ in range(4)], "split": ["train"] * 4})
+    pq.write_table(table, file, compression="none", use_dictionary=False)
+    start = pq.ParquetFile(file).metadata.row_group(0).column(1).data_page_offset
+    content = file.read_bytes()
+    file.write_bytes(content[:start] + b"\xff" * 30 + content[start + 30 :])
+    with pytest.raises(UserError, match="parquet-files"):
+        ParquetImporter().open(file)
+
+
+def test_bytes_and_texts_do_not_make_one_person_two_units(tmp_path: Path, pictures) -> None:
+    for name, persons in (("a", [b"p1", b"p2"]), ("b", ["p1", "p2"])):
+        write(tmp_path / "in" / f"{name}.parquet", pictures, 2, person_id=persons)
+    with pytest.raises(UserError, match="'person_id'.*parquet-type"):
+        import_records(tmp_path / "in", tmp_path / "s")

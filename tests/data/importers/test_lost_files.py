@@ -231,3 +231,12 @@ def test_a_caption_that_is_torn_or_swallows_others_is_refused(tmp_path: Path, ro
     separator = b"\t" if b"\t" in row else b","
     write(tmp_path / "t.csv", b"filepath" + separator + b"title\n" + row + b"\n" + b"b.png" + separator + b"x\n")
     assert said in refusal(tmp_path / "t.csv")
+
+
+def test_a_table_that_names_no_files_is_not_advised(tmp_path: Path, pictures) -> None:
+    source = folder(tmp_path / "in", pictures, "a.png")
+    write(source / "notes.csv", b"x,y\n1,2\n")
+    assert "notes.csv DEST" not in refusal(source) and "Write their captions or labels into a table" in refusal(source)
+    write(source / "notes.csv", b"file,text\na.png,a cat\n")
+    write(source / "more.csv", b"file,text\na.png,a pet\n")
+    assert RecordStore.open(run(commands(refusal(source))[0], tmp_path / "s").path).captions([0]) == [["a pet", "a cat"]]

@@ -97,3 +97,8 @@ def test_names_of_files_and_images_of_nobody() -> None:
     found = persons_of([PurePosixPath(name) for name in ("x/sub-1_a.png", "x/sub-01_b.png", "y/sub-2_a.png", "cover.png")])
     assert found.units[0] == found.units[1] != found.units[2] and found.units[3] is None
     assert "2 persons ('sub' with a number) in the paths of 3 images, and 1 more without a person" in found.notice
+
+
+def test_a_number_that_is_too_long_for_a_file_name_is_no_person() -> None:
+    paths = [PurePosixPath(f"patient{'1' * 5000}/{name}.png") for name in "abcd"]
+    assert persons_of(paths).unit_name is None

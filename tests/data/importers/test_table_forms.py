@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import unicodedata
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -242,3 +243,25 @@ def test_a_missing_image_has_no_say_in_the_splits(tmp_path: Path, pictures) -> N
     (tmp_path / "t.csv").write_text("filepath\nb.png\ngone.png\n")
     with pytest.raises(UserError, match="table-no-training"):
         import_records(tmp_path / "t.csv", tmp_path / "t", skip_broken=True)
+
+
+def test_two_images_of_one_id_are_refused(tmp_path: Path, pictures) -> None:
+    images = [{"id": 0, "file_name": "a.png"}, {"id": 0, "file_name": "b.png"}]
+    coco = json.dumps({"images": images, "annotations": [{"image_id": 0, "caption": "a cat"}]})
+    source = lay(tmp_path / "in", pictures, **{"captions_x.json": coco, "a.png": "", "b.png": ""})
+    with pytest.raises(UserError, match="2 images have the id 0.*table-coco-id"):
+        import_records(source, tmp_path / "s")
+
+
+def test_a_folder_that_is_named_like_a_table_is_none(tmp_path: Path, pictures) -> None:
+    source = lay(tmp_path / "in", pictures, **{"a.png": "", "labels.csv": "filepath,title\na.png,a cat\n"})
+    (source / "old.csv").mkdir()
+    assert found(source, tmp_path / "s") == {"a.png": ("train", ["a cat"])}
+
+
+def test_a_caption_that_looks_like_a_list_warns_of_nothing(tmp_path: Path, pictures) -> None:
+    table = "filepath,title\na.png,\"['a \\d cat']\"\n"
+    source = lay(tmp_path, pictures, **{"a.png": "", "labels.csv": table}) / "labels.csv"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found(source, tmp_path / "s") == {"a.png": ("train", ["a \\d cat"])}
