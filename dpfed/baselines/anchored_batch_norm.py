@@ -64,23 +64,26 @@ class AnchoredEncoder(nn.Module):
     anchors are a buffer: they are saved with the weights, and a loaded model gives the same features.
 
     Args:
-        encoder: Encoder of normalised images ``(n, 3, H, W)`` to features ``(n, F)``, with an attribute ``features_dim``.
+        encoder: Encoder of normalised images ``(n, 3, H, W)`` to features ``(n, F)``.
         anchors: Public images ``(M, 3, H, W)`` uint8, M >= 2.
+
+    Attributes:
+        features_dim: F, if the encoder has an attribute of this name, else ``None``.
     """
 
     anchors: Tensor
-    features_dim: int
+    features_dim: int | None
 
     def __init__(self, encoder: nn.Module, anchors: Tensor) -> None:
         super().__init__()
-        self.encoder, self.features_dim = encoder, getattr(encoder, "features_dim")  # noqa: B009
+        self.encoder, self.features_dim = encoder, getattr(encoder, "features_dim", None)
         self.register_buffer("anchors", anchors)
         for layer in encoder.modules():
             if isinstance(layer, AnchoredBatchNorm):
                 layer.anchors = len(anchors)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encodes normalised images ``(n, 3, H, W)`` as features ``(n, features_dim)``."""
+        """Encodes normalised images ``(n, 3, H, W)`` as features ``(n, F)``."""
         anchors = self.anchors.to(images.dtype) / 127.5 - 1  # as the default `Preprocessing`, which dpfed's encoders expect
         return self.encoder(torch.cat([images, anchors]))[: len(images)]
 

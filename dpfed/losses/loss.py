@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
+from dpfed.data.items.item import described
 from dpfed.errors import UserError
 from dpfed.objectives import OBJECTIVES
+from dpfed.schema.wording import complaint
 
 
 class Loss:
@@ -33,6 +36,9 @@ class Loss:
 
         Returns:
             A scalar, the mean over the S records.
+
+        Raises:
+            UserError: If the embeddings have other dimensions, or there are no texts and only one view of each image.
         """
         raise NotImplementedError
 
@@ -40,13 +46,42 @@ class Loss:
         """Prepares a model for this loss: sets those attributes of the model on which the loss depends.
 
         Args:
-            model: Model to prepare, a `SimCLR` or `TwoTower`.
+            model: Model to prepare: a `SimCLR` or `TwoTower`; for a `PairLoss` or a loss of your own, any model.
             group_size: S, the expected number of records in a group.
         """
 
 
+def refuse_views(name: str, image: Tensor, text: Tensor | None, fewest: int = 2) -> None:
+    """Refuses embeddings that a loss of two views cannot read.
+
+    Args:
+        name: Name of the loss.
+        image: Embeddings of the image views, which should be ``(S, V, D)``.
+        text: Embeddings of the texts, which should be ``(S, W, D)``; ``None``: there are no texts.
+        fewest: Smallest number of image views of a record where there are no texts.
+
+    Raises:
+        UserError: If the embeddings have other dimensions, or there are no texts and too few views.
+    """
+    for z in (image,) if text is None else (image, text):
+        if z.dim() != 3:
+            raise UserError(
+                f"{name}: expected embeddings of three dimensions, (records, views, D), got {tuple(z.shape)}: put the views of "
+                "each record side by side, for example with torch.stack([first, second], dim=1). [loss-dimensions]"
+            )
+    if text is None and image.shape[1] < fewest:
+        raise UserError(
+            f"{name} compares views, got embeddings {tuple(image.shape)} with one view of each record: give "
+            "Views(count=2) or more. [loss-views]"
+        )
+
+
 class _Named(Loss):
-    """Base class of the losses that a configuration can name."""
+    """Base class of the losses that a configuration can name.
+
+    Raises:
+        UserError: If a configuration would refuse an option.
+    """
 
     name: str
 
@@ -54,6 +89,11 @@ class _Named(Loss):
         self.temperature, self._options = temperature, {key: value for key, value in options.items() if value is not None}
         keys = {"temperature": temperature} if temperature is not None and self._contrasts else {}
         self.objective = {"name": self.name, **keys, **self._options}
+        try:
+            OBJECTIVES[self.name].options(**keys, **self._options)
+        except ValidationError as error:
+            key = error.errors()[0]["loc"][0]
+            raise UserError(f"{type(self).__name__}, option {key}: {complaint(error)}. [loss-named-option]") from error
 
     def __repr__(self) -> str:
         said = {key: value for key, value in self.objective.items() if key != "name"}
@@ -65,6 +105,7 @@ class _Named(Loss):
 
     def __call__(self, image: Tensor, text: Tensor | None = None) -> Tensor:
         """Computes the loss of one group, see `Loss.__call__`."""
+        refuse_views(type(self).__name__, image, text)
         return self._of({"image": image} if text is None else {"image": image, "text": text})
 
     def _of(self, embeddings: dict[str, Tensor], **label: Tensor) -> Tensor:
@@ -92,7 +133,11 @@ class InfoNCE(_Named):
     """The softmax contrast inside one group (DP-GCL, equation 12): each view must find its partner among all records.
 
     Args:
-        temperature: Divisor of the cosine similarities; default: the model's temperature, and 0.1 without a model.
+        temperature: Divisor of the cosine similarities, from 0.001 to 100; default: the model's temperature, and 0.1 without
+            a model.
+
+    Raises:
+        UserError: If the temperature is no such number.
     """
 
     name = "infonce"
@@ -105,8 +150,11 @@ class SigLIP(_Named):
     """The sigmoid contrast inside one group: for each pair of views, one binary decision whether they match (Zhai et al. 2023).
 
     Args:
-        temperature: Divisor of the cosine similarities; default: the model's temperature, and 0.1 without a model.
-        bias: Term added to every logit; default: -ln(S - 1) for groups of S records.
+        temperature: Divisor of the cosine similarities; see `InfoNCE`.
+        bias: Term added to every logit, from -1000 to 1000; default: -ln(S - 1) for groups of S records.
+
+    Raises:
+        UserError: If the temperature or the bias is no such number.
     """
 
     name = "siglip"
@@ -121,7 +169,10 @@ class BarlowTwins(_Named):
     Each dimension should agree between the views, and different dimensions should not be correlated.
 
     Args:
-        redundancy: Weight of the squared correlations between different dimensions; default: 5e-3, as in configurations.
+        redundancy: Weight of the squared correlations between different dimensions, from 0 to 1000; default: 5e-3.
+
+    Raises:
+        UserError: If the weight is no such number.
     """
 
     name = "barlow_twins"
@@ -139,8 +190,11 @@ class SupCon(_Named):
     not 1,000.
 
     Args:
-        temperature: Divisor of the cosine similarities; default: the model's temperature, and 0.1 without a model.
+        temperature: Divisor of the cosine similarities; see `InfoNCE`.
         label: Name of the records' label that states the class; default: the only label that the records have.
+
+    Raises:
+        UserError: If the temperature is no such number, or the label's name is no text or an empty one.
     """
 
     name = "supcon"
@@ -157,10 +211,16 @@ class SupCon(_Named):
             label: Classes ``(S,)`` int64, equal where two records share a class.
 
         Raises:
-            UserError: If `label` is missing.
+            UserError: If `label` is missing or no tensor ``(S,)``, or the embeddings have other dimensions.
         """
+        refuse_views("SupCon", image, None, fewest=1)
         if label is None:
             raise UserError(
                 "SupCon needs label=, the class of each record: call loss(image, label=classes). [loss-labels-missing]"
+            )
+        if not isinstance(label, Tensor) or label.shape != image.shape[:1]:
+            raise UserError(
+                f"SupCon: expected label as a tensor ({len(image)},), the class of each record, got {described(label)}. "
+                "[loss-labels-shape]"
             )
         return self._of({"image": image}, label=label)

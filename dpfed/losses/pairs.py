@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpfed.errors import UserError
-from dpfed.losses.loss import Loss
+from dpfed.losses.loss import Loss, refuse_views
 
 
 class PairLoss(Loss):
@@ -42,17 +42,13 @@ class PairLoss(Loss):
             A scalar, the mean over the S records.
 
         Raises:
-            UserError: If there are no texts, and only one view of each image.
+            UserError: If the embeddings have other dimensions, or there are no texts and only one view of each image.
         """
+        refuse_views(type(self).__name__, image, text)
         if text is not None:
             chosen = [(first, second) for first in image.unbind(1) for second in text.unbind(1)]
         else:
             chosen = list(itertools.combinations(image.unbind(1), 2))
-        if not chosen:
-            raise UserError(
-                f"{type(self).__name__} compares views, got embeddings {tuple(image.shape)} with one view of each record: give "
-                "Views(count=2) or more. [loss-views]"
-            )
         return torch.stack([self.of(first, second) for first, second in chosen]).mean()
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:

@@ -42,7 +42,10 @@ class Prediction(PairLoss):
     mean over the group. If all embeddings are equal, their cosine is then 0 and not 1. Under noise, this loss showed no
     measurable gain (docs/results.md): prefer a loss with negatives.
 
-    With `dpfed.BYOL` instead of `SimCLR`, the projection comes from a target network. Its weights are a moving average
+    The model must have a `PredictionHead`, or be a `dpfed.BYOL`. The loss cannot tell other embeddings of an even number of
+    dimensions from a projection and a prediction, and does not refuse them.
+
+    With `dpfed.BYOL` instead of `SimCLR`, the projection comes from a target network. The target's weights are a moving average
     of released weights, which costs no privacy.
 
     Args:

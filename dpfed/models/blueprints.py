@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -177,8 +178,8 @@ def _read_json(path: Path) -> tuple[dict[str, Any], Preprocessing]:
         cfg = model_cfg[tower]
         if not isinstance(cfg, dict) or not all(_is_size(cfg[key], pair=key == "image_size") for key in keys if key in cfg):
             raise UserError(
-                f"{path}: {tower} must be an object, in which {' and '.join(keys)}, if given, are positive whole numbers; got "
-                f"{str(cfg)[:80]}. Correct the file. [clip-config-towers]"
+                f"{path}: {tower} must be an object whose {' and '.join(keys)}, if given, must consist of whole numbers "
+                f"above 0; got {str(cfg)[:80]}. Correct the file. [clip-config-towers]"
             )
     return model_cfg, _preprocessing(whole.get("preprocess_cfg"), str(path))
 
@@ -209,16 +210,17 @@ def _preprocessing(given: Any, where: str) -> Preprocessing:
     for key, allowed in {"resize_mode": tuple(_RESIZE), "interpolation": _INTERPOLATIONS}.items():
         if cfg[key] not in allowed:
             wrong[f"preprocess_cfg.{key}"] = (" or ".join(allowed), cfg[key])
-    for key in ("mean", "std"):
+    for key, least in {"mean": -math.inf, "std": 0.0}.items():
         value = cfg[key]
-        if not (isinstance(value, list | tuple) and len(value) == 3 and all(type(part) in (int, float) for part in value)):
-            wrong[f"preprocess_cfg.{key}"] = ("three numbers", value)
+        three = value if isinstance(value, list | tuple) and len(value) == 3 else [None]
+        if not all(type(part) in (int, float) and least < part < math.inf for part in three):
+            wrong[f"preprocess_cfg.{key}"] = ("three numbers" if key == "mean" else "three numbers above 0", value)
     for key, (expected, value) in wrong.items():
         raise UserError(f"{where}: {key} must be {expected}, got {str(value)[:80]!r}. Correct the file. [clip-preprocess]")
     if cfg["resize_mode"] == "longest" and np.any(cfg["fill_color"]):
         raise UserError(
-            f"preprocess_cfg.fill_color = {cfg['fill_color']}: dpfed makes black borders; give weights that were trained with "
-            "black borders, or set resize_mode to shortest or squash. [clip-fill-color]"
+            f"{where}: preprocess_cfg.fill_color = {cfg['fill_color']}, and dpfed makes black borders: give weights that were "
+            "trained with black borders, or set resize_mode to shortest or squash in this file. [clip-fill-color]"
         )
     return Preprocessing(tuple(cfg["mean"]), tuple(cfg["std"]), _RESIZE[cfg["resize_mode"]], cfg["interpolation"])
 

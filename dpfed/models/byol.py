@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from dpfed.errors import UserError
 from dpfed.losses.prediction import PredictionHead
 from dpfed.models.contrastive import per_view
-from dpfed.models.own import SimCLR
+from dpfed.models.own import SimCLR, refuse_widths
 
 
 class BYOL(SimCLR):
     """An image encoder with a projection, a prediction, and a target; for the loss `dpfed.losses.Prediction`.
 
-    The target is a buffer, not a parameter, and checkpoints keep it. The first forward pass creates it as a copy of the encoder
-    and its projection.
+    The target is a buffer, not a parameter, and checkpoints keep it. The first forward pass creates the target as a copy of the
+    encoder and the projection.
 
     Args:
         encoder: Any module from images ``(n, C, H, W)`` to features ``(n, F)``.
@@ -30,12 +30,14 @@ class BYOL(SimCLR):
         decay: Decay of the target's average, in [0, 1): after a step the target is decay * target + (1 - decay) * encoder.
 
     Raises:
-        UserError: If the encoder is not a module, or the decay is not a number in [0, 1).
+        UserError: If the encoder is not a module, a width is no whole number of 1 or more, or the decay is not a number in
+            [0, 1).
     """
 
     def __init__(self, encoder: nn.Module, embedding: int = 128, *, hidden: int = 512, decay: float = 0.99) -> None:
         if not isinstance(decay, float | int) or not 0 <= decay < 1:
             raise UserError(f"BYOL: expected decay to be a number in [0, 1), got {decay!r}. [model-decay]")
+        refuse_widths("BYOL", embedding=embedding, hidden=hidden)
         head = PredictionHead(embedding, hidden)
         super().__init__(encoder, head=head, normalize=False)
         self.decay = float(decay)

@@ -52,8 +52,9 @@ def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
     """Makes the tokenizer of an architecture, from open_clip's files, from files beside local weights, or by fetching it.
 
     Raises:
-        UserError: If open_clip does not ship the tokenizer, and it can neither be read from the folder of local weights nor be
-            fetched. Reading and fetching need the package transformers; it is fetched only for weights that a tag names.
+        UserError: If open_clip does not ship the tokenizer, and the tokenizer can neither be read from the folder of local
+            weights nor be fetched. Reading and fetching need the package transformers. A tokenizer is fetched only for weights
+            that a tag names.
     """
     from open_clip.tokenizer import SimpleTokenizer
 
@@ -84,8 +85,13 @@ def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
             )
     except Exception as error:  # a missing package, the network, the hub's client
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        remedy = (
+            f"install transformers, or copy the tokenizer's files to {spec.folder} again"
+            if local
+            else "install transformers and go online, or put the tokenizer's files into a folder with the weights "
+            f"(model.architecture = '{LOCAL_DIR}DIR')"
+        )
         raise UserError(
-            f"the tokenizer '{name}' of {spec.name} is not available ({reason}): install transformers and go online, or put "
-            f"its files into a folder with the weights (model.architecture = '{LOCAL_DIR}DIR'). [tokenizer-unavailable]"
+            f"the tokenizer '{name}' of {spec.name} is not available ({reason}): {remedy}. [tokenizer-unavailable]"
         ) from error
     return ClipTokenizer(tokenizer, spec.vocabulary, spec.context)

@@ -12,9 +12,9 @@ from dpfed.errors import UserError
 from dpfed.objectives.classes import LABEL
 
 _CONTRACT = {
-    "features": "features(images (n, 3, H, W)) -> (n, F)",
+    "features": "features(images (n, C, H, W)) -> (n, F)",
     "text_features": "text_features(tokens (n, L)) -> (n, F)",
-    "embed_images": "embed_images(images (n, 3, H, W)) -> (n, D)",
+    "embed_images": "embed_images(images (n, C, H, W)) -> (n, D)",
     "embed_text": "embed_text(tokens (n, L)) -> (n, D)",
 }
 _TEMPERATURE = "for example self.register_buffer('temperature', torch.tensor(0.1))"
@@ -26,7 +26,7 @@ def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tenso
     Args:
         model: Any model.
         views: Views of S records, each with V images and V_t texts of L tokens:
-            ``{"image": (S, V, 3, H, W)[, "text": (S, V_t, L)]}``. A class label among them is not shown to the model.
+            ``{"image": (S, V, C, H, W)[, "text": (S, V_t, L)]}``. A class label among them is not shown to the model.
 
     Returns:
         Embeddings ``{"image": (S, V, D)[, "text": (S, V_t, D)]}``, any further tensors ``(S, ..., ...)`` that the model's own

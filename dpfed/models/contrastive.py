@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +31,8 @@ class _Contrastive(nn.Module):
     def __init__(self, temperature: float, learn_temperature: bool, bias: float | None, unit_length: bool) -> None:
         super().__init__()
         self.unit_length = unit_length
-        if not 0 < temperature < math.inf:
-            raise UserError(f"expected a finite temperature above 0, got {temperature}. [model-temperature]")
+        if not _is_temperature(temperature):
+            raise UserError(f"expected a finite temperature above 0, got {temperature!r}. [model-temperature]")
         if learn_temperature:
             if temperature < MIN_TEMPERATURE:
                 raise UserError(f"a learnt temperature is {MIN_TEMPERATURE} or more, got {temperature}. [model-learnt-low]")
@@ -52,10 +53,12 @@ class _Contrastive(nn.Module):
         """Sets the temperature, or the initial value of a learnt one.
 
         Raises:
-            UserError: If the temperature is not positive and finite.
+            UserError: If the temperature is not positive and finite, or a learnt temperature starts below 0.01.
         """
-        if not 0 < temperature < math.inf:
-            raise UserError(f"expected a finite temperature above 0, got {temperature}. [model-temperature-set]")
+        if not _is_temperature(temperature):
+            raise UserError(f"expected a finite temperature above 0, got {temperature!r}. [model-temperature-set]")
+        if self.learn_temperature and temperature < MIN_TEMPERATURE:
+            raise UserError(f"a learnt temperature is {MIN_TEMPERATURE} or more, got {temperature}. [model-learnt-low-set]")
         with torch.no_grad():
             if self.learn_temperature:
                 self.log_scale.fill_(-math.log(temperature))
@@ -76,6 +79,10 @@ class _Contrastive(nn.Module):
             self.bias = nn.Parameter(torch.tensor(float(bias)))
         else:
             self.register_buffer("bias", torch.tensor(float(bias)))
+
+
+def _is_temperature(value: object) -> bool:
+    return isinstance(value, Real | torch.Tensor) and bool(0 < value < math.inf)
 
 
 class SimCLRModel(_Contrastive):

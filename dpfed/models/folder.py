@@ -3,7 +3,8 @@
 model.json              description of the model, of the preprocessing of images, and the weights' digest
 model.safetensors       weights of dpfed's own models, and of a user's own
 model.safetensors, config.json, head.safetensors
-                        a timm encoder with its adapters merged in: ``timm.create_model("local-dir:FOLDER", pretrained=True)``,
+                        a timm encoder with its adapters merged in: ``timm.create_model("local-dir:FOLDER", pretrained=True)``
+                        (or a torchvision encoder, whose weights torchvision's model takes without its classifier),
                         and, in head.safetensors, the other parts of the trained model
 text/                   a pretrained text tower: ``transformers.AutoModel.from_pretrained("FOLDER/text")``
 open_clip_model.safetensors, open_clip_config.json
@@ -94,7 +95,7 @@ def save_encoder(
     """Writes a trained model.
 
     Args:
-        folder: Folder, made if missing; a model in it is replaced.
+        folder: Folder, made if missing; a model in this folder is replaced.
         model: Model built by `build_model`, or a user's own.
         facts: Facts that the model was built with.
         trained: Runs that made the model, oldest first; a run that starts from the model reads them (`dpfed.runs.starts`).
@@ -185,7 +186,8 @@ def load_encoder(folder: str | Path) -> Model:
     """Reads a model that `save_encoder` wrote, on the CPU and in evaluation mode; adapters are merged in.
 
     Raises:
-        UserError: If the folder is missing, damaged, or of another version, or a package that builds the model is missing.
+        UserError: If the folder is missing, damaged, or of another version; if a package that builds the model is missing; or
+            if the user's own encoder cannot be built again, or is no longer the encoder that was trained.
     """
     folder = Path(folder)
     description = describe(folder)
@@ -317,9 +319,13 @@ def _compare(expected: dict[str, torch.Tensor], stored: dict[str, torch.Tensor],
         wanted, given = expected.get(name), stored.get(name)
         if wanted is None or given is None:
             what = "lacks" if given is None else "has an unknown"
-            raise UserError(f"{path} does not fit {DESCRIPTION} or your own model: it {what} tensor '{name}'. [model-tensor]")
+            raise UserError(
+                f"{path} does not fit {DESCRIPTION} or your own model: it {what} tensor '{name}'. Give the model that was "
+                "trained, with unchanged code. [model-tensor]"
+            )
         if wanted.shape != given.shape or wanted.dtype != given.dtype:
             shapes = f"{tuple(given.shape)} {given.dtype}, expected {tuple(wanted.shape)} {wanted.dtype}"
             raise UserError(
-                f"{path} does not fit {DESCRIPTION} or your own model: tensor '{name}' is {shapes}. [model-tensor-shape]"
+                f"{path} does not fit {DESCRIPTION} or your own model: tensor '{name}' is {shapes}. Give the model that was "
+                "trained, with unchanged code. [model-tensor-shape]"
             )

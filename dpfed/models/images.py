@@ -15,7 +15,7 @@ def default_size(model: ModelConfig) -> int:
     """Returns the side of the images, pixels, if the user sets none: the architecture's own, or 32.
 
     Raises:
-        UserError: If the architecture or its weights are unknown, or it reads images that are not square.
+        UserError: If the architecture or its weights are unknown, or the architecture reads images that are not square.
     """
     if model.kind == "open_clip":
         return blueprint(model).size

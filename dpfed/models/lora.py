@@ -101,7 +101,8 @@ def add_adapters(tower: nn.Module, name: str, layers: Sequence[str], rank: int, 
         most = min(weight.shape[0] // target.blocks, weight.shape[1])
         if rank > most:
             raise UserError(
-                f"adaptation.rank = {rank} is too large: a weight of the {name} tower allows {most}. Lower it. [lora-rank]"
+                f"adaptation.rank = {rank} is too large: a weight of the {name} tower allows at most {most}. Lower the rank. "
+                "[lora-rank]"
             )
         update = LowRankUpdate(weight, target.blocks, target.chosen, rank, scale)
         parametrize.register_parametrization(target.module, target.name, update)

@@ -39,7 +39,8 @@ def group_norm(channels: int, groups: int = 32) -> nn.GroupNorm:
 def with_group_norm(model: nn.Module) -> nn.Module:
     """Replaces every BatchNorm inside a model by a GroupNorm of as many channels, in place.
 
-    The scale and the shift of each layer stay; its running statistics go, so pretrained weights need training again.
+    The scale and the shift of each layer stay; its running statistics go, so pretrained weights need training again. The new
+    layers are trainable, even where the old ones were frozen.
 
     Args:
         model: Any model.
@@ -48,21 +49,28 @@ def with_group_norm(model: nn.Module) -> nn.Module:
         The model; if the model is itself a BatchNorm, the new layer.
 
     Raises:
-        UserError: If a lazy BatchNorm does not know its channels yet.
+        UserError: If a lazy BatchNorm does not know its channels yet. The model is then as it was.
     """
     if isinstance(model, _BatchNorm):
-        if not model.num_features:
-            raise UserError(
-                f"{type(model).__name__} does not know its channels yet: run the model once before with_group_norm. [norm-lazy]"
-            )
-        layer = group_norm(model.num_features)
-        if model.affine:
-            layer.load_state_dict({"weight": model.weight.detach(), "bias": model.bias.detach()})
-        behind = [getattr(model, name) for name in _BEHIND if isinstance(getattr(model, name, None), nn.Module)]
-        return nn.Sequential(layer, *behind) if behind else layer
-    for name, child in list(model.named_children()):
-        setattr(model, name, with_group_norm(child))
+        return _as_group_norm(model)
+    places = [(path, layer) for path, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, _BatchNorm)]
+    made = {layer: _as_group_norm(layer) for _, layer in places}
+    for path, layer in places:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, made[layer])
     return model
+
+
+def _as_group_norm(layer: _BatchNorm) -> nn.Module:
+    if not layer.num_features:
+        raise UserError(
+            f"{type(layer).__name__} does not know its channels yet: run the model once before with_group_norm. [norm-lazy]"
+        )
+    new = group_norm(layer.num_features)
+    if layer.affine:
+        new.to(layer.weight).load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
+    behind = [getattr(layer, name) for name in _BEHIND if isinstance(getattr(layer, name, None), nn.Module)]
+    return nn.Sequential(new, *behind) if behind else new
 
 
 def layer_norm(channels: int) -> nn.GroupNorm:

@@ -87,7 +87,7 @@ class ModelConfig(Section):
     )
     options: Annotated[Arguments, _OURS, _OWN] = Field({}, description="arguments of the function that model.image names")
     stem: Annotated[Literal["cifar", "imagenet"], _OURS, _RESNET] = Field(
-        "cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling"
+        "cifar", description="first layer of a ResNet: 'cifar': 3x3; 'imagenet': 7x7 with max-pooling"
     )
     width: Annotated[int, _OURS, _OUR_ENCODER] = Field(
         32, ge=4, le=4096, description="number of channels of the first stage; a standard ResNet has 64"
@@ -193,7 +193,7 @@ Training = Literal["full", "last", "bias", "lora", "frozen"]
 
 
 class AdaptationConfig(Section):
-    """Section ``[adaptation]``: trained parts of an open_clip model or a timm encoder.
+    """Section ``[adaptation]``: trained parts of an open_clip model, or of an encoder of timm or torchvision.
 
     Frozen parts cost no gradient, noise or traffic.
     """
@@ -201,7 +201,7 @@ class AdaptationConfig(Section):
     image: Literal["auto", "full", "last", "bias", "lora", "frozen"] = Field(
         "auto",
         description="image tower: all weights, its last block, biases and scales, low-rank adapters, or nothing (LiT); "
-        "auto: lora (open_clip), full (timm)",
+        "auto: lora (open_clip), full (timm, torchvision)",
     )
     text: Literal["full", "lora", "frozen"] = Field("lora", description="text tower: all weights, adapters, or nothing")
     rank: int = Field(16, ge=1, le=4096, description="r: rank of the adapters B A (Hu et al. 2022)")

@@ -6,6 +6,7 @@ A first forward pass finds the number of features of an encoder (`finish_model`)
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -21,15 +22,18 @@ class SimCLR(SimCLRModel):
 
     Args:
         encoder: Any module from images ``(n, C, H, W)`` to features ``(n, F)``.
-        embedding: D, dimensions of the space in which views are contrasted.
-        hidden: Width of the head's hidden layer.
-        head: Projection head from features to ``(n, D)``; default: two linear layers with a ReLU between them.
+        embedding: D, dimensions of the space in which views are contrasted, for the default head.
+        hidden: Width of the default head's hidden layer.
+        head: Projection head from features to ``(n, D)``, for which `embedding` and `hidden` are not read. Default: two linear
+            layers with a ReLU between them.
         temperature: Temperature, which divides cosine similarities in losses that read the model's temperature.
-        learn_temperature: Whether the temperature is a parameter.
-        normalize: Whether the loss sees embeddings of unit length.
+        learn_temperature: Whether the temperature is a parameter, and with it the bias of a loss that has one.
+        normalize: Whether the loss sees embeddings of unit length. `dpfed.Trainer` sets this for the losses of `dpfed.losses`
+            that prescribe it, which are all except `DCL` and `Prediction`.
 
     Raises:
-        UserError: If the encoder is not a module, or the temperature is not positive and finite, or is learnt and below 0.01.
+        UserError: If the encoder or the head is not a module, a width is no whole number of 1 or more, or the temperature is
+            not positive and finite, or is learnt and below 0.01.
     """
 
     def __init__(
@@ -45,7 +49,9 @@ class SimCLR(SimCLRModel):
     ) -> None:
         _require_module(encoder, "encoder")
         if head is None:
+            refuse_widths("SimCLR", embedding=embedding, hidden=hidden)
             head = nn.Sequential(nn.LazyLinear(hidden), nn.ReLU(), nn.Linear(hidden, embedding))
+        _require_module(head, "head")
         super().__init__(encoder, head, temperature, learn_temperature, unit_length=normalize)
 
 
@@ -59,12 +65,12 @@ class TwoTower(TwoTowerModel):
         vocabulary: Number of different tokens; default: the tokenizer's attribute ``vocabulary`` or ``vocab_size``.
         embedding: D, dimensions of the common space.
         temperature: Temperature; see `SimCLR`.
-        learn_temperature: Whether the temperature is a parameter.
-        normalize: Whether the loss sees embeddings of unit length.
+        learn_temperature: Whether the temperature is a parameter; see `SimCLR`.
+        normalize: Whether the loss sees embeddings of unit length; see `SimCLR`.
 
     Raises:
         UserError: If a tower is not a module, the tokenizer fails or does not return such tokens, the number of different
-            tokens is unknown or too small, or the temperature is refused (see `SimCLR`).
+            tokens is unknown or too small, or `embedding` or the temperature is refused (see `SimCLR`).
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class TwoTower(TwoTowerModel):
     ) -> None:
         _require_module(image, "image")
         _require_module(text, "text")
+        refuse_widths("TwoTower", embedding=embedding)
         projection = nn.LazyLinear(embedding, bias=False)
         super().__init__(image, TextTower(text, embedding), projection, temperature, learn_temperature, unit_length=normalize)
         self.tokenizer = OwnTokenizer(tokenizer, vocabulary)
@@ -116,34 +123,49 @@ class OwnTokenizer:
 
     def __init__(self, function: Callable[[list[str]], Tensor], vocabulary: int | None) -> None:
         self._function = function
+        self.context = 0  # not known yet
         tokens = self(["a", "two of them, in a longer text"])
-        if vocabulary is not None and int(tokens.max()) >= vocabulary:
+        self.context = int(tokens.shape[1])
+        self(["a"])  # a tokenizer that pads to the longest text of a list gives fewer tokens here
+        if isinstance(vocabulary, Integral) and int(tokens.max()) >= vocabulary:
             raise UserError(
                 f"TwoTower: the tokenizer gave the token {int(tokens.max())}, expected all below vocabulary = {vocabulary}. "
                 "[model-vocabulary]"
             )
-        self.context = int(tokens.shape[1])
         known = vocabulary or getattr(function, "vocabulary", None) or getattr(function, "vocab_size", None)
-        if not isinstance(known, int) or known <= int(tokens.max()):
+        if not isinstance(known, Integral) or known <= int(tokens.max()):
             raise UserError(
                 "TwoTower: expected a number of different tokens that is larger than every token of the tokenizer, got "
                 f"{known!r}: give this number as vocabulary=. [model-vocabulary-other]"
             )
-        self.vocabulary = known
+        self.vocabulary = int(known)
 
     def __call__(self, texts: list[str]) -> Tensor:
-        """Returns the tokens of n texts, ``(n, L)`` int64."""
+        """Returns the tokens of n texts, ``(n, L)`` int64.
+
+        Raises:
+            UserError: If the function fails, or does not return such tokens with the L of its first call.
+        """
+        if not texts and self.context:  # a step may draw no record
+            return torch.zeros(0, self.context, dtype=torch.int64)
         try:
             tokens = self._function(list(texts))
         except Exception as error:
             raise UserError(
                 f"TwoTower: the tokenizer failed on a list of {len(texts)} texts; expected tokens ({len(texts)}, L): "
-                f"{type(error).__name__}: {error}. [model-tokenizer]"
+                f"{type(error).__name__}: {error}. [model-tokenizer]",
+                public="TwoTower: the tokenizer failed on a list of texts.",  # the error may quote a caption
             ) from error
-        if not isinstance(tokens, Tensor) or tokens.dim() != 2 or len(tokens) != len(texts) or tokens.is_floating_point():
+        shaped = isinstance(tokens, Tensor) and tokens.dim() == 2 and len(tokens) == len(texts) and tokens.shape[1] > 0
+        if not shaped or tokens.is_floating_point():
             raise UserError(
-                f"TwoTower: the tokenizer gave {described(tokens)} for {len(texts)} texts, expected int64 ({len(texts)}, L). "
-                "[model-tokenizer-other]"
+                f"TwoTower: the tokenizer gave {described(tokens)} for {len(texts)} texts, expected a tensor ({len(texts)}, L) "
+                "of int64 with L of 1 or more. [model-tokenizer-other]"
+            )
+        if self.context not in (0, tokens.shape[1]):  # a record's padding would depend on the other records of a batch
+            raise UserError(
+                f"TwoTower: the tokenizer gave {self.context} tokens for each text of one list, and another number for a list "
+                "of other texts: let the tokenizer pad and cut all texts to the same number of tokens. [model-tokenizer-length]"
             )
         return tokens.long()
 
@@ -184,14 +206,13 @@ def finish_model(model: nn.Module, image: Tensor, tokens: Tensor | None) -> None
     text = getattr(getattr(model, "text_encoder", None), "backbone", None)
     if isinstance(text, nn.Module) and tokens is not None:
         towers.append(("tokens", text, tokens))
-    device = next(iter(_ready(model))).device
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             for what, tower, given in towers:
-                _features(tower, given.to(device), what)
-            views = {"image": image[:, None].to(device), **({} if tokens is None else {"text": tokens[:, None].to(device)})}
+                _features(tower, given.cpu(), what)
+            views = {"image": image[:, None].cpu(), **({} if tokens is None else {"text": tokens[:, None].cpu()})}
             _tried(model, views)
     finally:
         model.train(was_training)
@@ -227,11 +248,11 @@ def _tried(model: nn.Module, views: dict[str, Tensor]) -> None:
 
 
 def _refuse_kinds(model: nn.Module) -> None:
-    ready = _ready(model)
-    if not ready:
+    parameters = list(model.parameters())
+    if not parameters:
         raise UserError(f"{type(model).__name__} has no parameters: there is nothing to train. [model-no-parameters]")
-    kinds = {parameter.dtype for parameter in ready}
-    if any(parameter.is_meta for parameter in ready):
+    kinds = {parameter.dtype for parameter in parameters}
+    if any(parameter.is_meta for parameter in parameters):
         raise UserError("the model has parameters on 'meta', which have no values: build it on a real device. [model-meta]")
     model.to("cpu")  # new heads are on the CPU, and the model may be on a GPU; the run moves all of it later
     if kinds != {torch.float32}:
@@ -242,9 +263,20 @@ def _refuse_kinds(model: nn.Module) -> None:
         )
 
 
-def _ready(model: nn.Module) -> list[nn.Parameter]:
-    lazy = torch.nn.parameter.UninitializedParameter
-    return [parameter for parameter in model.parameters() if not isinstance(parameter, lazy)]
+def refuse_widths(name: str, **widths: int) -> None:
+    """Refuses widths of layers that are no whole numbers of 1 or more.
+
+    Args:
+        name: Name of the model.
+        widths: Widths by name.
+
+    Raises:
+        UserError: If there is such a width; the message names it.
+    """
+    for key, width in widths.items():
+        if not isinstance(width, Integral) or isinstance(width, bool) or width < 1:
+            said = repr(width) if isinstance(width, int | float | str) else described(width)
+            raise UserError(f"{name}: expected {key} to be a whole number of 1 or more, got {said}. [model-width]")
 
 
 def _require_module(given: Any, what: str) -> None:

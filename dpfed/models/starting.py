@@ -183,14 +183,17 @@ def find_start(given: str | Path) -> StartingWeights:
 
     Raises:
         MissingStart: If there is nothing at the path.
-        UserError: If the path holds no weights, or a damaged description.
+        UserError: If the path is that of a run without a model, holds no weights or a damaged description, or cannot be read.
     """
     path = Path(os.path.expanduser(path_of(given, "model.start")))
     if os.path.isdir(path):
         run = os.path.isfile(path / "config.toml")
         folder = path / "model" if run else path
         if run and not os.path.isfile(folder / DESCRIPTION):
-            raise UserError(f"model.start: {path} has no model yet: finish the run, `dpfed resume {path}`. [start-unfinished]")
+            raise UserError(
+                f"model.start: {path} has no model yet: finish this run first, with `dpfed resume {path}` or the lines of "
+                "Python that began it. [start-unfinished]"
+            )
         return _in_folder(folder)
     if path.name in (WEIGHTS, CLIP_WEIGHTS, HEAD) and os.path.isfile(path.with_name(DESCRIPTION)):
         return _in_folder(path.parent)

@@ -43,7 +43,8 @@ class TextBlueprint:
         vocabulary: Number of different tokens.
         context: Number of tokens of a text that the tower reads.
         padding: Id of the padding token.
-        pooling: Pooling of a text's tokens into one vector: ``mean`` of all tokens, or the first token's vector (``cls``).
+        pooling: Pooling of a text's tokens into one vector: the ``mean`` over the tokens that are not padding, or the first
+            token's vector (``cls``).
     """
 
     folder: Path

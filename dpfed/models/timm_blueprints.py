@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -187,8 +188,25 @@ def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, 
             f"'{where}' holds weights of {name} with other arguments ({', '.join(changed)}), and dpfed takes timm's default "
             "arguments: give other weights. [weights-arguments]"
         )
-    kept = ("mean", "std", "interpolation", "crop_mode", "input_size")
-    return {key: cfg[key] for key in kept if cfg.get(key) is not None}
+    kept = {key: cfg[key] for key in ("mean", "std", "interpolation", "crop_mode", "input_size") if cfg.get(key) is not None}
+    for key, value in kept.items():
+        if (wanted := _misfit(key, value)) is not None:
+            raise UserError(
+                f"model.weights: in {where}, {key} of {TIMM_CONFIG} must be {wanted}, got {str(value)[:80]!r}: correct the "
+                "file, or give a file of weights. [weights-preprocessing]"
+            )
+    return kept
+
+
+def _misfit(key: str, value: Any) -> str | None:
+    """Returns what a value of ``pretrained_cfg`` must be, in words; ``None``: it is."""
+    if key in ("interpolation", "crop_mode"):
+        return None if isinstance(value, str) else "a text"
+    kinds, least = {"mean": ((int, float), -math.inf), "std": ((int, float), 0.0), "input_size": ((int,), 0.0)}[key]
+    three = value if isinstance(value, list | tuple) and len(value) == 3 else [None]
+    if all(type(one) in kinds and least < one < math.inf for one in three):
+        return None
+    return {"mean": "three numbers", "std": "three numbers above 0", "input_size": "three whole numbers above 0"}[key]
 
 
 def _preprocessing(cfg: dict[str, Any]) -> Preprocessing:

@@ -113,8 +113,8 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
         load_weights: Whether to fetch or read the weights that the configuration names.
 
     Raises:
-        UserError: If the architecture has BatchNorm and no weights, or does not take images of this size, or the weights are
-            missing or do not fit.
+        UserError: If the architecture is unknown, has BatchNorm and no weights, or does not take images of this size; if the
+            weights are missing, damaged or do not fit; or if the package timm is missing.
     """
     spec = timm_blueprint(model)
     size = size or spec.size
@@ -122,7 +122,7 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
     if load_weights and spec.file is not None:
         from timm.models import load_state_dict
 
-        with reading_weights(spec.file, "a timm model"), quiet():
+        with reading_weights(spec.file, _library_of(spec)), quiet():
             state = load_state_dict(str(spec.file), weights_only=True)
         net = _with(spec, state, str(spec.file), options)
     else:
@@ -134,6 +134,10 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
             module.inplace = False  # type: ignore[assignment]
         _draw_nothing(module)
     return TimmEncoder(net, _features_dim(spec.title, net, size), size)
+
+
+def _library_of(spec: TimmBlueprint) -> str:
+    return "a torchvision model" if spec.name.startswith(TORCHVISION) else "a timm model"
 
 
 def _draw_nothing(module: nn.Module) -> None:
@@ -163,11 +167,11 @@ def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: di
     from timm import create_model
 
     if spec.name.startswith(TORCHVISION):
-        with fitting_weights(where, "a torchvision model"):
+        with fitting_weights(where, _library_of(spec)):
             classifier_free: Any = create_torchvision(spec.name.removeprefix(TORCHVISION), None, state)
         classifier_free.pretrained_cfg = dict(spec.cfg)
         return classifier_free
-    with fitting_weights(where, "a timm model"), quiet():
+    with fitting_weights(where, _library_of(spec)), quiet():
         places = spec.cfg.get("classifier") or ()
         heads = [state.get(f"{place}.weight") for place in ((places,) if isinstance(places, str) else places)]
         classes = next((len(head) for head in heads if head is not None), 0)
@@ -210,6 +214,8 @@ def _features_dim(title: str, net: nn.Module, size: int) -> int:
 
 def local_dir_config(encoder: TimmEncoder, name: str, preprocessing: Preprocessing, size: int) -> dict[str, Any]:
     """Makes the ``config.json`` that timm reads beside the weights: ``timm.create_model("local-dir:DIR", pretrained=True)``.
+
+    timm cannot build torchvision's architectures, so for these the file only describes the weights and the images.
 
     Args:
         encoder: Trained encoder, with adapters or without.

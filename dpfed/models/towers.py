@@ -119,8 +119,8 @@ def build_clip(
         start: Starting weights; they replace the blueprint's.
 
     Raises:
-        UserError: If the architecture cannot be built, or has BatchNorm and random weights, or if the weights are not available
-            or do not fit.
+        UserError: If the architecture cannot be built, or has BatchNorm and random weights, or if the weights are not
+            available, do not fit, or were trained with another activation.
     """
     import open_clip
 

@@ -38,7 +38,7 @@ def validate(model: nn.Module) -> None:
                 f"{where} mixes records through batch statistics: dpfed.with_group_norm(encoder) replaces every BatchNorm by "
                 "a GroupNorm. [model-batch-norm]"
             )
-        if getattr(module, "mixes_one_group", False) and not module.anchors:
+        if getattr(module, "mixes_one_group", False) and not getattr(module, "anchors", 0):
             raise UserError(
                 f"{where} takes its statistics from public images ('anchors') and has none: train "
                 "dpfed.baselines.anchored_batch_norm.AnchoredEncoder(encoder, anchors) instead of the encoder. "
@@ -90,7 +90,8 @@ def check_independence(model: nn.Module, views: Views, largest: int = 0) -> None
 
     Raises:
         UserError: If an embedding depends on another record; if the model keeps something of a forward pass for the next one,
-            or draws from a random generator of its own; or if it cannot be copied, fails, or does not return embeddings.
+            or draws from a random generator of its own; or if it cannot be copied, fails (also in its backward pass), or does
+            not return embeddings.
         ValueError: If the group has fewer than two records.
     """
     records = len(views["image"])
@@ -195,9 +196,19 @@ class _Examination:
         """Refuses a model if an embedding has a nonzero derivative with respect to another record's image.
 
         Raises:
-            UserError: If there is such an embedding; the message names the two records.
+            UserError: If there is such an embedding (the message names the two records), or the backward pass fails.
         """
-        if pair := self._probe.leaning(views):
+        try:
+            pair = self._probe.leaning(views)
+        except UserError:
+            raise
+        except Exception as error:  # a user's own layers can raise anything
+            said = (str(error).splitlines() or [""])[0].rstrip(".:; ")
+            raise UserError(
+                f"the backward pass through {self._name} fails: {type(error).__name__}: {said}. Correct the layer, for example "
+                "one that changes a tensor in place. [model-backward]"
+            ) from error
+        if pair:
             changed = torch.arange(len(views["image"])) == pair[1]
             raise UserError(
                 f"{self._culprit(views, changed)} mixes records: the embedding of record {pair[0]} of a group has a "

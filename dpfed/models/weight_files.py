@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import struct
 import sys
 import textwrap
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +27,8 @@ def reading_weights(path: Path, what: str, numpy: bool = False) -> Iterator[None
         numpy: Whether the library also reads numpy's files.
 
     Raises:
-        UserError: For a file that is not one of weights, an unreadable file, a file that would run code, or weights that do not
-            fit.
+        UserError: For a file that is not one of weights, an unreadable or damaged file, a file that would run code, or weights
+            that do not fit.
     """
     with fitting_weights(path, what):
         with open_regular(path) as file:
@@ -50,17 +52,19 @@ def fitting_weights(path: Path | str, what: str) -> Iterator[None]:
         what: Model that the weights should be of, such as ``an open_clip model``.
 
     Raises:
-        UserError: For an unreadable file, a file that would run code, or weights that do not fit.
+        UserError: For an unreadable or damaged file, a file that would run code, or weights that do not fit.
     """
     try:
         yield
     except pickle.UnpicklingError as error:
         raise _unsafe(path) from error
-    except (OSError, SafetensorError, EOFError) as error:
+    except (OSError, SafetensorError, EOFError, IndexError, struct.error, zipfile.BadZipFile) as error:
         raise UserError(f"cannot read the weights in {path}: {words(error)}. [weights-unreadable]") from error
     except RuntimeError as error:
         if isinstance(error.__cause__, pickle.UnpicklingError):  # timm raises an UnpicklingError in this form
             raise _unsafe(path) from error
+        if "PytorchStreamReader" in str(error):  # torch's reader of zip archives
+            raise UserError(f"{path} is damaged or was cut off: copy it again. [weights-damaged]") from error
         raise UserError(f"the weights in {path} do not fit the architecture: {_misfit(error)}. [weights-misfit]") from error
     except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as error:
         raise UserError(f"{path} does not hold the weights of {what}: expected tensors by name. [weights-no-names]") from error
@@ -73,12 +77,17 @@ def _unsafe(path: Path | str) -> UserError:
 def _misfit(error: Exception) -> str:
     """Returns the first mismatch that the error of `load_state_dict` names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return textwrap.shorten(lines[min(1, len(lines) - 1)] if lines else "", 200, placeholder=" ...").rstrip(".")
+    return _short(lines[min(1, len(lines) - 1)] if lines else "")
 
 
 def words(error: Exception) -> str:
     """Returns the message of a library's exception in one line, at most 200 characters."""
-    return textwrap.shorten(str(error) or type(error).__name__, 200, placeholder=" ...").rstrip(".")
+    return _short(str(error) or type(error).__name__)
+
+
+def _short(text: str) -> str:
+    """Shortens a text to one line of at most 200 characters, without a full stop."""
+    return textwrap.shorten(text, 200, placeholder=" ...").rstrip(" .,")
 
 
 def not_fetched(error: Exception) -> str:

@@ -102,7 +102,7 @@ class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are 
 
     @property
     def is_own(self) -> bool:
-        """Returns whether `name` is ``package.module:object``, for a user's own loss or one such as ``dpfed.losses:DCL``."""
+        """Whether `name` is ``package.module:object``, for a user's own loss or one such as ``dpfed.losses:DCL``."""
         return is_name(self.name)
 
     @property

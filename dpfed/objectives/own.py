@@ -82,9 +82,9 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
         rows: The model's embeddings of one group of random records, ``(S, V, D)`` each.
 
     Raises:
-        UserError: If the loss is not callable, fails, is not a scalar, is not finite, has no gradient, a gradient of 0 or one
-            that is not finite, has trainable parameters of its own, or gives another value for the same embeddings after
-            other calls.
+        UserError: If the loss is not callable, fails (also in its backward pass), is not a scalar, is not finite, has no
+            gradient, a gradient of 0 or one that is not finite, has trainable parameters of its own, or gives another value
+            for the same embeddings after other calls.
     """
     import torch
 
@@ -150,7 +150,14 @@ def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], g
             "for example where it divides by 0, or takes the logarithm of 0. [loss-not-finite]"
         )
     if gradient:
-        parts = torch.autograd.grad(value, given, allow_unused=True) if value.requires_grad else [None]
+        try:
+            parts = torch.autograd.grad(value, given, allow_unused=True) if value.requires_grad else [None]
+        except Exception as error:
+            said = (str(error).splitlines() or [""])[0].rstrip(".:; ")
+            raise UserError(
+                f"the backward pass through the loss {name} fails: {type(error).__name__}: {said}. Correct the loss, for "
+                "example where it changes a tensor in place. [loss-backward]"
+            ) from error
         if all(part is None or not bool(part.any()) for part in parts):
             raise UserError(
                 f"the loss {name} has no gradient, or a gradient of 0, so nothing would be learnt: compute it by functions of "

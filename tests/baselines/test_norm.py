@@ -140,6 +140,8 @@ def test_only_the_anchored_layer_may_mix():
     model.encoder.encoder.stages[1] = AnchoredBatchNorm(4)
     with pytest.raises(UserError, match=r"AnchoredBatchNorm at 'encoder\.encoder\.stages\.1' .*\[norm-no-anchors"):
         validate(model)
+    validate(AnchoredEncoder(model.encoder.encoder, torch.zeros(2, 3, 16, 16, dtype=torch.uint8)))  # as the message says
+    validate(AnchoredEncoder(nn.Sequential(AnchoredBatchNorm(4)), torch.zeros(2, 3, 16, 16, dtype=torch.uint8)))
     model.encoder.encoder.stages[1] = nn.BatchNorm2d(4)
     with pytest.raises(UserError, match=r"BatchNorm2d at .*\[model-batch-norm"):
         validate(model)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import dpfed
-from dpfed.losses import DCL, PairLoss, Prediction, PredictionHead, VICReg
+from dpfed.losses import DCL, BarlowTwins, InfoNCE, PairLoss, Prediction, PredictionHead, SigLIP, SupCon, VICReg
 from tests.own_parts import Pictures, augment, encoder
 
 LOSSES = [DCL(), DCL(0.7), VICReg(), VICReg(1, 2, 3), Prediction(), Prediction(centre=False)]
@@ -217,3 +217,30 @@ def test_a_configuration_names_a_loss_that_reads_lengths(tiny, tmp_path):
     tree = {**tiny, "objective": objective, "privacy": privacy, "evaluation": {"split": "none"}}
     run = dpfed.pretrain(dpfed.parse_config(tree), tmp_path / "run")
     assert run.finished
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, InfoNCE(), SigLIP(), BarlowTwins()], ids=repr)
+@pytest.mark.parametrize(("z", "said"), [(group(5, views=1), "loss-views"), (group()[:, 0], "loss-dimensions")])
+def test_embeddings_of_another_shape_are_refused(loss, z, said):
+    with pytest.raises(dpfed.UserError, match=said):
+        loss(z)
+
+
+@pytest.mark.parametrize("label", [[0, 0, 1, 1, 2], torch.arange(4), torch.zeros(5, 1, 1)], ids=["a list", "4", "of a batch"])
+def test_labels_of_another_shape_are_refused(label):
+    with pytest.raises(dpfed.UserError, match="loss-labels-shape"):
+        SupCon()(group(5), label=label)
+
+
+@pytest.mark.parametrize(
+    ("made", "options"),
+    [
+        *((loss, {"temperature": value}) for loss in (InfoNCE, SigLIP, SupCon) for value in (0.0, -1, 1e-5, math.nan, "a")),
+        (SigLIP, {"bias": 1e9}),
+        (BarlowTwins, {"redundancy": -1}),
+        (SupCon, {"label": 5}),
+    ],
+)
+def test_an_option_that_a_configuration_refuses_is_refused_at_once(made, options):
+    with pytest.raises(dpfed.UserError, match=rf"{made.__name__}, option {next(iter(options))}: .*loss-named-option"):
+        made(**options)

@@ -50,6 +50,8 @@ def test_learnt_temperature_starts_right_and_ends_at_0_01():
     assert model.temperature.item() == pytest.approx(0.01)
     with pytest.raises(UserError, match=r"0.001.*\[model-learnt-low"):
         built(CNN, temperature=0.001, learn_temperature=True)
+    with pytest.raises(UserError, match=r"0.001.*\[model-learnt-low-set"):  # clamped, it would have no gradient
+        built(CNN, learn_temperature=True).set_temperature(0.001)
 
 
 @pytest.mark.parametrize("config", [CNN, RESNET, PAIRS])
@@ -74,7 +76,7 @@ def test_vmap_of_grad_equals_the_loop(config):
             assert torch.allclose(batched[group], single, atol=1e-4, rtol=1e-3), name
 
 
-@pytest.mark.parametrize("temperature", [math.nan, math.inf, 0.0, -1.0])
+@pytest.mark.parametrize("temperature", [math.nan, math.inf, 0.0, -1.0, "0.1", None])
 @pytest.mark.parametrize("learn", [False, True])
 def test_a_temperature_that_divides_by_nothing_is_refused(temperature, learn):
     with pytest.raises(UserError, match="model-temperature"):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 
 import numpy as np
 import open_clip
@@ -23,6 +24,7 @@ from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.images import preprocessing_of
 from dpfed.models.lora import merged_state
 from dpfed.models.starting import find_start
+from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.runs.resolution import resolve_defaults
 
@@ -246,12 +248,25 @@ class TestMistakes:
         self.refused(r"blocks.3.attn.qkv.weight.*\[weights-misfit", weights=str(path))
         path.write_bytes(b"nothing")
         self.refused("weights-unreadable", weights=str(path))
+        torch.save({"weight": torch.zeros(1000)}, tmp_path / "w.pt")
+        content = (tmp_path / "w.pt").read_bytes()
+        for damaged, said in ((content[:2000], "weights-damaged"), (b"\x80abc", "weights-unreadable")):
+            (tmp_path / "w.pt").write_bytes(damaged)
+            self.refused(said, weights=str(tmp_path / "w.pt"))
         torch.save([1, 2], tmp_path / "w.pt")
         self.refused(r"of a timm model.*\[weights-no-names", weights=str(tmp_path / "w.pt"))
         torch.save({"state_dict": timm.create_model}, tmp_path / "w.pt")
         self.refused("weights-unsafe", weights=str(tmp_path / "w.pt"))
         (tmp_path / "w.txt").write_text("not weights at all")
         self.refused("expected .safetensors, or .*weights-type", weights=str(tmp_path / "w.txt"))
+
+    @pytest.mark.parametrize("key", ["mean", "std", "input_size", "interpolation", "crop_mode"])
+    @pytest.mark.parametrize("value", [5, [], [1, 2], ["a", "b", "c"], [1, 2, -math.inf], [0, 0, math.nan]], ids=repr)
+    def test_a_malformed_description(self, tmp_path, key, value):
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": {key: value}}))
+        (tmp_path / "model.safetensors").write_bytes(b"")
+        with pytest.raises(UserError, match=rf"{key} of config.json.*\[weights-preprocessing"):
+            timm_blueprint(ModelConfig(image="timm/test_vit", weights=str(tmp_path)))
 
     def test_a_missing_package(self, monkeypatch):
         find_spec = importlib.util.find_spec

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import sys
 import types
 
@@ -166,6 +167,8 @@ class TestMistakes:
         self.refused(architecture(), "expected .safetensors, .npz, .npy, or .*weights-type", weights=str(tmp_path / "w.txt"))
         (tmp_path / "w.safetensors").write_bytes(b"not weights at all")
         self.refused(architecture(), "weights-unreadable", weights=str(tmp_path / "w.safetensors"))
+        (tmp_path / "w.npz").write_bytes(b"PK\x03\x04 a copy that was cut off")
+        self.refused(architecture(), "weights-unreadable", weights=str(tmp_path / "w.npz"))
         torch.save([1, 2], tmp_path / "w.pt")
         self.refused(architecture(), r"of an open_clip model.*\[weights-no-names", weights=str(tmp_path / "w.pt"))
 
@@ -206,6 +209,8 @@ def test_borders_of_another_colour_are_refused(tmp_path, mode, colour, refused):
         ({"preprocess_cfg": {"interpolation": "nearest"}}, r"interpolation must be .*\[clip-preprocess"),
         ({"preprocess_cfg": {"mean": 0.5}}, r"mean must be three numbers.*\[clip-preprocess"),
         ({"preprocess_cfg": {"std": [1, 1, None]}}, r"std must be three numbers.*\[clip-preprocess"),
+        ({"preprocess_cfg": {"std": [1, 1, 0]}}, r"std must be three numbers above 0.*\[clip-preprocess"),
+        ({"preprocess_cfg": {"mean": [0, 0, math.nan]}}, r"mean must be three numbers.*\[clip-preprocess"),
         ({"preprocess_cfg": ["shortest"]}, r"preprocess_cfg must be an object.*\[clip-preprocess"),
         ({"model_cfg": SMALL | {"vision_cfg": None}}, "vision_cfg must be an object.*clip-config-towers"),
         ({"model_cfg": SMALL | {"vision_cfg": {"image_size": [32]}}}, "image_size.*clip-config-towers"),

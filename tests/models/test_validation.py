@@ -7,6 +7,7 @@ from torch import nn
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
+from dpfed.models.contrastive import SimCLRModel
 from dpfed.models.validation import check_independence, random_group, validate
 
 
@@ -81,3 +82,23 @@ def test_a_buffer_that_changes_is_refused_and_put_back():
     with pytest.raises(UserError, match=r"'head\.0\.seen'.*\[model-buffer-changes"):
         check_independence(model, random_group(16))
     assert model.head[0].seen == 0
+
+
+class ChangesWhatItNeeds(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.sigmoid()
+        y += 1
+        return y
+
+
+def test_a_backward_pass_that_fails_is_a_sentence():
+    model = SimCLRModel(nn.Sequential(nn.Flatten(), nn.Linear(48, 4), ChangesWhatItNeeds()), nn.Linear(4, 4))
+    with pytest.raises(UserError, match=r"inplace operation.*\[model-backward"):
+        check_independence(model, random_group(4))
+
+
+def test_a_layer_that_mixes_a_group_without_anchors_is_refused():
+    layer = nn.Identity()
+    layer.mixes_one_group = True
+    with pytest.raises(UserError, match="norm-no-anchors"):
+        validate(nn.Sequential(layer))

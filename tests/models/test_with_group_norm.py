@@ -38,3 +38,18 @@ def test_a_layer_itself_and_one_without_channels():
     assert isinstance(dpfed.with_group_norm(nn.BatchNorm2d(6, affine=False)), nn.GroupNorm)
     with pytest.raises(dpfed.UserError, match="norm-lazy"):
         dpfed.with_group_norm(nn.Sequential(nn.LazyBatchNorm2d()))
+
+
+def test_a_layer_that_is_used_twice_stays_one_layer_of_its_type():
+    layer, model = nn.BatchNorm2d(4).double(), nn.Module()
+    model.first, model.second, model.inner = layer, layer, nn.Sequential(layer)
+    dpfed.with_group_norm(model)
+    assert isinstance(model.first, nn.GroupNorm) and model.first is model.second is model.inner[0]
+    assert model.first.weight.dtype == torch.float64
+
+
+def test_a_model_that_is_refused_is_as_it_was():
+    model = nn.Sequential(nn.BatchNorm2d(4), nn.LazyBatchNorm2d())
+    with pytest.raises(dpfed.UserError, match="norm-lazy"):
+        dpfed.with_group_norm(model)
+    assert isinstance(model[0], nn.BatchNorm2d)

@@ -8,8 +8,9 @@ import torch
 from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
+from dpfed.errors import UserError
 from dpfed.models.own import SimCLR, finish_model
-from dpfed.objectives.own import OwnLoss
+from dpfed.objectives.own import OwnLoss, refuse_unfit
 from tests.own_parts import contrast, encoder
 
 SIZES = [5, 2, 3, 4]
@@ -65,3 +66,13 @@ def test_a_group_more_moves_the_sum_by_c_at_most(model):
     first = batch().first(3)
     engine.add_clipped(first, 0.3, without)
     assert torch.linalg.vector_norm((whole - without).double()) <= 0.3 * (1 + 1e-9)
+
+
+def test_a_loss_whose_backward_pass_fails_is_refused():
+    def loss(z: torch.Tensor) -> torch.Tensor:
+        y = z.sigmoid()
+        y += 1
+        return y.mean()
+
+    with pytest.raises(UserError, match=r"inplace operation.*\[loss-backward"):
+        refuse_unfit(loss, torch.randn(4, 2, 8))

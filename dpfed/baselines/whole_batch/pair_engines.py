@@ -160,7 +160,7 @@ class LogitEngine(_PairEngine):
         spread_out: Weight of the spread-out regulariser.
 
     Raises:
-        UserError: If the model draws random numbers, or has no trainable parameter.
+        UserError: If the model draws random numbers, or has no trainable parameter or no temperature.
     """
 
     name = "logit"
