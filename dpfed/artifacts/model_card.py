@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.view import results_in
+from dpfed.artifacts.view import results_in, text_of
 from dpfed.errors import UserError
 from dpfed.models.description import describe
 from dpfed.report.results import results_of
@@ -54,7 +54,11 @@ def model_card(run: RunDirectory, license: str | None) -> str:
     except ImportError as error:
         raise UserError("--hub needs the package huggingface_hub: pip install 'dpfed[hub]'. [export-hub-package]") from error
     results, description = results_in(run.results), describe(run.model)
-    privacy, name = results["privacy"], str(results["name"])
+    privacy, name = results["privacy"], str(results.get("name"))
+    lacking = [key for key in ("guarantee", "accountant") if key not in privacy]
+    if lacking or "name" not in results:
+        key = f"privacy.{lacking[0]}" if lacking else "name"
+        raise UserError(f"{run.results} is damaged: it lacks '{key}'; restore it. [export-results-lack]")
     facts = run.provenance
     public = facts["data"]["keyed"] is False  # private records have a keyed fingerprint
     reads_text = description["model"]["kind"] != "image"
@@ -90,7 +94,7 @@ def model_card(run: RunDirectory, license: str | None) -> str:
         privacy=_privacy(privacy),
     )
     page = run.no_card if run.no_card.exists() else run.card
-    deeper = re.sub(r"^(#+ )", r"#\1", page.read_text(encoding="utf-8"), flags=re.MULTILINE)  # headings one level deeper
+    deeper = re.sub(r"^(#+ )", r"#\1", text_of(page), flags=re.MULTILINE)  # headings one level deeper
     code = loading_code(library, description)
     return (
         f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{_lead(privacy)}\n\n```python\n{code}\n```\n\n"
