@@ -60,7 +60,8 @@ def model_card(run: RunDirectory, license: str | None) -> str:
         key = f"privacy.{lacking[0]}" if lacking else "name"
         raise UserError(f"{run.results} is damaged: it lacks '{key}'; restore it. [export-results-lack]")
     facts = run.provenance
-    public = facts["data"]["keyed"] is False  # private records have a keyed fingerprint
+    # Private records have a keyed fingerprint, or none: a data set of the user's own has no key.
+    public = facts["data"]["keyed"] is False and facts["data"]["fingerprint"] is not None
     reads_text = description["model"]["kind"] != "image"
     task = "zero-shot-image-classification" if reads_text else "image-feature-extraction"
     model, library = description["model"], "dpfed"
@@ -98,7 +99,7 @@ def model_card(run: RunDirectory, license: str | None) -> str:
     code = loading_code(library, description)
     return (
         f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{_lead(privacy)}\n\n```python\n{code}\n```\n\n"
-        f"{_about_figures(public)}\n\n{deeper}"
+        f"{_about_figures(public, bool(evaluated))}\n\n{deeper}"
     )
 
 
@@ -140,7 +141,9 @@ def _lead(privacy: dict[str, Any]) -> str:
     )
 
 
-def _about_figures(public: bool) -> str:
+def _about_figures(public: bool, evaluated: bool) -> str:
+    if public and not evaluated:
+        return "The records are public, and the run measured no figures of evaluation."
     if public:
         return "The records are public, and the figures of evaluation are in this page's metadata."
     return (

@@ -98,7 +98,9 @@ class TestHub:
         assert library.load(tmp_path / "hub").features
         assert ModelCard(content).data.to_dict()["privacy"] == metadata["privacy"]  # the hub's own reading of the page
 
-    def test_public_records_figures_are_on_it_private_ones_are_not(self, finished, tmp_path):
+    # A private record store; private records of the user's own, whose fingerprint has no key and is not written.
+    @pytest.mark.parametrize("data", [{"keyed": True}, {"keyed": False, "fingerprint": None}])
+    def test_public_records_figures_are_on_it_private_ones_are_not(self, finished, tmp_path, data):
         _, metadata = self.page(finished, tmp_path / "public")
         [result] = metadata["model-index"][0]["results"]
         shown = {metric["type"]: metric["value"] for metric in result["metrics"]}
@@ -109,9 +111,15 @@ class TestHub:
         private = tmp_path / "run"
         shutil.copytree(finished.path, private)
         facts = json.loads((private / "provenance.json").read_text())
-        (private / "provenance.json").write_text(json.dumps({**facts, "data": {**facts["data"], "keyed": True}}))
+        (private / "provenance.json").write_text(json.dumps({**facts, "data": {**facts["data"], **data}}))
         content, metadata = self.page(RunDirectory.open(private), tmp_path / "private")
         assert "model-index" not in metadata and "no epsilon covers them" in content and "R@10" not in content
+
+    def test_a_run_without_figures_does_not_announce_them(self, finished, tmp_path):
+        run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
+        run.results.write_text(json.dumps({**json.loads(run.results.read_text()), "evaluations": []}))
+        content, metadata = self.page(run, tmp_path / "hub")
+        assert "model-index" not in metadata and "measured no figures" in content
 
     def test_a_run_without_a_guarantee_says_so_first(self, finished, tmp_path):
         run = tmp_path / "run"

@@ -122,8 +122,8 @@ def refusal_of_dropout(model: nn.Module) -> DependsOnOthers | None:
     if not any(draws(module) for module in model.modules()):
         return None
     return DependsOnOthers(
-        "the model has dropout or another layer that draws random numbers, so nobody can check whether records that share a pass "
-        "change each other's gradients: the engine takes one group at a time, as bounding.engine = 'loop' does. "
+        "the model has dropout or another layer that draws random numbers, so nobody can check whether records that share a "
+        "pass change each other's gradients: the engine takes one group at a time, as bounding.engine = 'loop' does. "
         "[engine-dropout]"
     )
 
