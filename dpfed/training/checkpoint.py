@@ -119,10 +119,9 @@ class Checkpoints:
         """Restores model, optimizer and post-processors from a checkpoint.
 
         Raises:
-            DamagedCheckpoint: If the checkpoint is damaged, or if it needs the frozen weights of the first checkpoint and that
-                one is damaged; then nothing is restored.
+            DamagedCheckpoint: If the checkpoint is damaged; then nothing is restored.
             UserError: If the checkpoint belongs to another model or to other post-processors, or if it needs frozen weights and
-                the first checkpoint is gone.
+                the first checkpoint is gone or damaged.
         """
         tensors, header = _read(path)
         position = Position(int(header["step"]), int(header["charged"]), header["fingerprint"])
@@ -230,7 +229,7 @@ def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module, folder
     """Loads the model's weights from a saved state, and the weights that it lacks from the first checkpoint in a folder."""
     state = _under("model/", tensors)
     if model.state_dict().keys() - state.keys():
-        state = _under("model/", _read(min(_in(folder)))[0]) | state
+        state = _under("model/", _read_first(path, min(_in(folder)))) | state
         if any(not parameter.requires_grad and name not in state for name, parameter in model.named_parameters()):
             raise UserError(
                 f"{path} holds trained weights only, and the first checkpoint, which has the frozen ones, is gone: restore "
@@ -242,6 +241,19 @@ def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module, folder
         raise UserError(
             f"{path} does not fit the configured model: change the model back. {str(error).splitlines()[-1]} [checkpoint-model]"
         ) from None
+
+
+def _read_first(path: Path, first: Path) -> dict[str, Tensor]:
+    """Returns the tensors of the first checkpoint, which another saved state needs; no other checkpoint can replace it."""
+    try:
+        return _read(first)[0]
+    except DamagedCheckpoint as error:
+        if path == first:
+            raise
+        raise UserError(
+            f"{path} holds trained weights only, and the first checkpoint, which has the frozen ones, is damaged: restore "
+            f"{first}. [checkpoint-first-damaged]"
+        ) from error
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

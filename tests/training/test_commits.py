@@ -261,12 +261,22 @@ class PartlyFrozen(Small):
         self.model.bias = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
 
 
-def test_a_commit_without_its_frozen_weights_names_the_file_to_restore(tmp_path, monkeypatch):
+@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize("from_commit", [True, False])
+def test_a_state_without_its_frozen_weights_names_the_file_to_restore(tmp_path, monkeypatch, gone, from_commit):
     monkeypatch.setattr(small_steps, "Small", PartlyFrozen)
     steps = opened(tmp_path / "run")
     with pytest.raises(Killed):
         steps.run(Stopping(steps.learner.model, at=7))
-    (tmp_path / "run" / "checkpoints" / "step-00000000.safetensors").unlink()
+    first, *_, state = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    if gone:
+        first.unlink()
+    else:
+        first.write_bytes(first.read_bytes()[:-1])
     [commit] = (tmp_path / "run" / "commits").iterdir()
-    with pytest.raises(UserError, match=rf"{commit} holds.*restore .*step-00000000.safetensors.*checkpoint-no-first"):
+    if from_commit:
+        state = commit
+    else:
+        commit.unlink()
+    with pytest.raises(UserError, match=rf"{state} holds trained.*restore .*step-00000000.safetensors"):
         opened(tmp_path / "run")
