@@ -56,8 +56,10 @@ def write_format(name: str, source: Path, dest: Path) -> None:
         dest: Empty folder to write into.
 
     Raises:
-        UserError: If the name is unknown, or the format cannot hold this model; the message names formats that can hold it.
-            For ``"onnx"`` also if a package is missing, or PyTorch cannot export the model.
+        UserError: If the model is missing or damaged, the name is unknown, or the format cannot hold this model; then the
+            message names formats that can hold it. For ``"onnx"`` also if a package is missing, or PyTorch cannot export the
+            model.
+        OSError: If a file cannot be copied or written.
     """
     description = describe(source)
     model = ModelConfig.model_validate(description["model"])

@@ -54,7 +54,7 @@ def write_onnx(source: Path, dest: Path, description: dict[str, Any]) -> str:
         Python code, for the user, that loads the files.
 
     Raises:
-        UserError: If onnx or onnxscript is not installed, or PyTorch cannot export the model.
+        UserError: If onnx or onnxscript is not installed, the model is damaged, or PyTorch cannot export it.
     """
     try:
         import onnx  # noqa: F401

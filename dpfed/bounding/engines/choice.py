@@ -84,6 +84,9 @@ def choose_engine(
         told: Callback that receives the choice, and the reason for ``loop``. It is not called for a model with
             BatchNorm over a group, which no other engine than ``loop`` fits.
         records: Approximate number of records of a pass, see `LayerwiseEngine`; ``None``: the engine's default.
+
+    Raises:
+        torch.OutOfMemoryError: If ``loop`` does not fit into the memory, either.
     """
     if mixes_records(model):
         return "loop"  # no other engine fits, see `refuse_mixing`
