@@ -226,7 +226,10 @@ class RunDirectory:
 
     def _results(self) -> dict[str, Any]:
         results = _json_of(self.results)
-        if not isinstance(results, dict) or not isinstance(results.get("privacy"), dict):
+        privacy = results.get("privacy") if isinstance(results, dict) else None
+        spent = privacy.get("epsilon", "") if isinstance(privacy, dict) else ""
+        is_number = isinstance(spent, int | float) and not isinstance(spent, bool) and 0 <= spent < math.inf
+        if not (spent is None or is_number):
             raise UserError(f"{self.results} is damaged: restore it. [run-json-damaged]")
         return results
 
@@ -237,8 +240,15 @@ class RunDirectory:
 
     @property
     def identity(self) -> str:
-        """Random id of the run, drawn when its folder was made; a copy of the folder has the same id. "": there is no run."""
-        return self._lock.read_text(encoding="utf-8") if self._lock.is_file() else ""
+        """Random id of the run, drawn when its folder was made; a copy of the folder has the same id. "": there is no run.
+
+        Raises:
+            UserError: If the file of the id is damaged or cannot be read.
+        """
+        try:
+            return read_text(self._lock) if self._lock.is_file() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{self._lock}, which holds the run's id, is damaged ({error}): restore it. [run-id]") from error
 
     def refuse_odd_entries(self) -> None:
         """Rejects a directory with pipes, broken links, or folders where files belong.
@@ -270,7 +280,11 @@ class RunDirectory:
         return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:
-        """Adds the environment in which the run continues to ``provenance.json``, if it differs from the last one in there."""
+        """Adds the environment in which the run continues to ``provenance.json``, if it differs from the last one in there.
+
+        Raises:
+            UserError: If ``provenance.json`` is missing or damaged.
+        """
         facts = self.provenance
         if facts["environments"][-1] != environment:
             facts["environments"].append(environment)
@@ -283,7 +297,9 @@ class RunDirectory:
         Raises:
             UserError: If the file is damaged.
         """
-        names = _json_of(self._disclosures) or []
+        names = _json_of(self._disclosures)
+        if names is None:
+            return set()
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{self._disclosures} is damaged: expected a list of names; restore it. [run-disclosures-damaged]")
         return set(names)
@@ -321,7 +337,11 @@ class RunDirectory:
             ) from error
 
     def config(self) -> Config:
-        """Reads the resolved configuration."""
+        """Reads the resolved configuration.
+
+        Raises:
+            UserError: If ``config.toml`` cannot be read, or is not a valid configuration.
+        """
         return read_back(read_toml(self._config, "run's configuration"), str(self._config))
 
     def refuse_another(self, config: Config) -> None:
@@ -438,7 +458,11 @@ class RunDirectory:
         return [line for _, line in sorted({line["step"]: line for line in lines}.items())]
 
     def rewind_metrics(self, step: int) -> None:
-        """Removes the metrics of all steps after the given step, because a resumed run writes them again."""
+        """Removes the metrics of all steps after the given step, because a resumed run writes them again.
+
+        Raises:
+            UserError: If metrics.jsonl is damaged.
+        """
         kept = [line for line in self.metric_lines() if line["step"] <= step]
         self.write(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
@@ -462,8 +486,13 @@ def _is_metric(line: dict[str, Any]) -> bool:
 
 def _json_of(file: Path) -> Any:
     """Reads a JSON file of the run; ``None``: the file does not exist."""
+    if not file.is_file():
+        return None
     try:
-        return json.loads(read_text(file)) if file.is_file() else None
+        value = json.loads(read_text(file))
+        if value is None:  # otherwise taken for a file that does not exist
+            raise ValueError("it holds null")
+        return value
     except (OSError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}): restore it. [run-results-damaged]") from error
 

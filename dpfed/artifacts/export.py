@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.formats import write_format
+from dpfed.artifacts.formats import FOREIGN, write_format
 from dpfed.artifacts.model_card import model_card
 from dpfed.errors import UserError
 from dpfed.files.atomic import new_folder
@@ -16,7 +16,11 @@ from dpfed.paths import path_of
 
 
 def about_images(folder: str | Path) -> str:
-    """Describes how the exported model's library prepares images differently from training; "" if it does not."""
+    """Describes how the exported model's library prepares images differently from training; "" if it does not.
+
+    Raises:
+        UserError: If there is no run, or its model is missing or damaged.
+    """
     description = describe(RunDirectory.open(folder).model)
     if not str(description["model"].get("image", "")).startswith("timm/") or description.get("resize") != "pad":
         return ""
@@ -40,9 +44,9 @@ def export_model(
         Paths of the files and folders that were written directly in `dest`, sorted.
 
     Raises:
-        UserError: If the run is not finished, `dest` exists or cannot be written, the options do not fit together, the license
-            is not a valid name, the format is unknown or cannot hold the model, or a package that `hub` or `format` needs is
-            missing.
+        UserError: If there is no run, it is not finished, or one of its files is missing or damaged; if `dest` exists or cannot
+            be written, the options do not fit together, the license is not a valid name, the format is unknown or cannot hold
+            the model, or a package that `hub` or `format` needs is missing.
     """
     run, dest = RunDirectory.open(folder), path_of(dest, "the destination")
     if not run.finished:
@@ -57,12 +61,14 @@ def export_model(
         raise UserError(
             "--hub adds a page to the folder in dpfed's own format: leave --format or --hub out. [export-format-hub]"
         )
+    if not run.model.is_dir():
+        raise UserError(f"{run.model} is missing: restore this folder, which holds the run's model. [export-no-model]")
     page = model_card(run, license) if hub else None
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(dest) as draft:
             if format is None:
-                shutil.copytree(run.model, draft, dirs_exist_ok=True)
+                shutil.copytree(run.model, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns(FOREIGN))
             else:
                 write_format(format, run.model, draft)
             if page is not None:

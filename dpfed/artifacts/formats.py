@@ -19,8 +19,9 @@ from dpfed.models.options import ModelConfig
 from dpfed.schema.wording import either
 
 HOW = "HOW_TO_LOAD.md"
+FOREIGN = ".*"  # pattern of file names that are never dpfed's: file systems leave files such as .DS_Store and .nfs0001
 _HEADS = (
-    f"\nThe towers are the public ones. The run learnt the heads in `{HEADS.file}`, which transform the towers' features. "
+    f"\nThe run did not train the towers. It learnt the heads in `{HEADS.file}`, which transform the towers' features. "
     "dpfed's page moments.md shows how to apply them, in four lines.\n"
 )
 _LAYERS = "These features are those of several layers, side by side; the same page shows how to compute them.\n"
@@ -55,8 +56,10 @@ def write_format(name: str, source: Path, dest: Path) -> None:
         dest: Empty folder to write into.
 
     Raises:
-        UserError: If the name is unknown, or the format cannot hold this model; the message names formats that can hold it.
-            For ``"onnx"`` also if a package is missing, or PyTorch cannot export the model.
+        UserError: If the model is missing or damaged, the name is unknown, or the format cannot hold this model; then the
+            message names formats that can hold it. For ``"onnx"`` also if a package is missing, or PyTorch cannot export the
+            model.
+        OSError: If a file cannot be copied or written.
     """
     description = describe(source)
     model = ModelConfig.model_validate(description["model"])
@@ -85,7 +88,7 @@ def _timm(source: Path, dest: Path, description: dict[str, Any]) -> str:
 
 def _open_clip(source: Path, dest: Path, description: dict[str, Any]) -> str:
     """Copies the files that open_clip reads; returns Python code that loads them."""
-    shutil.copytree(source, dest, dirs_exist_ok=True, ignore=shutil.ignore_patterns(DESCRIPTION, HEADS.file))
+    shutil.copytree(source, dest, dirs_exist_ok=True, ignore=shutil.ignore_patterns(DESCRIPTION, HEADS.file, FOREIGN))
     return loading_code("open_clip", description).replace("hf-hub:OWNER/NAME", "local-dir:DEST")
 
 
@@ -102,7 +105,7 @@ def _transformers(source: Path, dest: Path, description: dict[str, Any]) -> str:
         code.append(_TRANSFORMERS["image"])
         code.append("# pixels, as in training: " + loading_code("timm", description).partition("transform = ")[2])
     if (source / TEXT).is_dir():
-        shutil.copytree(source / TEXT, dest / TEXT)
+        shutil.copytree(source / TEXT, dest / TEXT, ignore=shutil.ignore_patterns(FOREIGN))
         code.append(_TRANSFORMERS["text"])
     return "\n\n".join(code)
 

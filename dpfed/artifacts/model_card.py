@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.view import results_in
+from dpfed.artifacts.view import results_in, text_of
 from dpfed.errors import UserError
 from dpfed.models.description import describe
 from dpfed.report.results import results_of
@@ -54,9 +54,14 @@ def model_card(run: RunDirectory, license: str | None) -> str:
     except ImportError as error:
         raise UserError("--hub needs the package huggingface_hub: pip install 'dpfed[hub]'. [export-hub-package]") from error
     results, description = results_in(run.results), describe(run.model)
-    privacy, name = results["privacy"], str(results["name"])
+    privacy, name = results["privacy"], str(results.get("name"))
+    lacking = [key for key in ("guarantee", "accountant") if key not in privacy]
+    if lacking or "name" not in results:
+        key = f"privacy.{lacking[0]}" if lacking else "name"
+        raise UserError(f"{run.results} is damaged: it lacks '{key}'; restore it. [export-results-lack]")
     facts = run.provenance
-    public = facts["data"]["keyed"] is False  # private records have a keyed fingerprint
+    # Private records have a keyed fingerprint, or none: a data set of the user's own has no key.
+    public = facts["data"]["keyed"] is False and facts["data"]["fingerprint"] is not None
     reads_text = description["model"]["kind"] != "image"
     task = "zero-shot-image-classification" if reads_text else "image-feature-extraction"
     model, library = description["model"], "dpfed"
@@ -90,11 +95,11 @@ def model_card(run: RunDirectory, license: str | None) -> str:
         privacy=_privacy(privacy),
     )
     page = run.no_card if run.no_card.exists() else run.card
-    deeper = re.sub(r"^(#+ )", r"#\1", page.read_text(encoding="utf-8"), flags=re.MULTILINE)  # headings one level deeper
+    deeper = re.sub(r"^(#+ )", r"#\1", text_of(page), flags=re.MULTILINE)  # headings one level deeper
     code = loading_code(library, description)
     return (
         f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{_lead(privacy)}\n\n```python\n{code}\n```\n\n"
-        f"{_about_figures(public)}\n\n{deeper}"
+        f"{_about_figures(public, bool(evaluated))}\n\n{deeper}"
     )
 
 
@@ -136,7 +141,9 @@ def _lead(privacy: dict[str, Any]) -> str:
     )
 
 
-def _about_figures(public: bool) -> str:
+def _about_figures(public: bool, evaluated: bool) -> str:
+    if public and not evaluated:
+        return "The records are public, and the run measured no figures of evaluation."
     if public:
         return "The records are public, and the figures of evaluation are in this page's metadata."
     return (

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpfed.artifacts.formats import FOREIGN
 from dpfed.artifacts.model_card import loading_code
 from dpfed.errors import UserError
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
@@ -53,7 +54,7 @@ def write_onnx(source: Path, dest: Path, description: dict[str, Any]) -> str:
         Python code, for the user, that loads the files.
 
     Raises:
-        UserError: If onnx or onnxscript is not installed, or PyTorch cannot export the model.
+        UserError: If onnx or onnxscript is not installed, the model is damaged, or PyTorch cannot export it.
     """
     try:
         import onnx  # noqa: F401
@@ -113,11 +114,11 @@ def _text_code(options: ModelConfig, tokenizer: Tokenizer, source: Path, dest: P
     """Returns Python code that turns captions into embeddings, and copies the files that the tokenizer needs."""
     run = f'text = onnxruntime.InferenceSession("DEST/{TEXT_FILE}")\n(text_embeddings,) = text.run(None, {{"tokens": tokens}})'
     if options.kind == "open_clip" and options.tokenizer != "words":
-        ignored = shutil.ignore_patterns(CLIP_WEIGHTS, DESCRIPTION, HEADS.file)
+        ignored = shutil.ignore_patterns(CLIP_WEIGHTS, DESCRIPTION, HEADS.file, FOREIGN)
         shutil.copytree(source, dest, dirs_exist_ok=True, ignore=ignored)
         return f'import open_clip\n\ntokens = open_clip.get_tokenizer("local-dir:DEST")(captions).numpy()\n{run}'
     if options.pretrained_text:
-        shutil.copytree(source / TEXT, dest / TEXT, ignore=shutil.ignore_patterns("*.safetensors"))
+        shutil.copytree(source / TEXT, dest / TEXT, ignore=shutil.ignore_patterns("*.safetensors", FOREIGN))
         how = f'truncation=True, padding="max_length", max_length={tokenizer.context}, return_tensors="np"'
         tokens = f'tokens = AutoTokenizer.from_pretrained("DEST/{TEXT}")(captions, {how})["input_ids"]'
         return f"from transformers import AutoTokenizer\n\n{tokens}\n{run}"

@@ -174,7 +174,10 @@ def rows(identity: str, facts: dict[str, Any], federation: bool = False) -> Iter
         yield "Training data sets", "at the sites; `dpfed data inspect STORE` shows each site its own fingerprint"
     if public := facts.get("public"):
         yield "Public records in every group", f"of {public['name']}, {public['records']:,} records"
-        yield "Their fingerprint", f"{public['fingerprint']} (`dpfed data inspect STORE --check` computes it again)"
+        yield (
+            "Their fingerprint",
+            f"{public['fingerprint']} (of a record store, `dpfed data inspect STORE --check` computes it again)",
+        )
     if start := facts.get("start"):
         yield "Starting weights", f"{start['weights']}, SHA-256 {start['sha256']}"
         for run in start["trained"] or [UNKNOWN]:
@@ -197,7 +200,7 @@ def _fingerprint(data: dict[str, Any]) -> str:
         return "none: the store has none that may be published; import the records again for one"
     if data["keyed"]:
         return f"{data['fingerprint']} (keyed: only who has the store can check it, with `dpfed data inspect STORE --check`)"
-    return f"{data['fingerprint']} (of public records; `dpfed data inspect STORE --check` computes it again)"
+    return f"{data['fingerprint']} (of public records; of a record store, `dpfed data inspect STORE --check` computes it again)"
 
 
 def with_origin(facts: CardFacts, start: dict[str, Any] | None) -> CardFacts:

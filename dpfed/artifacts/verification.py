@@ -136,17 +136,23 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
         Check("every line of the ledger follows from the line before"),  # otherwise `Ledger.open` would have raised
         _same("the card is the one that the ledger names", "its hash is", card_digest(text), ledger.artifacts.card),
         _same("the card states the ledger's hash", "it says", stated.get(LEDGER), ledger.head),
-        Check(
-            "the plan of the ledger is that of config.toml",
-            "" if describes(run.config(), ledger.plan) else "config.toml asks for another mechanism",
-        ),
+        _plan(run, ledger),
         _results(run, ledger),
         _model(run, stated.get(MODEL), ledger.artifacts),
     ]
 
 
 def _same(what: str, verb: str, stated: str | None, wanted: str) -> Check:
-    return Check(what, "" if stated == wanted else f"{verb} {stated}, but the ledger has {wanted}")
+    return Check(what, "" if stated == wanted else f"{verb} {stated or 'nothing'}, but the ledger has {wanted}")
+
+
+def _plan(run: RunDirectory, ledger: Ledger) -> Check:
+    config = run.config()
+    try:
+        wrong = "" if describes(config, ledger.plan) else "config.toml asks for another mechanism"
+    except UserError as error:
+        wrong = f"config.toml allows no such plan: {error}"
+    return Check("the plan of the ledger is that of config.toml", wrong)
 
 
 def _results(run: RunDirectory, ledger: Ledger) -> Check:
@@ -165,4 +171,4 @@ def _model(run: RunDirectory, stated: str | None, artifacts: Artifacts) -> Check
         return Check(what, str(error))
     if digest != artifacts.model:
         return Check(what, f"the weights have the hash {digest}, and the ledger names {artifacts.model}")
-    return Check(what, "" if stated == artifacts.model else f"the card says {stated}, but the ledger has {artifacts.model}")
+    return _same(what, "the card says", stated, artifacts.model)

@@ -37,13 +37,13 @@ def read_view(folder: str | Path) -> RunView:
     if not folder.is_dir():
         raise UserError(f"there is no run at {folder}: expected a directory that `dpfed pretrain` wrote. [run-missing]")
     RunDirectory.open(folder)
-    config_toml = _text(folder / "config.toml")
+    config_toml = text_of(folder / "config.toml")
     try:
         name = tomllib.loads(config_toml).get("name", folder.name)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{folder / 'config.toml'} is damaged ({error}): restore it. [run-config-damaged]") from error
     page = RunDirectory(folder).no_card if RunDirectory(folder).no_card.exists() else RunDirectory(folder).card
-    card = _text(page)
+    card = text_of(page)
     try:
         lead(card)
     except UserError as error:
@@ -63,7 +63,12 @@ def read_view(folder: str | Path) -> RunView:
     )
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Reads a text file of a run.
+
+    Raises:
+        UserError: If the file is missing, cannot be read, or is not UTF-8.
+    """
     try:
         return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -78,7 +83,7 @@ def results_in(path: Path) -> dict[str, Any]:
     Raises:
         UserError: If the file is missing or damaged.
     """
-    results = _object(_text(path), str(path))
+    results = _object(text_of(path), str(path))
     privacy, evaluations = results.get("privacy"), results.get("evaluations")
     if not isinstance(privacy, dict) or not _is(privacy.get("delta"), _NUMBER) or not _is(privacy.get("epsilon", ""), _SPENT):
         raise UserError(

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def options_of(config: Config) -> Any:
-    """Returns the checked ``[bounding.options]`` of a configuration; see `Method.checked`."""
+    """Returns the checked ``[bounding.options]`` of a configuration; see `Method.checked`.
+
+    Raises:
+        UserError: If the method does not support the loss, has no such option, or does not allow a value.
+    """
     return method_named(config.bounding.method).checked(config.objective.name, config.bounding.options)
 
 
@@ -61,6 +65,9 @@ def group_loss(config: Config, given: Callable[..., Tensor] | None = None) -> Gr
     Args:
         config: Configuration, which names the loss.
         given: The user's own loss, in place of the configuration's; ``None``: the configuration's.
+
+    Raises:
+        UserError: If the configuration names a loss of another library, and the name leads to nothing, or the call fails.
     """
     if given is not None:
         return OwnLoss(given)

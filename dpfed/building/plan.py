@@ -53,6 +53,9 @@ def describes(config: Config, plan: PrivacyPlan) -> bool:
     """Returns whether a plan has a configuration's mechanism and delta, and enough noise for the configuration's epsilon.
 
     The noise is not calibrated again, because another version of an accountant may find slightly more or less noise.
+
+    Raises:
+        UserError: If the configuration allows no plan for so many records.
     """
     delta, target = plan.promise.delta, plan.promise.target_epsilon
     given = {"epsilon": None, "noise_multiplier": plan.noise.multiplier if plan.private else None, "delta": delta}

@@ -108,7 +108,7 @@ class Checkpoints:
         header |= {name: str(value) for name, value in vars(progress).items()}
         header["digest"] = _digest(tensors, header)
         make_folder(self._folder)
-        path = self._folder / f"step-{progress.step:08d}.safetensors"
+        path = self._folder / _file_of(progress.step)
         write_atomically(path, lambda draft: save_file(tensors, draft, metadata=header))
         # The first one stays: the trained model is compared with it, and it alone has the frozen weights.
         for old in self.paths()[1 : -self._keep]:
@@ -119,10 +119,9 @@ class Checkpoints:
         """Restores model, optimizer and post-processors from a checkpoint.
 
         Raises:
-            DamagedCheckpoint: If the checkpoint is damaged, or if it needs the frozen weights of the first checkpoint and that
-                one is damaged; then nothing is restored.
+            DamagedCheckpoint: If the checkpoint is damaged; then nothing is restored.
             UserError: If the checkpoint belongs to another model or to other post-processors, or if it needs frozen weights and
-                the first checkpoint is gone.
+                the first checkpoint is gone or damaged.
         """
         tensors, header = _read(path)
         position = Position(int(header["step"]), int(header["charged"]), header["fingerprint"])
@@ -159,24 +158,31 @@ def state_of(model: nn.Module, coordinator: Coordinator, whole: bool) -> tuple[d
 
 
 def restore(
-    path: Path, tensors: dict[str, Tensor], scalars: Scalars, step: int, model: nn.Module, coordinator: Coordinator
+    path: Path,
+    tensors: dict[str, Tensor],
+    scalars: Scalars,
+    step: int,
+    model: nn.Module,
+    coordinator: Coordinator,
+    folder: Path | None = None,
 ) -> None:
     """Restores a training from a state that `state_of` returned.
 
     Args:
-        path: Path of the file that held the state. Frozen weights that the state lacks are read from the first checkpoint in
-            its folder.
+        path: Path of the file that held the state, for messages.
         tensors: Tensors of the state; see `state_of`.
         scalars: Numbers of the optimizer's state; see `state_of`.
         step: Number of finished steps.
         model: Model of the training.
         coordinator: Coordinator of the training.
+        folder: Folder of the checkpoints. Frozen weights that the state lacks are read from the first of them. Default: the
+            folder of `path`.
 
     Raises:
         UserError: If the state belongs to another model or to other post-processors, or if it lacks frozen weights and the
             first checkpoint is gone or damaged.
     """
-    _load_model(path, tensors, model)
+    _load_model(path, tensors, model, folder or path.parent)
     state: dict[int, dict[str, Tensor | float]] = {}
     for key, value in {**_under("optimizer/", tensors), **scalars}.items():
         index, name = key.split("/")
@@ -184,12 +190,16 @@ def restore(
     optimizer = coordinator.update.optimizer
     coordinator.update.skip(step)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    load_states(coordinator.post_processors, _under(_POST, tensors), f"the checkpoint {path}")
+    load_states(coordinator.post_processors, _under(_POST, tensors), f"the saved state {path}")
 
 
 def _in(folder: Path) -> list[Path]:
     """Returns the paths of the checkpoints in a folder, sorted; copies such as `step-00000002 (1).safetensors` are left out."""
     return sorted(path for path in folder.glob("step-*.safetensors") if path.stem.removeprefix("step-").isdecimal())
+
+
+def _file_of(steps: int) -> str:
+    return f"step-{steps:08d}.safetensors"
 
 
 def steps_of(path: Path) -> int:
@@ -210,19 +220,20 @@ def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcesso
             and the first checkpoint is gone or damaged.
     """
     tensors, _ = _read(path)
-    _load_model(path, tensors, model)
+    _load_model(path, tensors, model, path.parent)
     load_states(processors, _under(_POST, tensors), f"the checkpoint {path}")
     assign_averaged_weights(model, processors)
 
 
-def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
-    """Loads the model's weights from a checkpoint, and the weights that it lacks from the first checkpoint in its folder."""
+def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module, folder: Path) -> None:
+    """Loads the model's weights from a saved state, and the weights that it lacks from the first checkpoint in a folder."""
     state = _under("model/", tensors)
     if model.state_dict().keys() - state.keys():
-        state = _under("model/", _read(min(_in(path.parent)))[0]) | state
+        state = _under("model/", _read_first(path, min(_in(folder)))) | state
         if any(not parameter.requires_grad and name not in state for name, parameter in model.named_parameters()):
             raise UserError(
-                f"{path} holds trained weights only, and the first checkpoint is gone: restore it. [checkpoint-no-first]"
+                f"{path} holds trained weights only, and the first checkpoint, which has the frozen ones, is gone: restore "
+                f"{folder / _file_of(0)}. [checkpoint-no-first]"
             )
     try:
         model.load_state_dict(state)
@@ -230,6 +241,19 @@ def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> Non
         raise UserError(
             f"{path} does not fit the configured model: change the model back. {str(error).splitlines()[-1]} [checkpoint-model]"
         ) from None
+
+
+def _read_first(path: Path, first: Path) -> dict[str, Tensor]:
+    """Returns the tensors of the first checkpoint, which another saved state needs; no other checkpoint can replace it."""
+    try:
+        return _read(first)[0]
+    except DamagedCheckpoint as error:
+        if path == first:
+            raise
+        raise UserError(
+            f"{path} holds trained weights only, and the first checkpoint, which has the frozen ones, is damaged: restore "
+            f"{first}. [checkpoint-first-damaged]"
+        ) from error
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

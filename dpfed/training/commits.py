@@ -92,6 +92,9 @@ class Commits:
 
         Returns:
             The path of the draft.
+
+        Raises:
+            OSError: If the draft cannot be written.
         """
         tensors, scalars = state_of(self._model, coordinator, whole=False)
         header = {
@@ -135,8 +138,8 @@ class Commits:
             UserError: If the commit belongs to another model or to other post-processors, or if the model has frozen weights
                 and the first checkpoint is gone or damaged.
         """
-        step, beside = commit.position.step, self._checkpoints / commit.path.name
-        restore(beside, commit.tensors, commit.scalars, step, self._model, coordinator)
+        step, folder = commit.position.step, self._checkpoints
+        restore(commit.path, commit.tensors, commit.scalars, step, self._model, coordinator, folder)
 
     def forget(self, commit: Commit) -> None:
         """Removes a commit's file."""

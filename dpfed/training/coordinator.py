@@ -192,7 +192,7 @@ class Coordinator:
 
         Raises:
             UserError: If the budget is spent, or the step was released before.
-            OSError: If an earlier release could not be saved or charged.
+            OSError: If an earlier release could not be saved, or this step or an earlier one could not be charged.
         """
         self.commit()
         self._ledger.charge(Release(step, DISCARDED))
@@ -211,6 +211,7 @@ class Coordinator:
         Raises:
             UserError: If the ledger lost the line of a release that is still saved, the budget is spent, or the new parameters
                 are not finite.
+            OSError: If a saved release cannot be read, or the ledger cannot be written.
         """
         if (told := self._told_before.pop(step, None)) is not None:
             return told

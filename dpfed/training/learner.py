@@ -156,6 +156,9 @@ class Learner:
             randomness: The workers' secret randomness.
             partition: Records and groups of this worker; default: `Learner.partition`.
             model: Copy of the model to be trained; default: `Learner.model` itself.
+
+        Raises:
+            UserError: See `Worker`.
         """
         part, model = partition or self.partition, self.views.trained(model or self.model)
         keys, units = self.records.keys, unit_keys(self.records, self.plan.promise.unit)
@@ -185,6 +188,9 @@ class Learner:
             randomness: The coordinator's secret randomness.
             ledger: Ledger of this plan.
             releases: Store that keeps noisy sums until a checkpoint includes their effect.
+
+        Raises:
+            UserError: See `Coordinator`.
         """
         return Coordinator(
             plan=self.plan,

@@ -166,7 +166,10 @@ def _made(own_optimizer: OwnOptimizer, parameters: list[nn.Parameter]) -> torch.
     except Exception as error:
         raise UserError(f"the optimizer cannot be made ({type(error).__name__}: {error}). [optimizer-own]") from error
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UserError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}. [optimizer-own-kind]")
+        raise UserError(
+            f"expected a torch.optim.Optimizer, but the function that makes the optimizer returned {type(optimizer).__name__}. "
+            "[optimizer-own-kind]"
+        )
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held != {id(parameter) for parameter in parameters}:
         raise UserError(
@@ -184,7 +187,7 @@ def _scheduled(make: MakeSchedule, optimizer: torch.optim.Optimizer) -> torch.op
     fits = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) and getattr(scheduler, "optimizer", None) is optimizer
     if not fits or isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UserError(
-            f"expected a scheduler of the optimizer whose step() takes no metric, such as lambda optimizer: "
-            f"CosineAnnealingLR(optimizer, T_max), got {type(scheduler).__name__}. [optimizer-schedule-kind]"
+            "expected a function that returns a scheduler of the optimizer whose step() takes no metric, such as lambda "
+            f"optimizer: CosineAnnealingLR(optimizer, T_max); it returned {type(scheduler).__name__}. [optimizer-schedule-kind]"
         )
     return scheduler

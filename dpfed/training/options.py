@@ -38,7 +38,11 @@ class OptimizerConfig(Section):
         0.9, ge=0, lt=1, description="fraction of the last step's direction that sgd and lars keep"
     )
     weight_decay: float = Field(
-        0.0, ge=0, le=1, description="fraction of the weights that is added to the gradient; adamw: decoupled weight decay"
+        0.0,
+        ge=0,
+        le=1,
+        description="fraction of the weights that is added to the gradient; adamw: decoupled weight decay; 0 with "
+        "'package.module:Optimizer': that optimizer's own default, which may be above 0",
     )
     warmup: Annotated[int, _WARMS_UP] = Field(0, ge=0, description="number of steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(

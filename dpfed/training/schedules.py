@@ -8,7 +8,7 @@ from dpfed.training.options import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Returns the learning rate of a step: a linear warm-up, followed by a constant rate or a cosine that falls to zero.
+    """Returns the learning rate of a step: a linear warm-up, followed by a constant rate or a cosine that falls towards zero.
 
     Args:
         config: Peak rate, warm-up and schedule.

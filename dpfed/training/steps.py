@@ -117,6 +117,10 @@ class Steps:
             transport: Transport that adds up the workers' sums.
             callbacks: Callbacks, in order; they see a step before its checkpoint is saved.
             advance: Function called after each step with the number of finished steps.
+
+        Raises:
+            UserError: If the budget is spent, a step was released before and differs now, or new parameters are not finite.
+            OSError: If a release, the training's state or a checkpoint cannot be written.
         """
         callbacks = self._begin(callbacks)
         saving = _Saving(self._every, self._save)
@@ -137,6 +141,10 @@ class Steps:
 
         Yields:
             The summary of each step, once the step is charged on disk.
+
+        Raises:
+            UserError: If the budget is spent, a step was released before and differs now, or new parameters are not finite.
+            OSError: If a release or a checkpoint cannot be written.
         """
         callbacks, saving = self._begin(callbacks), _Saving(self._every, self._save)
         for summary in self._told:  # the model already has the updates of these steps

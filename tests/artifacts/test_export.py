@@ -32,6 +32,29 @@ def test_a_copy_has_none_of_the_times_of_the_run(tmp_path):
     assert all(path.stat().st_mtime > long_ago + 1 and path.stat().st_atime > long_ago + 1 for path in copied)
 
 
+@pytest.fixture
+def written(tmp_path):
+    """A finished run whose files hold next to nothing."""
+    config = parse_config({"name": "short", "privacy": {"epsilon": 8.0}})
+    run = RunDirectory.create(tmp_path / "run", config, Randomness.from_seed(0))
+    run.results.write_text("{}")
+    return run
+
+
+def test_files_that_the_file_system_left_in_the_model_are_not_exported(written, tmp_path):
+    (written.model / "text").mkdir(parents=True)
+    for name in ("weights", ".DS_Store", "._weights", ".nfs0001", "text/words", "text/.DS_Store"):
+        (written.model / name).write_text("{}")
+    assert [path.name for path in export_model(written.path, tmp_path / "out")] == ["text", "weights"]
+    assert [path.name for path in (tmp_path / "out" / "text").iterdir()] == ["words"]
+
+
+@pytest.mark.parametrize("hub", [False, True])
+def test_a_run_whose_model_is_gone_is_named(written, tmp_path, hub):
+    with pytest.raises(UserError, match=f"{written.model} is missing.*export-no-model"):
+        export_model(written.path, tmp_path / "out", hub=hub)
+
+
 TREE = {
     "name": "tiny",
     "model": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
@@ -75,7 +98,9 @@ class TestHub:
         assert library.load(tmp_path / "hub").features
         assert ModelCard(content).data.to_dict()["privacy"] == metadata["privacy"]  # the hub's own reading of the page
 
-    def test_public_records_figures_are_on_it_private_ones_are_not(self, finished, tmp_path):
+    # A private record store; private records of the user's own, whose fingerprint has no key and is not written.
+    @pytest.mark.parametrize("data", [{"keyed": True}, {"keyed": False, "fingerprint": None}])
+    def test_public_records_figures_are_on_it_private_ones_are_not(self, finished, tmp_path, data):
         _, metadata = self.page(finished, tmp_path / "public")
         [result] = metadata["model-index"][0]["results"]
         shown = {metric["type"]: metric["value"] for metric in result["metrics"]}
@@ -86,9 +111,15 @@ class TestHub:
         private = tmp_path / "run"
         shutil.copytree(finished.path, private)
         facts = json.loads((private / "provenance.json").read_text())
-        (private / "provenance.json").write_text(json.dumps({**facts, "data": {**facts["data"], "keyed": True}}))
+        (private / "provenance.json").write_text(json.dumps({**facts, "data": {**facts["data"], **data}}))
         content, metadata = self.page(RunDirectory.open(private), tmp_path / "private")
         assert "model-index" not in metadata and "no epsilon covers them" in content and "R@10" not in content
+
+    def test_a_run_without_figures_does_not_announce_them(self, finished, tmp_path):
+        run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
+        run.results.write_text(json.dumps({**json.loads(run.results.read_text()), "evaluations": []}))
+        content, metadata = self.page(run, tmp_path / "hub")
+        assert "model-index" not in metadata and "measured no figures" in content
 
     def test_a_run_without_a_guarantee_says_so_first(self, finished, tmp_path):
         run = tmp_path / "run"
@@ -99,6 +130,22 @@ class TestHub:
         content, metadata = self.page(RunDirectory.open(run), tmp_path / "hub")
         assert metadata["privacy"] == {"guarantee": False} and "differential-privacy" not in metadata["tags"]
         assert "**Trained without a guarantee of privacy.**" in content
+
+    def test_a_run_without_its_card_is_refused(self, finished, tmp_path):
+        run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
+        run.card.unlink()
+        with pytest.raises(UserError, match=r"privacy_card.md.*run-file-unreadable"):
+            self.page(run, tmp_path / "hub")
+
+    @pytest.mark.parametrize("key", ["name", "privacy.guarantee", "privacy.accountant"])
+    def test_results_without_a_key_of_the_page_are_refused(self, finished, tmp_path, key):
+        run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
+        results = json.loads(run.results.read_text())
+        place, _, name = key.rpartition(".")
+        del (results[place] if place else results)[name]
+        run.results.write_text(json.dumps(results))
+        with pytest.raises(UserError, match=f"lacks '{key}'.*export-results-lack"):
+            self.page(run, tmp_path / "hub")
 
     @pytest.mark.parametrize(
         ("options", "sentence"),

@@ -70,3 +70,18 @@ def test_a_damaged_one_is_refused_or_makes_a_card_all_the_same(run, damage):
         assert error.code == "provenance-odd"
     else:
         assert dict(provenance.rows("id", facts))
+
+
+@pytest.mark.parametrize("text", ["null", "{}", '""', "0", "false"])
+def test_damaged_disclosures_are_not_taken_for_none(run, text):
+    assert run.disclosures == set()
+    (run.path / "disclosures.json").write_text(text)
+    with pytest.raises(UserError, match="disclosures.json is damaged"):
+        _ = run.disclosures
+
+
+def test_a_damaged_id_of_a_run_is_refused(run):
+    assert run.identity == ""
+    (run.path / ".lock").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="run-id"):
+        _ = run.identity

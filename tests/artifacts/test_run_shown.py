@@ -4,6 +4,7 @@ import pytest
 
 import dpfed
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.errors import UserError
 
 
 @pytest.mark.long
@@ -40,3 +41,12 @@ def test_an_unfinished_run_says_so_and_what_it_spent(tiny_config, tmp_path):
     assert "unfinished" in repr(run) and 0 < run.epsilon < 8
     nothing = RunDirectory(tmp_path / "nothing")
     assert "no run is there" in repr(nothing) and nothing.epsilon is None
+
+
+@pytest.mark.parametrize("spent", ['"8"', "true", "NaN", "-1", "Infinity", None])
+def test_what_is_no_epsilon_is_not_shown_as_one(tmp_path, spent):
+    run = RunDirectory(tmp_path)
+    run.results.write_text('{"privacy": {}}' if spent is None else f'{{"privacy": {{"epsilon": {spent}}}}}')
+    with pytest.raises(UserError, match="run-json-damaged"):
+        _ = run.epsilon
+    assert repr(run).endswith("damaged)")

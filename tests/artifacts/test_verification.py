@@ -165,3 +165,10 @@ def test_the_figure_of_an_unsound_method_is_a_claim_only(tiny, tmp_path, dpfed):
     assert run.epsilon is None
     run.results.unlink()  # as before the end of the run
     assert run.epsilon is None
+
+
+def test_a_config_that_allows_no_plan_is_not_the_ledgers(run):
+    config = run.path / "config.toml"
+    config.write_text(config.read_text().replace("batch = 60", "batch = 1000000"))
+    [check] = [check for check in verify(run.card, run.path) if check.wrong]
+    assert "plan of the ledger" in check.what and "plan-impossible" in check.wrong

@@ -5,6 +5,7 @@ import json
 import os
 
 import pytest
+import torch
 
 from dpfed.callbacks import Callback
 from dpfed.errors import UserError
@@ -16,7 +17,8 @@ from dpfed.training.checkpoint import steps_of
 from dpfed.training.commits import Commits
 from tests.files.disk import full_disk, recorded
 from tests.killed import Killed
-from tests.training.small_steps import KEY, PLAN, Stopping, Sums, dying, opened, releases, weights
+from tests.training import small_steps
+from tests.training.small_steps import KEY, PLAN, Small, Stopping, Sums, dying, opened, releases, weights
 
 
 class Look(Callback):
@@ -249,3 +251,32 @@ def test_steps_of_a_loop_of_the_users_own_are_charged_one_by_one(tmp_path, undis
     last = opened(folder)
     last.run(Sums(last.learner.model))
     assert (weights(last), releases(folder)) == undisturbed[:2]
+
+
+class PartlyFrozen(Small):
+    """A model with a weight that no checkpoint but the first one has."""
+
+    def __init__(self, plan):
+        super().__init__(plan)
+        self.model.bias = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+
+
+@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize("from_commit", [True, False])
+def test_a_state_without_its_frozen_weights_names_the_file_to_restore(tmp_path, monkeypatch, gone, from_commit):
+    monkeypatch.setattr(small_steps, "Small", PartlyFrozen)
+    steps = opened(tmp_path / "run")
+    with pytest.raises(Killed):
+        steps.run(Stopping(steps.learner.model, at=7))
+    first, *_, state = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    if gone:
+        first.unlink()
+    else:
+        first.write_bytes(first.read_bytes()[:-1])
+    [commit] = (tmp_path / "run" / "commits").iterdir()
+    if from_commit:
+        state = commit
+    else:
+        commit.unlink()
+    with pytest.raises(UserError, match=rf"{state} holds trained.*restore .*step-00000000.safetensors"):
+        opened(tmp_path / "run")

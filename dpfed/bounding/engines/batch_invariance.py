@@ -117,6 +117,17 @@ class Trial:
         return sum(self.sizes[:place]), sum(self.sizes[: place + 1])
 
 
+def refusal_of_dropout(model: nn.Module) -> DependsOnOthers | None:
+    """Returns the error for a model that may draw random numbers; ``None`` for all other models."""
+    if not any(draws(module) for module in model.modules()):
+        return None
+    return DependsOnOthers(
+        "the model has dropout or another layer that draws random numbers, so nobody can check whether records that share a "
+        "pass change each other's gradients: the engine takes one group at a time, as bounding.engine = 'loop' does. "
+        "[engine-dropout]"
+    )
+
+
 def require_batch_invariance(
     run_pass: PassFunction,
     views: Views,
@@ -144,11 +155,8 @@ def require_batch_invariance(
     Raises:
         DependsOnOthers: If a group's result differs, or if the model draws random numbers, which would hide a difference.
     """
-    if any(draws(module) for module in model.modules()):
-        raise DependsOnOthers(
-            "the model has dropout, so nobody can check whether records that share a pass change each other's gradients: the "
-            "engine takes one group at a time, as bounding.engine = 'loop' does. [engine-dropout]"
-        )
+    if (refusal := refusal_of_dropout(model)) is not None:
+        raise refusal
     seen: dict[int, tuple[Trial, int, list[Tensor]]] = {}
     alike: set[int] = set()  # probes that were compared: their parts are no longer kept
     if brief:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dpfed.bounding.clipping import Clip
-from dpfed.bounding.engines.batch_invariance import DependsOnOthers
+from dpfed.bounding.engines.batch_invariance import DependsOnOthers, refusal_of_dropout
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision
 from dpfed.bounding.engines.layerwise import IfUnlike, LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
@@ -84,6 +84,9 @@ def choose_engine(
         told: Callback that receives the choice, and the reason for ``loop``. It is not called for a model with
             BatchNorm over a group, which no other engine than ``loop`` fits.
         records: Approximate number of records of a pass, see `LayerwiseEngine`; ``None``: the engine's default.
+
+    Raises:
+        torch.OutOfMemoryError: If ``loop`` does not fit into the memory, either.
     """
     if mixes_records(model):
         return "loop"  # no other engine fits, see `refuse_mixing`
@@ -107,8 +110,8 @@ def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = 
 
     The two engines are compared on `batch`, groups of the shape that training will use, filled with random numbers.
 
-    `layerwise` is not rejected on a device where groups that share a pass change each other's result. There it takes one group
-    at a time, and warns.
+    `layerwise` is not rejected on a device where groups that share a pass change each other's result, nor for a model with
+    dropout. It then takes one group at a time, and warns.
 
     Raises:
         UserError: If the results differ or the engine fails; the message names the engines to use.
@@ -116,7 +119,7 @@ def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = 
     refusal = _refusal(model, batch, precision, loss)
     if isinstance(refusal, UserError) and not isinstance(refusal, DependsOnOthers):
         raise refusal
-    if isinstance(refusal, RuntimeError):
+    if refusal is not None and not isinstance(refusal, UserError):
         said = str(refusal).partition("\n")[0]
         raise UserError(
             f"bounding.engine = 'layerwise' fails for this model ({said}): set it to 'auto' or 'loop'. [engine-fails]"
@@ -141,10 +144,17 @@ def _refusal(
     Returns:
         The error that explains why `layerwise` does not fit; ``None`` if it fits.
     """
+    if (random := refusal_of_dropout(model)) is not None:  # two engines draw other numbers
+        return random
     exact, few = _in_float64(model, batch.first(max(2, bisect.bisect_left(batch.offsets, _RECORDS))))
     oracle = LoopEngine(exact, "fp32", loss)
     expected, actual = oracle.zeros(), oracle.zeros()
-    oracle.add_clipped(few, _NORMALISED, expected)
+    try:
+        oracle.add_clipped(few, _NORMALISED, expected)
+    except torch.OutOfMemoryError:  # `loop` needs this memory, too
+        raise
+    except RuntimeError as error:  # such as of a user's own model with constants in float32
+        return error
     size = round(batch.offsets[-1] / (len(batch.offsets) - 1))
     try:
         build_engine("layerwise", exact, "fp32", loss, size, "go on").add_clipped(few, _NORMALISED, actual)
@@ -155,7 +165,7 @@ def _refusal(
             )
         engine = build_engine("layerwise", model, precision, loss, size, "try", records)
         engine.add_clipped(batch.first(_FEW), _NORMALISED, engine.zeros())
-    except (RuntimeError, UserError) as error:  # also for an operation without a rule, or too little GPU memory
+    except Exception as error:  # any: too little GPU memory, or a call of torch whose arguments no rule expects
         return error
     return None
 

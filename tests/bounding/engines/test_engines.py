@@ -251,6 +251,42 @@ def test_a_model_unfit_for_layerwise_is_left_to_the_loop():
             LayerwiseEngine(odd).add_clipped(batch, 1.0, TrainableVector(odd).zeros())
 
 
+class Called(torch.nn.Module):
+    """Calls torch in a way for which no rule was written, drops at random, or computes with a constant in float32."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.first, self.scale = how, torch.nn.Linear(3, 4), torch.nn.Parameter(torch.ones(4))
+        self.drop = torch.nn.Dropout(0.5 if how == "dropout" else 0.0)
+        self.register_buffer("temperature", torch.tensor(1.0))
+
+    def forward(self, views):
+        x = self.first(views["image"].mean((3, 4))).flatten(0, 1)
+        if self.how == "shift alone":
+            x = torch.nn.functional.group_norm(x, 2, bias=self.scale)
+        elif self.how == "keyword":
+            x = x.mul(other=self.scale)
+        elif self.how == "float32":
+            x = x * self.scale @ torch.eye(4)
+        else:
+            x = x * self.scale
+        return {"image": torch.nn.functional.normalize(self.drop(x), dim=1).unflatten(0, views["image"].shape[:2])}
+
+
+@pytest.mark.parametrize("how", ["shift alone", "keyword", "float32"])
+def test_a_model_that_layerwise_cannot_run_is_left_to_the_loop(how):
+    model, batch = Called(how), batch_for(MODELS["cnn"])
+    assert choose_engine(Called("plainly"), batch) == "layerwise" and choose_engine(model, batch) == "loop"
+    with pytest.raises(UserError, match="engine-fails"):
+        require_fitting(model, batch)
+
+
+def test_dropout_is_named_as_the_reason_and_is_no_difference():
+    told = []
+    assert choose_engine(Called("dropout"), batch_for(MODELS["cnn"]), told=told.append) == "loop" and "dropout" in told[0]
+    require_fitting(Called("dropout"), batch_for(MODELS["cnn"]))  # the engine then takes one group at a time
+
+
 def test_layers_so_wide_that_norms_come_from_gram_matrices_fit(monkeypatch):
     """What is added to such a norm for the rounding of float32 is no difference between the engines."""
     model = build_model(ModelConfig(width=8, embedding=16, head_hidden=1024), ObjectiveConfig())
