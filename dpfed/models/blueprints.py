@@ -212,7 +212,7 @@ def _preprocessing(given: Any, where: str) -> Preprocessing:
             wrong[f"preprocess_cfg.{key}"] = (" or ".join(allowed), cfg[key])
     for key, least in {"mean": -math.inf, "std": 0.0}.items():
         value = cfg[key]
-        three = value if isinstance(value, list | tuple) and len(value) == 3 else [None]
+        three: list[Any] = list(value) if isinstance(value, list | tuple) and len(value) == 3 else [None]
         if not all(type(part) in (int, float) and least < part < math.inf for part in three):
             wrong[f"preprocess_cfg.{key}"] = ("three numbers" if key == "mean" else "three numbers above 0", value)
     for key, (expected, value) in wrong.items():

@@ -82,7 +82,8 @@ class _Contrastive(nn.Module):
 
 
 def _is_temperature(value: object) -> bool:
-    return isinstance(value, Real | torch.Tensor) and bool(0 < value < math.inf)
+    is_scalar = isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    return is_scalar and 0 < float(value) < math.inf  # type: ignore[arg-type]
 
 
 class SimCLRModel(_Contrastive):

@@ -203,7 +203,7 @@ def _misfit(key: str, value: Any) -> str | None:
     if key in ("interpolation", "crop_mode"):
         return None if isinstance(value, str) else "a text"
     kinds, least = {"mean": ((int, float), -math.inf), "std": ((int, float), 0.0), "input_size": ((int,), 0.0)}[key]
-    three = value if isinstance(value, list | tuple) and len(value) == 3 else [None]
+    three: list[Any] = list(value) if isinstance(value, list | tuple) and len(value) == 3 else [None]
     if all(type(one) in kinds and least < one < math.inf for one in three):
         return None
     return {"mean": "three numbers", "std": "three numbers above 0", "input_size": "three whole numbers above 0"}[key]

@@ -95,11 +95,11 @@ class Operator:
         for key in sorted(wanted.keys() - known.keys(), key=lambda key: wanted[key].stem):
             name = wanted[key].stem
             nameless = there - {node for node, _ in known.values()}  # the last process was killed before it wrote their keys
-            if (node := self._admitted(wanted[key], nameless)) is None:
+            if (admitted := self._admitted(wanted[key], nameless)) is None:
                 continue
-            known[key] = node, name
+            known[key] = admitted, name
             write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
-            print(f"the SuperNode {name} is registered, as {node}", flush=True)
+            print(f"the SuperNode {name} is registered, as {admitted}", flush=True)
 
     def _entries(self) -> dict[str, tuple[str, str]]:
         """Returns the number and the name of each SuperNode that was registered, by its public key."""
