@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.formats import FOREIGN, write_format
+from dpfed.artifacts.formats import write_format
 from dpfed.artifacts.model_card import model_card
 from dpfed.errors import UserError
 from dpfed.files.atomic import new_folder
-from dpfed.models.description import BLACK_BORDERS, describe
+from dpfed.models.description import BLACK_BORDERS, FOREIGN, describe
 from dpfed.paths import path_of
 
 

@@ -14,12 +14,11 @@ from torch import Tensor
 from dpfed.artifacts.model_card import loading_code
 from dpfed.errors import UserError, nearest
 from dpfed.files.atomic import write_atomically
-from dpfed.models.description import DESCRIPTION, HEADS, MOMENTS, TEXT, TIMM_CONFIG, WEIGHTS, describe, described_parts
+from dpfed.models.description import DESCRIPTION, FOREIGN, HEADS, MOMENTS, TEXT, TIMM_CONFIG, WEIGHTS, describe, described_parts
 from dpfed.models.options import ModelConfig
 from dpfed.schema.wording import either
 
 HOW = "HOW_TO_LOAD.md"
-FOREIGN = ".*"  # pattern of file names that are never dpfed's: file systems leave files such as .DS_Store and .nfs0001
 _HEADS = (
     f"\nThe run did not train the towers. It learnt the heads in `{HEADS.file}`, which transform the towers' features. "
     "dpfed's page moments.md shows how to apply them, in four lines.\n"

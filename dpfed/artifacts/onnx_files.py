@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpfed.artifacts.formats import FOREIGN
 from dpfed.artifacts.model_card import loading_code
 from dpfed.errors import UserError
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.blueprints import quiet
 from dpfed.models.building import Tokenizer, tokenizer_for
 from dpfed.models.contract import method_of
-from dpfed.models.description import DESCRIPTION, HEADS, TEXT
+from dpfed.models.description import DESCRIPTION, FOREIGN, HEADS, TEXT
 from dpfed.models.folder import load_encoder, model_config
 from dpfed.models.moments import features_of
 from dpfed.models.options import ModelConfig

@@ -9,7 +9,6 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from dpfed.data.items.item import described
 from dpfed.errors import UserError
 from dpfed.objectives import OBJECTIVES
 from dpfed.schema.wording import complaint
@@ -219,8 +218,9 @@ class SupCon(_Named):
                 "SupCon needs label=, the class of each record: call loss(image, label=classes). [loss-labels-missing]"
             )
         if not isinstance(label, Tensor) or label.shape != image.shape[:1]:
+            given = f"shape {tuple(label.shape)}" if isinstance(label, Tensor) else f"the type {type(label).__name__}"
             raise UserError(
-                f"SupCon: expected label as a tensor ({len(image)},), the class of each record, got {described(label)}. "
+                f"SupCon: expected label as a tensor ({len(image)},), the class of each record, got {given}. "
                 "[loss-labels-shape]"
             )
         return self._of({"image": image}, label=label)

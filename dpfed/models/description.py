@@ -15,6 +15,7 @@ from dpfed.models.options import ModelConfig
 FORMAT = 1
 WEIGHTS, DESCRIPTION, HEAD = "model.safetensors", "model.json", "head.safetensors"
 TIMM_CONFIG = "config.json"  # timm's description of weights
+FOREIGN = ".*"  # pattern of file names that are never dpfed's: file systems leave files such as .DS_Store and .nfs0001
 TEXT = "text"  # subfolder of a model folder: a pretrained text tower, in the Hugging Face format
 MOMENTS = "moments"  # key of a description: facts that heads made of moments need
 # Notes on the images in training that timm's own keys of config.json cannot express.

@@ -87,7 +87,11 @@ def test_a_site_sees_its_ledger_over_the_steps(sites, dpfed):
         ledger.charge(Release(step, "0" * 32))
     code, out, _ = dpfed("site", "ledger", made[0].path)
     lines = " ".join(out.split())
-    assert code == 0 and "answered 2 of 6 steps" in lines and "in 1 of the first 3 steps, most recently in step 1" in lines
+    assert (
+        code == 0
+        and "answered 2 of 6 steps" in lines
+        and "not answered 1 of the first 3 steps, most recently in step 1" in lines
+    )
     assert "step 0 epsilon" in lines and "step 2 epsilon" in lines
     code, out, _ = dpfed("site", "ledger", made[0].path, "--json")
     facts = json.loads(out)
