@@ -127,12 +127,12 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
             refusal = in_a_thread(trainer.fit).return_value  # type: ignore[attr-defined]  # Ray types Train v1
         except WorkerGroupError as error:
             reasons = (
-                f"worker {hosts.worker(rank)}: {str(reason).strip().splitlines()[-1]}"
+                f"worker {hosts.worker(rank)}: {(str(reason).strip().splitlines() or [type(reason).__name__])[-1]}"
                 for rank, reason in error.worker_failures.items()
             )
+            often = f" {sized.restarts + 1} times, the last time" if sized.restarts else ""
             raise UserError(
-                f"workers died {sized.restarts + 1} times, the last time with: {'; '.join(reasons)}. "
-                f"{_continued(task)}. [ray-workers-died]"
+                f"workers died{often} with: {'; '.join(reasons)}. {_continued(task)}. [ray-workers-died]"
             ) from error
         except TrainingFailedError as error:
             raise UserError(f"Ray gave up: {_last_line(error)}. {_continued(task)}. [ray-gave-up]") from error

@@ -199,6 +199,8 @@ def find_start(given: str | Path) -> StartingWeights:
         return _in_folder(path.parent)
     if not os.path.lexists(path):
         raise MissingStart(f"model.start: there is nothing at {path}; expected 'procedural', {_EXPECTED}. [start-nowhere]")
+    if path.suffix != ".safetensors":
+        raise UserError(f"model.start: {path} is not a .safetensors file; expected {_EXPECTED}. [start-file-type]")
     try:
         with open_regular(path) as file:
             digest = hashlib.sha256()
@@ -206,8 +208,6 @@ def find_start(given: str | Path) -> StartingWeights:
                 digest.update(block)
     except OSError as error:
         raise UserError(f"model.start: cannot read {path}: {error.strerror or error}. [start-unreadable]") from error
-    if path.suffix != ".safetensors":
-        raise UserError(f"model.start: {path} is not a .safetensors file; expected {_EXPECTED}. [start-file-type]")
     return StartingWeights(path, digest.hexdigest())
 
 

@@ -96,7 +96,7 @@ def require_resolution(steps: int, delta: float) -> None:
     """
     if not delta >= ROUNDING * steps:
         raise Unresolved(
-            f"PLD accounting works with 64-bit numbers and resolves no delta below {ROUNDING * steps:.1e} over {steps:,} "
+            f"PLD accounting works with 64-bit numbers and resolves no delta below {round_up(ROUNDING * steps)} over {steps:,} "
             f"steps, got {round_up(delta)}: set privacy.accountant = 'rdp', or raise delta. [delta-unresolved]"
         )
 

@@ -1,6 +1,7 @@
 """Numbers that no accountant can bear: an answer that holds, or one sentence, and always within seconds."""
 
 import math
+import re
 import time
 
 import pytest
@@ -78,6 +79,13 @@ def test_pld_is_refused_where_rounding_could_hide_delta():
     with pytest.raises(accounting.Unresolved):
         accounting.require_resolution(steps, ROUNDING * steps * 0.99)
     assert ROUNDING >= 100 * 2.2e-16
+
+
+@pytest.mark.parametrize("steps", [*range(1, 200), 1999, 123_457])
+def test_the_delta_that_a_refusal_names_is_enough(steps):
+    with pytest.raises(accounting.Unresolved) as refused:
+        accounting.require_resolution(steps, 1e-30)
+    accounting.require_resolution(steps, float(re.search(r"no delta below (\S+)", str(refused.value))[1]))
 
 
 @pytest.mark.long

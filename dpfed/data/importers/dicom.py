@@ -230,6 +230,8 @@ def _picture(data: Any, window: tuple[float, float] | None) -> np.ndarray:
         raise NotRead("a lookup table (VOI LUT) in place of a window; give --window CENTRE,WIDTH")
     else:
         seen = values[stored != data.get("PixelPaddingValue")]  # padding fills up what the scanner did not see
+        if not seen.size:
+            raise NotRead("every pixel is padding")
         values = (values - seen.min()) / (np.ptp(seen) or 1) * 255
     grey = np.rint(np.clip(values, 0, 255)).astype(np.uint8)
     return 255 - grey if kind == "MONOCHROME1" else grey

@@ -90,8 +90,13 @@ def beside(root: Path, file: Path, divided: Sequence[tuple[str, ...]]) -> UserEr
     what = "lies" if top == file else "holds images and lies"
     if top == file:
         use = f"move it into a folder such as {root.joinpath(*home, 'train')}"
+    elif shared(home) < len(home):
+        use = f"move its images into {top / 'train'} or the like"
     else:
-        use = "call it train, val or test" if shared(home) == len(home) else f"move its images into {top / 'train'} or the like"
+        used = {split_in(parts[at]) for parts, at in zip(divided, split_at, strict=True) if parts[:at] == home}
+        free = [name for name in ("train", "val", "test") if split_in(name) not in used]
+        into = root.joinpath(*home, "train")
+        use = f"rename it to {' or '.join(free)}" if free else f"move what it holds into {into} or the like"
     classes_below = any(at + 1 < len(parts) for parts, at in zip(divided, split_at, strict=True))
     either = "" if classes_below else f" {commands(root, 0)}"
     return UserError(

@@ -8,6 +8,7 @@ write the pixels. This memory has no name, so nothing can be left behind, and on
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import mmap
@@ -124,10 +125,11 @@ class _Pool:
 
     def block(self, size: int) -> _Block:
         """Returns a block of at least `size` bytes: a free one, or a new one. Free blocks that are too small are given up."""
-        while self.free:
-            block = self.free.popleft()
-            if block.size >= size:
-                return block
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while True:
+                block = self.free.popleft()
+                if block.size >= size:
+                    return block
         return _Block(size + size // 4)
 
 

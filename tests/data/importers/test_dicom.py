@@ -138,6 +138,11 @@ REFUSED = {
 }
 
 
+def test_a_picture_of_padding_alone_is_refused():
+    with pytest.raises(NotRead, match="every pixel is padding"):
+        picture(dicom(np.full_like(CT, -2000, np.int16), PixelPaddingValue=-2000))
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_shown_is_a_reason_and_no_black_picture(what):
     content, reason = REFUSED[what]

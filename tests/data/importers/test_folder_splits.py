@@ -171,6 +171,16 @@ def test_what_lies_beside_the_splits_is_named_and_the_advice_works(
     assert len(found(tmp_path / "s")) == 5 - leave_out
 
 
+def test_a_folder_beside_all_three_splits_is_not_to_take_the_name_of_one(tmp_path: Path, pictures) -> None:
+    source = tree(tmp_path / "in", pictures, "train/a", "val/a", "test/a", "extra/b")
+    with pytest.raises(UserError, match=f"to use it, move what it holds into {source / 'train'} or the like.*folder-beside"):
+        import_records(source, tmp_path / "s")
+    (source / "extra" / "b").rename(source / "train" / "b")
+    (source / "extra").rmdir()
+    import_records(source, tmp_path / "s")
+    assert found(tmp_path / "s")["train/b/x.png"] == ("train", "b")
+
+
 def test_a_class_in_other_capitals_in_another_split_is_refused(tmp_path: Path, pictures) -> None:
     source = tree(tmp_path / "in", pictures, "train/Cat", "val/cat", "train/a", "train/A")
     with pytest.raises(UserError, match="'Cat' and 'cat' .*folder-capitals"):
