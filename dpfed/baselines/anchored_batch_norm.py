@@ -37,7 +37,7 @@ class AnchoredBatchNorm(nn.Module):
         eps: Term added to the variance.
 
     Attributes:
-        anchors: M, the number of anchors, which are the last rows. The layer's `AnchoredEncoder` sets M, which is 0 before.
+        anchors: M, the number of anchors, which are the last rows of the input; 0 until an `AnchoredEncoder` sets it.
     """
 
     mixes_one_group = True

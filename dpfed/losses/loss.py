@@ -57,7 +57,7 @@ def refuse_views(name: str, image: Tensor, text: Tensor | None, fewest: int = 2)
         name: Name of the loss.
         image: Embeddings of the image views, which should be ``(S, V, D)``.
         text: Embeddings of the texts, which should be ``(S, W, D)``; ``None``: there are no texts.
-        fewest: Smallest number of image views of a record where there are no texts.
+        fewest: Smallest number of image views that a record must have if there are no texts.
 
     Raises:
         UserError: If the embeddings have other dimensions, or there are no texts and too few views.
@@ -132,8 +132,8 @@ class InfoNCE(_Named):
     """The softmax contrast inside one group (DP-GCL, equation 12): each view must find its partner among all records.
 
     Args:
-        temperature: Divisor of the cosine similarities, from 0.001 to 100; default: the model's temperature, and 0.1 without
-            a model.
+        temperature: Divisor of the cosine similarities, from 0.001 to 100; default: the model's temperature, or 0.1 if the
+            loss is called without a model.
 
     Raises:
         UserError: If the temperature is no such number.

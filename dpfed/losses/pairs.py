@@ -15,7 +15,7 @@ from dpfed.losses.loss import Loss, refuse_views
 class PairLoss(Loss):
     """Base class of losses of two views of each record: `of` computes the loss of one pair of views.
 
-    Of more views, the loss is the mean over all pairs; with texts, over all pairs of an image view and a text.
+    With more than two views, the loss is the mean over all pairs; with texts, over all pairs of an image view and a text.
 
     Args:
         options: Options of the loss by name, as the constructor of its class takes them. A run records them (for a class that

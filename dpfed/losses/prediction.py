@@ -35,15 +35,15 @@ class PredictionHead(nn.Module):
 class Prediction(PairLoss):
     """A loss that compares, by the cosine, the prediction from each view with the projection of the other view.
 
-    As the target of a prediction, a projection is detached.
+    Gradients flow through the predictions only: the projections, which are their targets, are detached.
 
     BYOL and SimSiam need BatchNorm so that embeddings do not collapse to one point. But BatchNorm uses the statistics of a
     batch, which no private gradient may read. For the same purpose, this loss subtracts from projections and predictions their
     mean over the group. If all embeddings are equal, their cosine is then 0 and not 1. Under noise, this loss showed no
     measurable gain (docs/results.md): prefer a loss with negatives.
 
-    The model must have a `PredictionHead`, or be a `dpfed.BYOL`. The loss cannot tell other embeddings of an even number of
-    dimensions from a projection and a prediction, and does not refuse them.
+    The model must have a `PredictionHead`, or be a `dpfed.BYOL`. The loss does not refuse other embeddings, unless their
+    number of dimensions is odd: it reads the first half as a projection, and the second half as a prediction.
 
     With `dpfed.BYOL` instead of `SimCLR`, the projection comes from a target network. The target's weights are a moving average
     of released weights, which costs no privacy.

@@ -32,7 +32,7 @@ class Basis:
 
     Raises:
         ValueError: If `rows` is not a matrix of finite numbers, or all of them are 0; if the centre does not have F numbers; or
-            if the centre is longer than 1, which no mean of vectors of length 1 is.
+            if the centre's norm exceeds 1, which the norm of a mean of unit vectors cannot do.
     """
 
     rows: Tensor
@@ -40,7 +40,7 @@ class Basis:
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or not bool(self.rows.isfinite().all()):
-            raise ValueError(f"rows are a matrix of finite numbers, got the shape {tuple(self.rows.shape)}")
+            raise ValueError(f"expected rows to be a matrix of finite numbers, got the shape {tuple(self.rows.shape)}")
         if not bool(self.rows.any()):  # every projection would be 0, which has no unit length
             raise ValueError("all rows are zero")
         if self.centre is not None and (
@@ -48,7 +48,7 @@ class Basis:
         ):
             raise ValueError(
                 f"expected a centre of {self.rows.shape[1]} numbers whose norm is at most 1, got the shape "
-                f"{tuple(self.centre.shape)}, or a larger norm"
+                f"{tuple(self.centre.shape)} and the norm {self.centre.double().norm().item():.7g}"
             )
 
     def first(self, dimensions: int) -> Basis:
@@ -137,7 +137,7 @@ def principal_basis(features: Tensor, most: int) -> Basis:
 
 
 def written(bases: Mapping[Side, Basis]) -> bytes:
-    """Serialises the towers' bases as safetensors in float16. The numbers of `principal_basis` stay as they are."""
+    """Serialises the towers' bases as safetensors in float16, which changes none of the numbers of `principal_basis`."""
     tensors = {}
     for side, basis in bases.items():
         tensors[f"{side}.projection"] = basis.rows

@@ -81,7 +81,7 @@ class Blueprint:
 
     @property
     def context(self) -> int:
-        """Number of tokens of a caption that the text tower reads."""
+        """Largest number of tokens that the text tower reads of a caption."""
         return int(self.model_cfg["text_cfg"].get("context_length", 77))
 
 
@@ -106,7 +106,7 @@ def blueprint(config: ModelConfig) -> Blueprint:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences within the block all that is logged, except errors.
+    """Silences all logging except errors while the block runs.
 
     open_clip, for example, warns that weights are random, although dpfed asked for random weights.
     """
@@ -178,7 +178,7 @@ def _read_json(path: Path) -> tuple[dict[str, Any], Preprocessing]:
         cfg = model_cfg[tower]
         if not isinstance(cfg, dict) or not all(_is_size(cfg[key], pair=key == "image_size") for key in keys if key in cfg):
             raise UserError(
-                f"{path}: {tower} must be an object whose {' and '.join(keys)}, if given, must consist of whole numbers "
+                f"{path}: {tower} must be an object, in which {' and '.join(keys)}, if given, hold only whole numbers "
                 f"above 0; got {str(cfg)[:80]}. Correct the file. [clip-config-towers]"
             )
     return model_cfg, _preprocessing(whole.get("preprocess_cfg"), str(path))

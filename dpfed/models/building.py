@@ -62,7 +62,7 @@ def build_model(
             (default: all).
         size: Side of the images, pixels; default: the architecture's own (open_clip, timm), or 32.
         load_weights: Whether to load the weights of open_clip, timm and a pretrained text tower. If not, these weights are
-            random and anchors are zero, so that a caller can load a checkpoint over them.
+            random, and the anchor images of ``model.anchors`` are zero, so that a caller can load a checkpoint over them.
         start: Starting weights; they replace the random ones (or open_clip's or timm's).
 
     Raises:

@@ -57,7 +57,7 @@ class BYOL(SimCLR):
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Moves the target towards the encoder, by one step of its moving average."""
+        """Moves the target's weights towards those of encoder and projection, by one step of the moving average."""
         moving = nn.Sequential(self.encoder, self.head.project).state_dict()  # type: ignore[arg-type]
         for name, value in self.target.state_dict().items():
             if value.is_floating_point():

@@ -20,7 +20,7 @@ ATTRIBUTE = "centres"  # name of the model's attribute, and of the centres among
 
 
 class Centres(nn.Module):
-    """Two centres for each modality: first those of the private records, then those of the public ones.
+    """For each modality, a centre of the private records and a centre of the public records.
 
     Args:
         modalities: Number of modalities: 1 (images) or 2 (images and texts).
@@ -34,7 +34,10 @@ class Centres(nn.Module):
         nn.init.zeros_(self.table.weight)
 
     def forward(self, records: int) -> Tensor:
-        """Returns the centres, ``(records, 1, 2 * modalities * D)``: equal rows, because engines work record by record."""
+        """Returns the centres, ``(records, 1, 2 * modalities * D)``, the private records' first.
+
+        All rows are equal: each record gets a copy of the centres, because engines work record by record.
+        """
         return self.table(torch.zeros(records, 1, dtype=torch.int64, device=self.table.weight.device))
 
 

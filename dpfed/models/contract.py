@@ -95,7 +95,7 @@ def bias_of(model: nn.Module) -> Tensor | None:
 
 
 def method_of(model: nn.Module, name: str) -> Callable[..., Any]:
-    """Returns one of the contract's methods that not every model needs.
+    """Returns a method that the contract does not require of every model.
 
     Args:
         model: Any model.

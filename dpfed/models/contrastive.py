@@ -35,7 +35,9 @@ class _Contrastive(nn.Module):
             raise UserError(f"expected a finite temperature above 0, got {temperature!r}. [model-temperature]")
         if learn_temperature:
             if temperature < MIN_TEMPERATURE:
-                raise UserError(f"a learnt temperature is {MIN_TEMPERATURE} or more, got {temperature}. [model-learnt-low]")
+                raise UserError(
+                    f"expected a learnt temperature of {MIN_TEMPERATURE} or more, got {temperature}. [model-learnt-low]"
+                )
             self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
         else:
             self.register_buffer("fixed_temperature", torch.tensor(float(temperature)))
@@ -58,7 +60,9 @@ class _Contrastive(nn.Module):
         if not _is_temperature(temperature):
             raise UserError(f"expected a finite temperature above 0, got {temperature!r}. [model-temperature-set]")
         if self.learn_temperature and temperature < MIN_TEMPERATURE:
-            raise UserError(f"a learnt temperature is {MIN_TEMPERATURE} or more, got {temperature}. [model-learnt-low-set]")
+            raise UserError(
+                f"expected a learnt temperature of {MIN_TEMPERATURE} or more, got {temperature}. [model-learnt-low-set]"
+            )
         with torch.no_grad():
             if self.learn_temperature:
                 self.log_scale.fill_(-math.log(temperature))
@@ -198,5 +202,5 @@ class TwoTowerModel(_Contrastive):
 
 
 def per_view(embed: Callable[[torch.Tensor], torch.Tensor], views: torch.Tensor) -> torch.Tensor:
-    """Embeds ``(S, V, ...)`` views as one batch: ``(S, V, D)``."""
+    """Embeds views ``(S, V, ...)`` in one batch, and returns their embeddings ``(S, V, D)``."""
     return embed(views.flatten(0, 1)).unflatten(0, views.shape[:2])

@@ -20,10 +20,10 @@ TEXT = "text"  # subfolder of a model folder: a pretrained text tower, in the Hu
 MOMENTS = "moments"  # key of a description: facts that heads made of moments need
 # Notes on the images in training that timm's own keys of config.json cannot express.
 BLACK_BORDERS = (
-    "timm's own transform pads with the mean colour. In training, images were padded with fill_color, so the model gives other "
-    "features behind timm's transform."
+    "timm's own transform pads with the mean colour. In training, images were padded with fill_color, so the model returns "
+    "other features for images that timm's transform has padded."
 )
-RGB_LAST = "Images with transparency or a palette are scaled as they are, and become RGB afterwards."
+RGB_LAST = "Images with transparency or a palette are resized first, and converted to RGB afterwards."
 _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256", "digest")
 
 
@@ -67,7 +67,7 @@ class Part(NamedTuple):
 
     Attributes:
         file: Name of the file.
-        hash: Key of the file's SHA-256 in the description.
+        hash: Key under which the model's description (`describe`) has the file's SHA-256.
         prefix: Prefix that the tensors' names have in the model, but not in the file.
     """
 

@@ -1,4 +1,4 @@
-"""Image encoders. By default every normalisation is a GroupNorm, within one image; `dpfed.models.norm` has other layers."""
+"""Image encoders. By default every normalisation is a GroupNorm, which stays within one image (`dpfed.models.norm`)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ model.json              description of the model, of the preprocessing of images
 model.safetensors       weights of dpfed's own models, and of a user's own
 model.safetensors, config.json, head.safetensors
                         a timm encoder with its adapters merged in: ``timm.create_model("local-dir:FOLDER", pretrained=True)``
-                        (or a torchvision encoder, whose weights torchvision's model takes without its classifier),
+                        (or a torchvision encoder, whose weights fit torchvision's model after its classifier is removed),
                         and, in head.safetensors, the other parts of the trained model
 text/                   a pretrained text tower: ``transformers.AutoModel.from_pretrained("FOLDER/text")``
 open_clip_model.safetensors, open_clip_config.json
@@ -183,7 +183,9 @@ def _described(model: ModelConfig) -> dict[str, Any]:
 
 
 def load_encoder(folder: str | Path) -> Model:
-    """Reads a model that `save_encoder` wrote, on the CPU and in evaluation mode; adapters are merged in.
+    """Reads a model that `save_encoder` wrote.
+
+    The returned model is on the CPU and in evaluation mode, and its adapters are merged into the weights.
 
     Raises:
         UserError: If the folder is missing, damaged, or of another version; if a package that builds the model is missing; or
@@ -239,7 +241,7 @@ def load_weights_into(folder: str | Path, model: nn.Module, shape: tuple[int, in
 
 
 def weights_digest(folder: str | Path) -> str:
-    """Returns the SHA-256 of a model's first file of weights, or of its heads if they are made of moments.
+    """Returns the SHA-256 of a model's first file of weights or, if its heads are made of moments, of the file of the heads.
 
     The hashes of all files of weights are checked first.
 

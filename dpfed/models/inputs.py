@@ -40,7 +40,7 @@ def square_images(images: Pictures, size: int, wanted: Preprocessing) -> Tensor:
         The images, ``(n, 3, size, size)`` uint8.
 
     Raises:
-        UserError: For an image in another form or one that cannot be decoded, or no image.
+        UserError: If an image has another form or cannot be decoded, or there is no image.
     """
     if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape[1:] == (3, size, size) and len(images):
         return images

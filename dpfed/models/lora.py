@@ -142,7 +142,7 @@ def _kind(leaf: str, parent: nn.Module | None) -> str | None:
 
 
 def adapted(model: nn.Module) -> Iterator[tuple[str, LowRankUpdate]]:
-    """Yields each adapted weight's name, as in the model without adapters, and the module that computes its update."""
+    """Yields, for each adapted weight, its name in the model without adapters, and the module that computes its update."""
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):
             for name, updates in list(module.parametrizations.items()):

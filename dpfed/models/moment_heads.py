@@ -1,4 +1,4 @@
-"""Computes linear heads from noisy moments, in closed form. All of it is post-processing, and all of its numbers are public.
+"""Computes linear heads from released noisy moments, in closed form. This is post-processing, and its results are public.
 
 With linear heads, the contrast of all pairs of records (the spectral contrastive loss, HaoChen et al. 2021; regularised
 canonical correlation, Hotelling 1936) depends on the records through their moments alone: the best score of an image x and a
@@ -35,7 +35,7 @@ class MomentNoise:
     Args:
         records: N, number of records.
         std: sigma, standard deviation of the noise on each number of the released sum, whose sensitivity is 1.
-        fewest: Smallest N with which a run on images only learns heads; with fewer records, heads leave features as they are.
+        fewest: Smallest N for which an image-only run learns heads; with fewer records, heads leave features unchanged.
     """
 
     records: int
@@ -43,14 +43,14 @@ class MomentNoise:
     fewest: int = 0
 
     def leaves_public(self, towers: int) -> bool:
-        """Returns whether heads leave features as they are: in runs on images only (one tower) with too few records."""
+        """Returns whether heads leave features unchanged: in image-only runs (one tower) with fewer than `fewest` records."""
         return towers == 1 and self.records < self.fewest
 
     def ridge(self, dimensions: int, aligned: bool) -> float:
         """Computes the ridge that is added to averaged auto-moments.
 
-        The ridge is 0.15 / k + 6 s, where s = sigma sqrt(k) / N is the size of the noise. For aligned towers it is
-        1 / k + 6 s (1 + s k / 10): if the noise hides everything, heads hardly change the scores of pairs.
+        For k dimensions, the ridge is 0.15 / k + 6 s, where s = sigma sqrt(k) / N is the size of the noise. For aligned towers
+        it is 1 / k + 6 s (1 + s k / 10): if the noise hides everything, heads hardly change the scores of pairs.
         """
         noise = self.std * math.sqrt(dimensions) / self.records
         if aligned:
@@ -60,8 +60,8 @@ class MomentNoise:
     def likeness(self, cross: Tensor, scale: float) -> float:
         """Computes the factor, from 0.05 to 1, by which the ridge is multiplied before `heads` adds it to the cross-moment.
 
-        The factor is five times the mean inner product of a pair's features, within these limits. This mean is noisy, so a
-        value two standard deviations of the noise above the released mean is used.
+        The factor is five times the mean inner product of a pair's features, within these limits. The released mean is noisy,
+        so two standard deviations of its noise are added to it.
 
         Args:
             cross: Released cross-moment, ``(k, k)``.
@@ -87,7 +87,10 @@ class MomentNoise:
 
 
 def centres(layout: MomentLayout, noise: MomentNoise, moments: Moments) -> Tensor:
-    """Computes from the released means the centres ``(n, k)`` float64, which are subtracted from features of unit length."""
+    """Computes the centres of n towers, ``(n, k)`` float64, from the released means.
+
+    A head subtracts its tower's centre from features of unit length.
+    """
     return torch.stack([noise.shrunk(mean.double(), layout.scales[0]) for mean in moments.means])
 
 

@@ -44,8 +44,8 @@ class Moments:
 
     Attributes:
         means: Means of features of unit length, ``(n, k)``.
-        cross: Cross-moment of centred features, ``(k, k)``: of image with text; or, of one tower, of one view with another,
-            which makes it symmetric.
+        cross: Cross-moment of centred features, ``(k, k)``: of images with texts or, with one tower, of different views of an
+            image. With one tower it is symmetric.
         autos: Auto-moments, ``(n, k, k)``: of each tower's centred features with themselves.
     """
 
@@ -58,22 +58,22 @@ class Moments:
 class MomentLayout:
     """Layout of the flat vector that a run releases: means in its first step, cross-moment and auto-moments in its second.
 
-    A record's contribution to each moment is scaled so that noise of one size gives each moment its fraction of 1 / sigma^2: a
-    vector of unit length with the fraction w enters with length sqrt(w). A symmetric matrix enters as its upper triangle, with
-    the numbers off the diagonal times sqrt(2): its length as a vector is then its Frobenius norm, and the noise is that of a
-    full matrix after its two halves are averaged.
+    All numbers of the vector get noise of the same size. So that each moment gets its fraction of 1 / sigma^2, a record's
+    contributions are scaled: a unit vector enters with length sqrt(w), where w is the fraction of its moment. A symmetric
+    matrix enters as its upper triangle, with the numbers off the diagonal times sqrt(2). The length of this triangle as a
+    vector is the Frobenius norm of the matrix, and the noise is that of a full matrix whose two halves are averaged.
 
-    Sums are exact (`dpfed.privacy.sum_grid`): the numbers in a vector of length 1 are multiples of 2^-g, and their products
-    are multiples of 2^-2g. The factors that scale these numbers and products are whole numbers, too, rounded down.
+    Sums are exact (`dpfed.privacy.sum_grid`): with g = `bits`, the numbers in a feature vector of length 1 are multiples of
+    2^-g, and their products are multiples of 2^-2g. The factors (`weights`) that scale them are rounded down to whole numbers.
 
     Args:
         dimensions: k, number of dimensions.
         towers: n, number of towers.
         mean_share: Fraction of 1 / sigma^2 for all means together.
         cross_share: Fraction of 1 / sigma^2 for the cross-moment; the auto-moments get the rest.
-        radius: R, length in grid steps of a record's longest contribution, over both sums together.
+        radius: R, largest length of a record's contributions to both sums together, in steps of the grid of exact sums.
         views: V, number of views of an image, where views are compared with each other (n = 1).
-        length: C, length of a record's longest contribution.
+        length: C, the same largest length as a real number; a grid step is C / R.
     """
 
     dimensions: int
@@ -107,7 +107,7 @@ class MomentLayout:
 
     @property
     def bits(self) -> int:
-        """Exponent g of the grid, chosen so that the factors of the moments have about 8 binary digits."""
+        """Exponent g of the unit 2^-g of features, chosen so that `weights` of moments have about 8 binary digits."""
         return math.floor((math.log2(self.radius / self._pairs) - _WEIGHT_BITS) / 2)
 
     @property
@@ -117,7 +117,7 @@ class MomentLayout:
 
     @functools.cached_property
     def weights(self) -> tuple[Tensor, Tensor]:
-        """Factor of each number, int64, by step. Factors on a diagonal and off it are rounded down separately."""
+        """Factors of the numbers of each step, int64. Factors on a diagonal and off it are rounded down separately."""
         auto = 1 - self.mean_share - self.cross_share
         of_means = math.floor(self.radius * math.sqrt(self.mean_share / self.towers) / 2.0**self.bits)
         finest = self.radius / 4.0**self.bits
@@ -143,12 +143,12 @@ class MomentLayout:
 
     @property
     def scales(self) -> tuple[float, float, float]:
-        """Factors of a mean, a cross-moment and an auto-moment; off a triangle's diagonal they are sqrt(2) times larger."""
+        """Factors of means, cross-moment and auto-moments in the vector; sqrt(2) times larger off a triangle's diagonal."""
         means, moments = self._factors
         return means[0].item(), moments[0].item(), moments[self.lengths[1]].item()
 
     def whole(self, step: int, *sums: Tensor) -> Tensor:
-        """Multiplies sums by their factors (`weights`), and returns the slice of a step (`place`), int64, in grid steps.
+        """Multiplies a step's sums by their factors (`weights`); returns the step's slice (`place`), int64, in grid steps.
 
         Args:
             step: Number of the step, 0 or 1.

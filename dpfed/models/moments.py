@@ -82,7 +82,7 @@ class MomentHeads(nn.Module):
     Args:
         layout: Layout of the release.
         noise: Noise of the release.
-        bases: Bases of the towers, image first, with k rows each.
+        bases: Bases of the towers, image first, each with as many rows as `layout` has dimensions, k.
         aligned: Whether the towers were aligned before the run, so that the features of a pair are alike.
 
     Attributes:

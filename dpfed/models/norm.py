@@ -1,8 +1,8 @@
 """Normalisation of image encoders, and of their weights, under group clipping.
 
-GroupNorm and LayerNorm stay within one image. A layer that mixes the images of a pass declares it by an attribute
-``mixes_one_group = True``, and every pass must then hold one clipped group. The layer's attribute ``anchors`` is the number of
-public rows from which it takes its statistics in evaluation mode (`dpfed.baselines.anchored_batch_norm`).
+GroupNorm and LayerNorm stay within one image. A layer that mixes the images of a forward pass declares this by an attribute
+``mixes_one_group = True``; every forward pass must then hold exactly one clipped group. The layer's attribute ``anchors`` is
+the number of public rows from which it takes its statistics in evaluation mode (`dpfed.baselines.anchored_batch_norm`).
 
 The module also has `FixedBatchNorm`: BatchNorm with public statistics that never change. It normalises each record separately,
 in training and in evaluation mode.
@@ -88,7 +88,7 @@ def norm_relu(
         norm: Normalisation of the feature maps.
         relu: Activation after the sum.
         shortcut: Function that returns the addend, in the shape of `x`; ``None``: nothing is added.
-        **read: Parameters of `norm`, from which a `TorchFunctionMode` sees what the call reads; otherwise unused.
+        **read: Parameters of `norm`, passed only to show a `TorchFunctionMode` which parameters the call reads.
     """
     if isinstance(norm, nn.GroupNorm) and has_torch_function((x,)):
         return handle_torch_function(norm_relu, (x,), x, norm, relu, shortcut, weight=norm.weight, bias=norm.bias)
@@ -104,7 +104,7 @@ def one_by_one(x: Tensor, norm: nn.Module, relu: nn.Module, shortcut: Callable[[
 
 
 def mixes_records(layer: nn.Module) -> bool:
-    """Returns whether any layer declares that it mixes the images of a pass, so that a pass must hold one clipped group."""
+    """Returns whether any layer mixes the images of a forward pass (``mixes_one_group``); a pass must then hold one group."""
     return any(getattr(module, "mixes_one_group", False) for module in layer.modules())
 
 

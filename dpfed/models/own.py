@@ -24,12 +24,12 @@ class SimCLR(SimCLRModel):
         encoder: Any module from images ``(n, C, H, W)`` to features ``(n, F)``.
         embedding: D, dimensions of the space in which views are contrasted, for the default head.
         hidden: Width of the default head's hidden layer.
-        head: Projection head from features to ``(n, D)``, for which `embedding` and `hidden` are not read. Default: two linear
+        head: Projection head from features to ``(n, D)``; `embedding` and `hidden` are then ignored. Default: two linear
             layers with a ReLU between them.
         temperature: Temperature, which divides cosine similarities in losses that read the model's temperature.
-        learn_temperature: Whether the temperature is a parameter, and with it the bias of a loss that has one.
-        normalize: Whether the loss sees embeddings of unit length. `dpfed.Trainer` sets this for the losses of `dpfed.losses`
-            that prescribe it, which are all except `DCL` and `Prediction`.
+        learn_temperature: Whether the temperature, and the bias if the loss has one, are trained parameters.
+        normalize: Whether the loss sees embeddings of unit length. All losses of `dpfed.losses` except `DCL` and `Prediction`
+            prescribe a value, which `dpfed.Trainer` then sets.
 
     Raises:
         UserError: If the encoder or the head is not a module, a width is no whole number of 1 or more, or the temperature is

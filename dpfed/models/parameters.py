@@ -46,7 +46,7 @@ class TrainableVector:
         self.device = self.parameters[0].device
 
     def zeros(self) -> Tensor:
-        """Returns a sum of no gradients: a flat vector ``(P,)`` of zeros, of `exact_type`, on the model's device."""
+        """Returns a vector to which gradients can be added: ``(P,)`` zeros of dtype `exact_type`, on the model's device."""
         return torch.zeros(self.numel, dtype=exact_type(self.device), device=self.device)
 
     def split(self, flat: Tensor) -> list[Tensor]:
@@ -76,7 +76,7 @@ def train_part(tower: nn.Module, training: Training, name: str) -> None:
         tower: Encoder of timm, or image tower of an open_clip model.
         training: Trained part. ``full``: all parameters; ``bias``: all parameters of one dimension, mostly biases, and scales
             and shifts of normalisations (DP-BiTFiT, Bu et al. 2022); ``last``: the last block and the layers after it;
-            otherwise no parameter.
+            ``lora`` and ``frozen``: no parameter.
         name: Name of the tower, for messages.
 
     Raises:

@@ -24,7 +24,7 @@ _EXACT = 1e-9  # tolerance relative to the largest value: far above rounding in 
 class Probe:
     """A copy of a model in training mode, with which `dpfed.models.validation` checks whether records are mixed.
 
-    Layers that mix a group on purpose (`dpfed.models.norm`) take their statistics only from the anchors.
+    Layers that mix a group on purpose (`dpfed.models.norm`) take their statistics only from their public anchors.
 
     Attributes:
         model: The copy.

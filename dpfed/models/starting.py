@@ -60,7 +60,7 @@ class StartingWeights:
         return None if self.description is None else self.description.get("trained")
 
     def refuse_another_architecture(self, model: ModelConfig, idle: Container[str] = ()) -> None:
-        """Refuses weights of another model, as far as their folder describes their model.
+        """Refuses weights whose description is that of another model; weights without a description pass.
 
         Args:
             model: Configuration of the model that starts from the weights.
@@ -84,7 +84,7 @@ class StartingWeights:
         self._refuse({key: (shown(a), shown(b)) for key, (a, b) in values.items() if a != b})
 
     def refuse_other_towers(self, model_cfg: dict[str, Any]) -> None:
-        """Refuses the weights of another open_clip architecture, as far as their folder describes it.
+        """Refuses weights whose folder describes another open_clip architecture; weights without such a description pass.
 
         Args:
             model_cfg: Description of the architecture that starts from the weights, in open_clip's format.

@@ -34,7 +34,7 @@ class Trained:
 
     @property
     def bytes_per_aggregate(self) -> int:
-        """Bytes of the clipped sum, int64, which workers send in each step; in a run of moments, of both steps together."""
+        """Size in bytes of the clipped int64 sum that a worker sends in a step; in a run of moments, in both steps together."""
         return 8 * self.trainable
 
     def __str__(self) -> str:

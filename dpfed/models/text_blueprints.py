@@ -39,9 +39,9 @@ class TextBlueprint:
 
     Attributes:
         folder: Folder of the tower's files.
-        width: Dimensions of its features.
+        width: Number of dimensions of the tower's features.
         vocabulary: Number of different tokens.
-        context: Number of tokens of a text that the tower reads.
+        context: Largest number of tokens that the tower reads of a text.
         padding: Id of the padding token.
         pooling: Pooling of a text's tokens into one vector: the ``mean`` over the tokens that are not padding, or the first
             token's vector (``cls``).

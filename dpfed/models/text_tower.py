@@ -123,7 +123,7 @@ def _load(spec: TextBlueprint, load_weights: bool) -> nn.Module:
     given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     config = AutoConfig.from_pretrained(spec.folder, **given)
     if config.is_encoder_decoder:
-        raise UserError(f"model.text: {spec.folder} holds a decoder, too; give only an encoder. [text-has-decoder]")
+        raise UserError(f"model.text: {spec.folder} holds an encoder and a decoder: give only an encoder. [text-has-decoder]")
     if not load_weights:
         return AutoModel.from_config(config, trust_remote_code=False, attn_implementation="eager")
     # "eager" attention does not depend on whether a batch has padding, so a text's features do not depend on other texts.

@@ -47,7 +47,8 @@ class TimmBlueprint:
         preprocessing: Preprocessing that the weights expect; without weights, dpfed's own.
         published: Whether timm or torchvision knows the weights and fetches them.
         file: File of local weights, or ``None``.
-        started: Whether the model gets starting weights (``model.start``). A model without any weights gets random ones.
+        started: Whether the model gets starting weights (``model.start``). Without published, local or starting weights, the
+            weights are random.
     """
 
     name: str

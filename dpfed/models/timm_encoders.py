@@ -53,9 +53,10 @@ class TimmEncoder(nn.Module):
     def give_several_layers(self) -> None:
         """Lets `forward` return the features concatenated with the spatial means of the last two stages.
 
-        Each piece is scaled to unit length, and `features_dim` grows accordingly. A stage whose mean is the features
-        themselves, as in a ResNet, is left out. Nothing changes if timm gives no stages for the network, or if the features do
-        not follow from its last stage. A vision transformer has no stages: its blocks all have the same resolution.
+        Each piece is scaled to unit length, and `features_dim` grows accordingly. A stage whose mean equals the
+        features, such as the last stage of a ResNet, is left out. Nothing changes if timm gives no stages for the network, or
+        if the features do not follow from its last stage. A vision transformer has no stages: its blocks all have the same
+        resolution.
         """
         if not self.stages:
             widths = _stages(self.timm, self._size)

@@ -52,7 +52,7 @@ class ClipModel(nn.Module):
         self.model_cfg = dict(model_cfg)
         if objective.learn_temperature and objective.temperature < MIN_TEMPERATURE:
             raise UserError(
-                f"a learnt temperature is {MIN_TEMPERATURE} or more, got {objective.temperature}. [tower-learnt-low]"
+                f"expected a learnt temperature of {MIN_TEMPERATURE} or more, got {objective.temperature}. [tower-learnt-low]"
             )
         self.unit_length = objective.loss.unit_length
         self._least = MIN_TEMPERATURE if objective.learn_temperature else 0.0

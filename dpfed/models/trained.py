@@ -26,7 +26,7 @@ def trained_in(model: nn.Module) -> str | None:
 
 
 def saw_private_records(description: dict[str, Any]) -> bool:
-    """Returns whether a run that made a described model read records that are not public, or whether that is unknown.
+    """Returns True if one of the runs that made a model read records that are not public, or if this is unknown.
 
     Args:
         description: Description of a model folder (`dpfed.models.description.describe`).

@@ -76,11 +76,11 @@ def check_independence(model: nn.Module, views: Views, largest: int = 0) -> None
     """Runs a copy of the model in training mode and checks that a record changes no embedding but its own.
 
     This catches a user's own layers, which `validate` cannot know. Trained weights are moved a little first, so that gates that
-    start at zero open. Then no embedding may change when the views of other records change, or when a record is left out. No
-    embedding may have a nonzero derivative with respect to another record's image: this finds a gate however small. Layers that
-    mix a group on purpose (`dpfed.models.norm`) take their statistics only from the anchors during the check, so that the check
-    finds only other layers that mix. The model itself and the random state do not change. docs/commands.md lists the mixing
-    that this check cannot find.
+    start at zero open. Then no embedding may change when the views of other records change, or when another record is left out.
+    Nor may an embedding have a nonzero derivative with respect to another record's image, which reveals even a gate that is
+    nearly closed. Layers that mix a group on purpose (`dpfed.models.norm`) take their statistics only from the anchors during
+    the check, so that the check finds only other layers that mix. The model itself and the random state do not change.
+    docs/commands.md lists the mixing that this check cannot find.
 
     Args:
         model: Model that keeps the contract of docs/architecture.md.
@@ -232,7 +232,8 @@ class _Examination:
         if not unmoved(self._probe, nearly) and not self._in_float64(lambda p: unmoved(p, close)):
             raise UserError(
                 f"{self._name} mixes records: without the first record of a group, the others' embeddings change. "
-                f"They depend on the number of records, or on a record's place. {_REMEDY} [model-counts-records]"
+                "Embeddings depend on the number of records in the group, or on a record's position in it. "
+                f"{_REMEDY} [model-counts-records]"
             )
 
     def _in_float64(self, question: Callable[[Probe], bool]) -> bool:

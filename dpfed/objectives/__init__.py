@@ -47,7 +47,7 @@ _OWN = When("objective.name", lambda objective: objective.is_own, "set objective
 def keys_of_losses() -> dict[str, tuple[str, ...]]:
     """Returns the keys of all losses in ``[objective]``, each with the names of the losses that have this key.
 
-    The keys that most losses have come first.
+    Keys that more losses share are listed earlier.
 
     Raises:
         ValueError: If two losses declare a key differently.

@@ -1,6 +1,6 @@
 """Subtracts one centre from the embeddings of private records, and another from those of public records.
 
-A term of the loss moves the centres. `dpfed.models.centres` gives the reason.
+A further term of the loss draws the centres to the embeddings. `dpfed.models.centres` says why centres are needed.
 
 Shapes: S records in the group, padding included; V image views; W text views; D dimensions.
 """
@@ -29,8 +29,8 @@ def centred(
     Returns:
         The centred embeddings, and a scalar that draws the centres to the embeddings. The gradients of the centred embeddings
         reach the model, but not the centres; the gradient of the scalar reaches only the centres. The scalar is a weighted sum
-        over modalities and records of half the squared distance of a record's embeddings from their centre, the mean over its
-        views. Private records have weight 1; the equal weights of public records add up to the number of private records.
+        over modalities and records. Its terms are half the squared distances of embeddings from their centre, averaged over a
+        record's views. Private records have weight 1; the equal weights of public records add up to the number of private ones.
     """
     import torch
     from torch.nn.functional import normalize

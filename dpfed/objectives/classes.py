@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LABEL = "label"
-"""Key of the classes, beside the views and the embeddings of records: ``(n, 1, 1)`` int64, -1 for a record without a class."""
+"""Key of the classes in a dictionary of views: ``(n, 1, 1)`` int64, -1 for a record without a class.
+
+A loss gets the positions that `first_of_class` returns, under the same key in the dictionary of embeddings.
+"""
 
 
 def first_of_class(label: Tensor, present: Tensor) -> Tensor:
-    """Returns, for each record, the position of the group's first record of its class; without a class, its own position.
+    """Returns, for each record, the position of the first record of the same class; its own if it has no class.
 
     Args:
         label: Number of each record's class, ``(S, 1, 1)`` int64; -1: the record has no class.

@@ -2,7 +2,8 @@
 
 ``objective.name = NAME`` selects ``dpfed/objectives/NAME.py``, whose docstring cites the paper and whose `OBJECTIVE` is an
 `Objective`. The keys of the configuration, their meaning and checks, the model, and the loss follow from that object.
-Reading a configuration imports the files of all losses. As this must not wait for torch, they import torch inside functions.
+Reading a configuration imports the files of all losses. This must not take as long as importing torch, so the files import
+torch only inside functions.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Objective:
 
 
 class ContrastOptions(Section):
-    """The options that losses have in common if they contrast cosine similarities."""
+    """The common options of losses that contrast cosine similarities."""
 
     # Below this range, the softmax is a maximum; above it, the softmax is uniform: the gradient is lost in the noise.
     temperature: float = Field(0.1, ge=1e-3, le=100, description="divides the cosine similarities")

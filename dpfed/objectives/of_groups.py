@@ -1,4 +1,4 @@
-"""The loss of a group with its options. If public records are in the group, it is what the private records add to the loss."""
+"""Computes the loss of a group; if the group has public records, only what the private records add to the loss."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def is_shipped(name: str) -> bool:
 
 
 def own_objective(name: str) -> Objective:
-    """Returns a declaration that stands for a user's own loss before it is loaded. Its function always raises an error.
+    """Returns a placeholder for a user's own loss that is not loaded yet; calling the placeholder's `loss` raises an error.
 
     Args:
         name: Name of the loss in the configuration.
@@ -40,13 +40,13 @@ def _not_loaded(*given: Any, **options: Any) -> Tensor:
 
 
 class OwnLoss:
-    """Makes a `GroupLoss` of a user's function of one group's embeddings.
+    """Wraps a user's loss function, which reads the embeddings of one group, as a `GroupLoss`.
 
     Args:
         function: Function ``loss(image (S, V, D))``, or for models that read text ``loss(image (S, V, D), text (S, W, D))``.
             S: number of records; V and W: views of an image and of a text; D: length of an embedding. The function returns a
-            scalar, the mean over the S records, as losses of torch do. If it has a parameter ``label``, it also gets ``(S,)``
-            int64, equal where records share a class (`dpfed.objectives.classes.first_of_class`).
+            scalar, the mean over the S records, as losses of torch do. A function with a parameter ``label`` also gets
+            class numbers ``(S,)`` int64, equal where records share a class (`dpfed.objectives.classes.first_of_class`).
 
     Attributes:
         reads_labels: Whether the function has a parameter ``label``.

@@ -88,7 +88,7 @@ def group_loss(
         temperature: Divisor of the cosine similarities, a scalar.
         bias: Term added to every logit, a scalar; -ln(S - 1) at the start, unless `Options.bias` is given.
         options: Options of the loss; ignored here, because they act on the model and the views.
-        counted: Mask ``(S,)`` bool of the records whose pairs, with any record, are added up; ``None``: all that are present.
+        counted: Mask ``(S,)`` bool; pairs are added up if at least one of their records is in the mask. ``None``: all pairs.
 
     Returns:
         A scalar, the sum over all pairs of records that are present; exactly 0 for a group of one record, which has no

@@ -4,10 +4,11 @@ In each step the worker releases noisy statistics: embeddings in M slots for Inf
 gradient depends on the other records only through these statistics. Given the statistics, a record's loss depends on that
 record alone; its gradient is clipped to C.
 
-**Sensitivity of the release.** An additional record adds a pair of embeddings of at most unit length to one slot, sqrt(2), or a
-vector phi to the moments, ``|phi|^2 = |a|^2 + |b|^2 + |a*a|^2 + |b*b|^2 + |a|^2 |b|^2 <= 5``: sqrt(5). **Of the sum, given
-the release**: the record adds one clipped gradient, **C**, and changes no other; the engine embeds one record at a time, so
-this holds bit by bit. The batch has no cap: a record that displaces another one would change two records' parts.
+**Sensitivity of the release.** For slots it is sqrt(2): an additional record adds its two embeddings a and b, each of at most
+unit length, to one slot. For moments it is sqrt(5): the record adds a vector phi with ``|phi|^2 = |a|^2 + |b|^2 + |a*a|^2 +
+|b*b|^2 + |a|^2 |b|^2 <= 5``. **Sensitivity of the sum, given the release.** It is C: the record adds one clipped gradient and
+changes no other; the engine embeds one record at a time, so this holds bit by bit. The batch has no cap, because under a cap a
+record could displace another one, and so change the contributions of two records.
 
 **Both together** are dominated by ``Poisson(q, Gaussian(sigma))``. Let x be the additional record. Fix all draws except the
 noise and whether x is drawn (b = 1); none depends on x. The outputs are ``Y1 = s + b d + D1 s1 Z1`` with ``|d| <= D1`` and ``Y2

@@ -32,7 +32,7 @@ class PublishedSimilarity:
 
     Args:
         two_towers: Whether the two views of a record are image and text.
-        noise: Noise with a standard deviation of noise multiplier times `sensitivity`.
+        noise: Noise whose standard deviation is the noise multiplier times `sensitivity`.
     """
 
     def __init__(self, two_towers: bool, noise: KeyedNoise) -> None:
@@ -85,7 +85,7 @@ class PublishedMoments:
 
     Args:
         mean_noise: Noise whose standard deviation is the noise multiplier times 2/n.
-        scatter_noise: Noise with a standard deviation of noise multiplier times 6, for the sums of squares around the mean.
+        scatter_noise: Noise whose standard deviation is the noise multiplier times 6, for sums of squares around the mean.
         redundancy: Weight of the squared correlations between different dimensions.
     """
 

@@ -61,7 +61,7 @@ class Statistics(Protocol):
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
         """Makes the release of one step and returns the cotangents.
 
-        In a sound method, a record's cotangents are, given the release, a function of its own embeddings, bit by bit.
+        In a sound method, every bit of a record's cotangents depends only on the release and on the record's own embeddings.
 
         Args:
             embeddings: Embeddings of all records of the batch, ``(n, 2, D)``.
@@ -103,7 +103,7 @@ class StatisticsEngine(Engine):
             batch: The whole batch, as one group; views beyond the contrasted pair are not used.
             clip_norm: C, or another `Clip`.
             into: Flat vector ``(P,)``, added to in place.
-            losses: Unused list: a record has no loss of its own.
+            losses: Ignored, because the losses of single records are not kept.
 
         Returns:
             Gradient norms before clipping; private.

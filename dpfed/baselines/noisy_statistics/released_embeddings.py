@@ -114,8 +114,8 @@ class ReleasedEmbeddings:
         """Estimates a single embedding from each of the noisy slots ``(M, 2, D)``. Post-processing costs no privacy.
 
         The mean over all slots is accurate, and keeps embeddings from collapsing into one point. A slot's difference from the
-        mean is mostly noise. It is shrunk as is best for a Gaussian with the variance of B/M embeddings of unit length, and
-        then scaled to the variance of one embedding.
+        mean is mostly noise. So this difference is shrunk, by the best factor for a Gaussian with the variance of B/M
+        embeddings of unit length, and then scaled to the variance of one embedding.
         """
         members = self._batch / self._slots
         mean = noisy.mean(dim=0)
@@ -149,7 +149,7 @@ _LEAST_VARIANCE = 0.1  # least variance of a dimension, relative to the average:
 
 
 def moments(embeddings: Tensor) -> Tensor:
-    """Computes the sums over the batch for both means, both mean squares and the outer products.
+    """Computes the sums over the batch of both views' embeddings, of their squares, and of the views' outer products.
 
     Args:
         embeddings: Embeddings ``(n, 2, D)``, each within the unit ball.

@@ -81,8 +81,8 @@ def contrasts(shape: dict[str, tuple[int, int]], device: torch.device) -> list[C
 def contrastive_derivatives(similarities: Tensor, temperature: float) -> Tensor:
     """Computes the derivatives of the InfoNCE loss with respect to the similarities.
 
-    The loss of anchor i is the negative logarithm of the softmax, at its positive, over its positive and all candidates of
-    other records; the other candidates of its own record take no part.
+    The loss of anchor i is the negative logarithm of the softmax weight of its positive, among its positive and all candidates
+    of other records. The other candidates of record i take no part.
 
     Args:
         similarities: Cosines ``(n, n, m)``.
@@ -205,7 +205,7 @@ class ExactNorms:
     """Computes gradient norms from the Jacobians themselves, exactly except for a small margin that covers rounding.
 
     Args:
-        blocks: Parts of each tower's Jacobians; no parameter serves two towers.
+        blocks: Parts of each tower's Jacobians. No parameter may serve two towers.
         towers: Rows that each tower embeds.
         device: Device of the embeddings.
     """

@@ -118,8 +118,9 @@ class _Tower(nn.Module):
 class Jacobians:
     """Computes the Jacobians of one tower.
 
-    The part of an ordinary linear or convolutional layer that is called once is kept in factors (`LayerFactors`), if these give
-    the layer's gradient on a probe. Any other use of the layer's weight in the model would change this gradient.
+    The Jacobians' part for an ordinary linear or convolutional layer is kept in factors (`LayerFactors`), if the tower calls
+    the layer once, and the factors reproduce its gradient on a probe. They do not if the model uses the layer's weight
+    elsewhere.
 
     Args:
         model: Model with the parameters; it must embed every view independently.

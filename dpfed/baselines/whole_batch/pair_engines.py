@@ -1,9 +1,10 @@
 """Engines that contrast the whole batch and clip smaller parts of its gradient: each similarity's, or each record's.
 
-Both engines reweight the similarities of the batch, `Contrast` by `Contrast`, and then apply the weights to the Jacobians of
-the embeddings: only norms of the clipped gradients are computed, not the gradients. Each embedding and each Jacobian is
-computed from one view alone, and everything after them in float64. So the clipped gradient of a similarity is a function of its
-two views alone, except for rounding far below C. Shapes: n records, R embedding rows, D dimensions, m candidates of a record.
+Both engines reweight the similarities of the batch, one direction of the loss (`Contrast`) after the other, and then apply the
+weights to the Jacobians of the embeddings: only norms of the clipped gradients are computed, not the gradients. Each embedding
+and each Jacobian is computed from one view alone, and everything after them in float64. So the clipped gradient of a similarity
+is a function of its two views alone, except for rounding far below C. Shapes: n records, R embedding rows, D dimensions, m
+candidates of a record.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class LogitEngine(_PairEngine):
 
 
 class SampleEngine(_PairEngine):
-    """Clips the gradient of each record's own loss in the whole batch, with both directions as one (DP-GCL, equation 6).
+    """Clips the gradient of each record's loss, the sum of both directions over the whole batch (DP-GCL, equation 6).
 
     `LogitEngine` describes the arguments and errors.
     """

@@ -5,9 +5,9 @@ The constants bound how much one record can change the weights of the similariti
 A batch has n <= b records. Each has an anchor and m candidates, all unit vectors; ``s_ijv`` is the cosine of anchor i and
 candidate v of record j, and candidate 0 of record i is the positive of anchor i. The weights w are the loss's derivatives
 with respect to the cosines. Every constant bounds the sum of their absolute changes, for one direction of the contrast, over
-all batches that differ as those of neighbours do. The gradients that they multiply depend on two records alone and have norm
-C at most, so the sum of clipped gradients moves by at most C times the constant; the weight of a pair that is in only one of
-the batches changes by its full value.
+all pairs of batches that neighbouring data sets can give. The gradients that the weights multiply depend on two records alone
+and have norm C at most, so the sum of clipped gradients moves by at most C times the constant; the weight of a pair that is in
+only one of the batches changes by its full value.
 
 **Batches of neighbours**, for fixed draws of all other records: they are equal; or one batch has an additional record, n - 1
 becoming n <= b; or the new record x replaces another record y, and both batches have size b.
@@ -87,9 +87,9 @@ def refuse_unbounded(inputs: MethodInputs) -> None:
 
 
 def contrastive_change(batch: int, temperature: float, candidates: int = 1) -> float:
-    """Returns G of InfoNCE: by how much one record can change the weights of the similarities, for one direction.
+    """Returns G of InfoNCE for one direction: a bound of the changes that one record can make to the similarities' weights.
 
-    The change is the sum of all absolute changes. The bound is for batches at the cap, and covers smaller ones.
+    It bounds the sum of the absolute changes, in batches of up to b records.
 
     Args:
         batch: b, the largest number of records in a batch, at least 2.
@@ -109,7 +109,8 @@ def contrastive_change_below_cap(batch: int, temperature: float, candidates: int
     """Returns the bound of `contrastive_change` if a batch of b - 1 records becomes one of b (Logit-DP paper, lemma 4.5).
 
     The lemma's constant for one candidate at temperature 1, ``2 (1 + (b-2) e^2 / (e^2 + b-1))``, is smaller, and does not hold:
-    its proof assumes that the new record's own positive has the same softmax weight as that record has for others.
+    its proof assumes that the new record's positive has the same softmax weight for the new anchor as the new record's
+    candidate has for each other anchor.
 
     Args:
         batch: b, the number of records of the larger batch, at least 2.
@@ -121,7 +122,7 @@ def contrastive_change_below_cap(batch: int, temperature: float, candidates: int
 
 
 def spread_out_change() -> float:
-    """Returns the bound of `contrastive_change` for the spread-out regulariser of weight 1, for every batch."""
+    """Returns the counterpart of `contrastive_change` for the spread-out regulariser of weight 1, for batches of any size."""
     return 8.0
 
 
