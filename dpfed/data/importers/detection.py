@@ -63,7 +63,8 @@ def detect(source: str | Path, access: Access | None = None) -> str:
 
     Args:
         source: File or folder.
-        access: Paths that the import may read; ``None``: what lies below the source, or below its folder if it is a file.
+        access: Paths that the import may read; ``None``: what lies below the source or, if the source is a file, below the
+            folder that holds the file.
 
     Raises:
         UserError: If `existing` refuses the source, the source is a record store already or cannot be read, or no importer

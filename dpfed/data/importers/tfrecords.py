@@ -1,6 +1,7 @@
 """Converts TFRecord files to Parquet files, one for each split.
 
-dpfed does not read TFRecord files itself. Its refusal gives the command that runs `main`, which needs the package tfrecord.
+dpfed does not import TFRecord files. The error that refuses them gives a command that runs `main`; this needs the package
+tfrecord.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def convert(source: Path, target: Path, outside: bool = False) -> None:
 
     Args:
         source: File or folder that is converted.
-        target: Folder that exists.
+        target: Folder for the Parquet files, which must exist.
         outside: Whether files outside of the source's folder are read, too, if links lead to them.
 
     Raises:
