@@ -254,7 +254,7 @@ def refuse_existing(path: Path) -> None:
 
 @contextlib.contextmanager
 def claimed(path: Path, wait: float = 0.0, say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Reserves the path of a new store for this process, and removes drafts of that store that killed processes left.
+    """Reserves the path of a new store for this process, and removes the store's drafts left by killed processes.
 
     The function also checks, before a long import begins, whether a store can be written there. When the block ends, only the
     files that the block itself made are left.

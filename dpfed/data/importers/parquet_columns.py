@@ -31,8 +31,8 @@ class Classes:
     """The classes of a label, as one file writes them.
 
     Attributes:
-        names: Names of the file's class numbers, from the metadata of the file or, if it has none, of the other files;
-            ``None``: the cells themselves are the classes.
+        names: Names of the classes that the numbers in the cells stand for, from the metadata of this file or, if there are no
+            names, of the other files; ``None``: the cells themselves are the classes.
         numeric: Whether the cells are numbers.
         numbers: Number of each class in the store, the same for all files.
     """

@@ -102,7 +102,7 @@ class Source:
         records: Iterator over the records, which are read one after the other, and only once.
         label_names: For each label name, the names of its classes in the order of their numbers.
         splits: Splits that the records have at the source, before any records are held out.
-        total: Number of records, with those that cannot be read; ``None``: the number is not known beforehand.
+        total: Number of records, including those that cannot be read; ``None``: the number is not known beforehand.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the records name no units.
         unused: Columns, or kinds of files in the samples of archives, that the importer does not use; as the source names them.
         named: Whether the ids are the records' names at the source. If not, each id is a prefix, to which the import appends a
@@ -240,8 +240,8 @@ def unit_column(names: Sequence[str]) -> tuple[str | None, str | None]:
 def unit_of(value: object) -> str | None:
     """Returns the unit that a cell names; ``None`` for an empty cell.
 
-    1 and 1.0 name the same unit. If a column has an empty cell, pandas writes 1.0 in place of 1; another file of the data set
-    may have no empty cell. One person must not become two units.
+    1 and 1.0 name the same unit, because one person must not become two units: pandas writes 1.0 in place of 1 if the column
+    has an empty cell, and 1 in another file of the data set, where the column has none.
     """
     if value is None or value != value:  # noqa: PLR0124 - not a number: pandas' empty cell
         return None

@@ -225,7 +225,10 @@ def _refuse_columns_that_differ(paths: Sequence[Path], columns: Sequence[_Column
         UserError: If it refuses the tables.
     """
     if len({(of_one.title is None, of_one.unit_name is None) for of_one in columns}) > 1:
-        raise UserError(f"some tables of {root} lack captions or units that others have; add them. [table-columns-differ]")
+        raise UserError(
+            f"some tables of {root} lack the column of captions or of units that other tables have; add this column. "
+            "[table-columns-differ]"
+        )
     kinds: dict[str | None, str] = {}
     for path, of_one in zip(paths, columns, strict=True):
         kinds.setdefault(of_one.unit_name, f"{of_one.unit} in {path.name}")

@@ -33,8 +33,8 @@ def is_tfrecord(file: Path) -> bool:
 def by_split(source: Path, files: Sequence[Path]) -> dict[str | None, list[Path]]:
     """Returns the files of each split, and under ``None`` the files without a split.
 
-    The names of files and folders contain the splits (`dpfed.data.importers.splits.split_of`). If none does, or `source` is a
-    file, all files are for training.
+    The names of files and folders contain the splits (`dpfed.data.importers.splits.split_of`). If no name contains a
+    split, or `source` is a file, all files are for training.
 
     Args:
         source: File or folder that is converted.
