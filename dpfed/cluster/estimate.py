@@ -34,16 +34,16 @@ class Machines:
     Where a time or the price is zero, the estimate leaves it out.
 
     Args:
-        throughput: Records per second whose clipped group gradients one GPU computes.
+        throughput: Records per second that one GPU processes when it computes clipped gradients of groups.
         bandwidth: Bytes per second over the slowest link between two workers.
         latency: Seconds of a message in addition to the time for its bytes.
-        noise: Seconds of the coordinator per million parameters, for noise and optimizer. All workers wait for them.
-        bookkeeping: Seconds of the coordinator per million parameters for the digest, while workers compute the next sum.
+        noise: Seconds of the coordinator per million parameters, for noise and optimizer. All workers wait meanwhile.
+        bookkeeping: Seconds of the coordinator per million parameters for the digest of a release. The workers compute the next
+            sum meanwhile.
         price: Dollars per GPU and hour.
         gpus_per_node: Number of GPUs that are rented together.
-        keys: Seconds that a worker needs to draw, for a million records, the steps of one block in which each of them takes
-            part. A block is a number of steps whose draws are made together; here, a record is drawn once in a block, on
-            average.
+        keys: Seconds that a worker needs to make the draws of a million records for one block. A block is a number of steps
+            whose draws are made together. The figure is for a block in which each record is drawn once, on average.
         drawn: Seconds that a worker needs to assign a million records, already drawn, to groups.
         decoding: Seconds that a worker needs to read and decode a record's image.
         ahead: Whether images are read and decoded, and the records of the next step drawn, while gradients are computed.
@@ -166,8 +166,9 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
 def largest_shard(mean: float, workers: int) -> float:
     """Returns the expected maximum of W independent Poisson variables: ``sum over k >= 0 of 1 - P(X <= k)^W``.
 
-    Where each record makes a group, its key decides its worker, and it is drawn independently of all others. So the number of a
-    worker's records in a step is approximately Poisson, as long as these records are a small part of all.
+    X is one of these variables: the number of a worker's records in a step. If each record is a group of its own, the record's
+    key decides which worker has the record, and each record is drawn independently of all others. So X is approximately
+    Poisson, as long as a worker's records in a step are a small part of all records.
 
     Args:
         mean: B/W, the expected number of records of one worker in a step.
@@ -182,7 +183,9 @@ def largest_shard(mean: float, workers: int) -> float:
 
 
 def largest_share(groups: int, size: float, workers: int) -> float:
-    """Returns the expected number of records of the busiest of W workers if `dealt` divides the groups among them by size.
+    """Returns the expected number of records of the worker that has most records in a step.
+
+    The groups of the step are divided among W workers by size (`dpfed.data.sampling.dealt`).
 
     The result is the mean over 16 draws of all groups' sizes, from a fixed seed. With more than 2^20 groups, where differences
     in size average out, the result is the expected number for the worker that has most groups.
@@ -206,7 +209,7 @@ def transport_seconds(size: int, workers: int, bandwidth: float, latency: float)
 
     Args:
         size: Bytes of both vectors, the sum and the parameters.
-        workers: W, the number of workers: W - 1 hops, each of which delays the first piece. One worker takes no time.
+        workers: W, the number of workers: W - 1 hops, each of which delays the first piece. For 1, the result is 0.
         bandwidth: Bytes per second over the slowest link, which every piece crosses once.
         latency: Seconds per hop.
     """

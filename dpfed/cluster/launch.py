@@ -48,10 +48,10 @@ class Resources:
 
     Attributes:
         workers: Number of workers.
-        least: Smallest number of workers with which the run starts, and continues when machines are lost; workers are added
-            when there is room again. ``None``: the run needs `workers`.
+        least: Smallest number of workers with which the run starts, and with which it continues when machines are lost; workers
+            are added when machines are there again. ``None``: the run needs all `workers`.
         gpus: GPUs per worker, 0 or 1; ``None``: one if the cluster has any.
-        cpus: CPUs per worker; ``None``: the largest number with which the machines have room for all workers, at least 1.
+        cpus: CPUs per worker; ``None``: the largest number, at least 1, with which all workers fit on the machines.
         restarts: Number of times that workers are started again after one died.
 
     Raises:
@@ -65,7 +65,7 @@ class Resources:
     restarts: int = 3
 
     def room(self) -> int:
-        """Returns the number of workers for which the cluster has room now; `cpus` and `gpus` must be known."""
+        """Returns the number of workers that fit on the machines now in the cluster; `cpus` and `gpus` must not be ``None``."""
         return room_for(self.cpus or 1, self.gpus or 0, _machines())
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ def _counted(sized: Resources) -> str:
     if sized.least:
         now = min(now, max(sized.least, sized.room()))
     words = f"{now} worker{'s' if now > 1 else ''}"
-    return words if now == sized.workers else f"{words} of {sized.least}-{sized.workers}, as there is room for {now}"
+    return words if now == sized.workers else f"{words} of {sized.least}-{sized.workers} (the cluster has no room for more now)"
 
 
 def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> TorchTrainer:

@@ -37,8 +37,8 @@ def require_cluster(progress: Progress, wait: float = 60.0, remedy: str = REMEDY
     none, or RAY_ADDRESS is ``local`` or has another scheme than ``ray://``, nothing is checked.
 
     Args:
-        progress: Progress, which shows a note while the function waits for the head.
-        wait: Seconds to wait for the head that RAY_ADDRESS names: a job script may have started it just now.
+        progress: Progress, which shows a note while the function waits for Ray's head node.
+        wait: Seconds to wait for the head node that RAY_ADDRESS names: a job script may have started it just now.
         remedy: Advice for the error if no cluster answers.
 
     Raises:
@@ -98,7 +98,7 @@ def _reach(address: tuple[str, int], wait: float, progress: Progress) -> None:
 
 
 def room_for(cpus: int, gpus: int, there: list[dict[str, float]]) -> int:
-    """Returns the number of workers for which machines have room.
+    """Returns the number of workers that fit on the given machines.
 
     Args:
         cpus: CPUs per worker.
@@ -143,7 +143,7 @@ def watched(least: int, room: Callable[[], int], progress: Progress, every: floa
 def taking_back(trainer: TorchTrainer) -> Iterator[None]:
     """Cancels Ray Train's request for resources at the end of the block.
 
-    Otherwise an autoscaling cluster would start machines for a run that was stopped, for up to three minutes.
+    Without this, an autoscaling cluster could start machines up to three minutes after the run was stopped.
     """
     try:
         yield

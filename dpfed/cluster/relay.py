@@ -123,8 +123,9 @@ def relayed(run: Path, progress: Progress, hosts: Hosts, what: str, beside: Call
         run: Folder of the run.
         progress: Progress of this process.
         hosts: Hosts of the workers, filled as workers report them.
-        what: Description of the work before the first event of a worker. Notes repeat it while this work takes long.
-        beside: Function that returns a text, which is added to these notes.
+        what: Description of the work that precedes the first event of a worker. If this work takes long, notes repeat the
+            description.
+        beside: Function that returns a text, which is added to each of these notes.
     """
     import ray
     from ray.util.queue import Empty, Queue

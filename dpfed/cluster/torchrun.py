@@ -31,7 +31,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 def take_network_of(address: str) -> None:
-    """Makes gloo use, in this process, the interface that has an address, unless GLOO_SOCKET_IFNAME names one.
+    """Makes gloo use the network interface with a given address in this process, unless GLOO_SOCKET_IFNAME names an interface.
 
     Args:
         address: IPv4 address of this machine. If no interface has it, nothing changes.

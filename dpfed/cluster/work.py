@@ -36,8 +36,9 @@ class Task:
 
     Attributes:
         folder: Directory of the run, an absolute path that is the same on every machine where rank 0 may start.
-        config: Configuration of the run, with absolute paths; ``None``: the run exists.
-        resume: Whether to resume a run that exists; ``False``: a folder in use is refused. Without `config`, it has no effect.
+        config: Configuration of the run, with absolute paths; ``None``: the run must exist already.
+        resume: Whether to resume a run that exists; ``False``: a folder in use is refused. If `config` is ``None``, the run is
+            resumed in either case.
         beside: Folder that the launcher made beside the run's directory. If rank 0 does not see this folder, its machine has
             other storage, and the task is refused. ``None``: this is not checked.
         callbacks: Callbacks that the process of rank 0 calls; this process may be on another machine.
@@ -55,7 +56,8 @@ class Task:
         """Refuses a run that is missing, or a folder that is in use and is not the run to be resumed.
 
         Raises:
-            UserError: If the run is missing, the folder is in use or cannot be made, or its run has another configuration.
+            UserError: If the run is missing, the folder is in use or cannot be made, or the run to be resumed has another
+                configuration.
         """
         if self.config is None:
             RunDirectory.open(self.folder)

@@ -7,7 +7,7 @@ file; `create_atomically` makes a hard link in place of the renaming; `make_fold
 Privacy depends on this: what a step released, or the training state that follows from it, must be on disk before the step is
 charged, and the charge must be on disk before anything that depends on the release leaves the process.
 
-A record store's directory, too, gets its name only when it is complete.
+The directory of a record store is made in the same way: it gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def create_file(path: Path, content: Content, mode: int = 0o666) -> None:
 
     Raises:
         FileExistsError: If the file exists.
-        OSError: If the file cannot be written; the error names it.
+        OSError: If the file cannot be written; the error names the file.
     """
     with open(os.open(path, _NEW, mode), "wb", buffering=0) as file, naming(path):
         write_whole(file, content.encode() if isinstance(content, str) else content)
@@ -131,7 +131,7 @@ def create_atomically(path: Path, content: Content, mode: int = 0o666) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds the file's name to an `OSError` in the block, because the system names a file only in errors of opening it."""
+    """Adds the file's name to an `OSError` in the block, because the system's errors name a file only if opening it fails."""
     try:
         yield
     except OSError as error:
@@ -155,7 +155,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     """Makes a folder if it does not exist, and forces the new entry in its parent folder to the disk.
 
     Args:
-        path: Path of the folder, whose parent folder exists.
+        path: Path of the folder. Its parent folder must exist.
         mode: Permissions of a new folder, reduced by the umask.
 
     Raises:
@@ -171,7 +171,7 @@ def new_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
     """Yields a folder that gets its name at the end of the ``with`` block, and is removed when the block fails.
 
     Args:
-        path: Path where nothing exists, or an empty folder.
+        path: Path of the folder. Nothing but an empty folder may exist there.
         mode: Permissions of the folder, reduced by the umask.
 
     Raises:
@@ -192,10 +192,10 @@ def draft_of(path: Path) -> Path:
 
 
 def name_folder(draft: Path, path: Path) -> None:
-    """Forces a folder with all its contents to the disk, and then gives it its name.
+    """Forces the folder `draft` with all its contents to the disk, and then renames it to `path`.
 
     Raises:
-        OSError: If something other than an empty folder has that name, or the disk reports an error.
+        OSError: If something other than an empty folder is at `path`, or the disk reports an error.
     """
     for folder, _, files in os.walk(draft):
         for name in files:
@@ -254,13 +254,13 @@ def refuse_existing(path: Path) -> None:
 
 @contextlib.contextmanager
 def claimed(path: Path, wait: float = 0.0, say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Reserves the path of a new store for this process, and removes drafts of that store that killed processes left.
+    """Reserves the path of a new store for this process, and removes the store's drafts left by killed processes.
 
     The function also checks, before a long import begins, whether a store can be written there. When the block ends, only the
     files that the block itself made are left.
 
     Args:
-        path: Path where nothing exists.
+        path: Path of the new store. Nothing may exist there.
         wait: Seconds to wait for another process that writes there; infinity: without a limit.
         say: Function that is called with a sentence about the drafts that were removed; ``None``: nobody is told.
 
@@ -297,7 +297,7 @@ def _remove_empty(folder: Path) -> None:
 
 
 def start_directory(path: Path) -> Path:
-    """Makes a hidden directory beside `path`, in which a store is written before it gets its name. The caller removes it.
+    """Makes a hidden directory beside `path`, in which a store is written at first. The caller renames or removes it.
 
     Raises:
         UserError: If `path` exists, or nothing can be written there.
@@ -312,10 +312,10 @@ def start_directory(path: Path) -> Path:
 
 
 def name_directory(partial: Path, path: Path) -> None:
-    """Gives a complete store its name.
+    """Renames the directory `partial`, which holds a complete store, to `path`.
 
     Raises:
-        UserError: If something else took the name in the meantime.
+        UserError: If something else exists at `path` by now.
         OSError: If the disk reports an error.
     """
     refuse_existing(path)

@@ -30,7 +30,7 @@ class Lines:
 
     @property
     def torn(self) -> bool:
-        """Returns whether an incomplete line, without a newline, follows the complete lines. The caller interprets it."""
+        """Returns whether an incomplete line (without a newline) follows the complete lines; the caller must interpret it."""
         return self.size > self.end
 
 

@@ -100,7 +100,7 @@ def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool | None:
-    """Returns whether a process holds a file's lock, without taking the lock, which would block other processes.
+    """Returns whether a process holds a file's lock. The function does not take the lock, so it blocks no other process.
 
     Returns:
         Whether the lock is held; ``None`` if that is unknown, for example because the last holder (`noted_lock`) ran on

@@ -70,7 +70,11 @@ def find_sweep(given: str | Path) -> Path:
 
 
 def find_tower(given: str) -> Path | None:
-    """Returns a shipped architecture by name, such as ``towers/small.json``; ``None``: unknown, or a file of the user's own."""
+    """Returns the shipped architecture of a name, such as ``towers/small.json``.
+
+    Returns:
+        Path of the architecture; ``None``: dpfed ships none of this name, or a file of the user has the name.
+    """
     return configs() / given if given in tower_names() and not os.path.lexists(given) else None
 
 
@@ -91,7 +95,7 @@ def shipped_file(name: str) -> Path:
 
 
 def shipped_name(given: str | Path) -> str | None:
-    """Returns the name of the shipped file that `find_config` or `find_sweep` would use; ``None``: they would use none."""
+    """Returns the name of the shipped file that `find_config` or `find_sweep` would return; ``None``: no shipped file."""
     if _own(given) is not None:
         return None
     name = str(given).removesuffix(".toml")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Source:
-    """The place of a module's source.
+    """The file and the package that hold a module's source.
 
     Attributes:
         file: File of the module.

@@ -29,7 +29,7 @@ class Access:
 
     Attributes:
         root: Real path of the source's folder; files below it may be read.
-        outside: Whether files elsewhere may be read, too.
+        outside: Whether files outside of this folder may be read as well.
         watch: Function that is called now and then with the number of files found so far, while a folder is listed.
         surveyed: Function that is called with (archives looked through so far, number of all archives).
         listings: Listing of each folder that was listed. Every importer is asked about a source, but a folder is listed only
@@ -48,13 +48,13 @@ class Access:
 
         Args:
             source: A file or folder.
-            outside: Whether files elsewhere may be read, too.
+            outside: Whether files outside of this folder may be read as well.
             **options: Further attributes of the access.
         """
         return cls(os.path.realpath(source if source.is_dir() else source.parent), outside, **options)
 
     def permits(self, path: str | Path) -> bool:
-        """Returns whether a path may be read: `outside` is set, or the path that its links lead to lies below the root."""
+        """Returns whether a path may be read: always if `outside` is set, otherwise if its real path lies below `root`."""
         if self.outside:
             return True
         folder, name = os.path.split(os.fspath(path))

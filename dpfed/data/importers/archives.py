@@ -114,15 +114,15 @@ def name_of(file: Path) -> str:
 def members(file: Path, wanted: Callable[[tarfile.TarInfo], bool]) -> Iterator[tuple[tarfile.TarInfo, bytes | str | None]]:
     """Yields the members of an archive, with their content.
 
-    Reading continues after an end-of-archive mark, because another archive of the same data set may follow.
+    Reading continues after an end-of-archive mark, because another archive may follow in the same file.
 
     Args:
         file: Path of the archive.
         wanted: Function that says whether a member's content is read.
 
     Yields:
-        A member and its content: bytes; or a text, the reason why the content is not read; or ``None``, if the member is not a
-        regular file or its content is not wanted.
+        A member and its content. The content is bytes; or a text, which says why the content is not read; or ``None``, if the
+        member is not a regular file or its content is not wanted.
 
     Raises:
         DamagedArchive: If the archive is cut off, is damaged or cannot be read.

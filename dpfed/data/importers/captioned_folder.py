@@ -44,7 +44,7 @@ class CaptionedFolderImporter(Importer):
         Args:
             path: Folder of the images.
             access: Paths that the import may read.
-            splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
+            splits: Level of the split folders, 1 for those directly in `path`; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
             UserError: If `path` is not a folder or cannot be read, there are no texts or the first 16 contain no letter, the

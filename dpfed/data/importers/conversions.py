@@ -170,7 +170,8 @@ def packed_splits(root: Path, places: dict[str, bool]) -> str:
 
     Args:
         root: Folder to pack.
-        places: For the name of each split folder, or ``""`` for `root` itself: whether only its subfolders are packed.
+        places: Folders to pack. A key is the name of a split folder, or ``""`` for `root` itself; its value says whether only
+            the subfolders of this folder are packed.
     """
     packed = root.with_name(f"{root.name}-packed")
     archives: Sequence[str] = [

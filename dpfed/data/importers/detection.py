@@ -63,7 +63,8 @@ def detect(source: str | Path, access: Access | None = None) -> str:
 
     Args:
         source: File or folder.
-        access: Paths that the import may read; ``None``: what lies below the source, or below its folder if it is a file.
+        access: Paths that the import may read; ``None``: what lies below the source or, if the source is a file, below the
+            folder that holds the file.
 
     Raises:
         UserError: If `existing` refuses the source, the source is a record store already or cannot be read, or no importer
@@ -83,8 +84,8 @@ def detect(source: str | Path, access: Access | None = None) -> str:
             raise UserError(f"there are no records in {source}: give the folder that holds them. [import-empty-folder]")
         if tables := [file for file in listing.files if suffix(file) in TABLES]:
             raise UserError(
-                f"{source} holds no images, and it is not clear which of its tables list the records: name these after train, "
-                f"val and test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
+                f"{source} holds no images, and it is not clear which of its tables list the records: name the right tables "
+                f"after train, val and test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
             )
     files = listing.files if source.is_dir() else [source]
     if packed := next((file for file in files if suffix(file) in _PACKED), None):

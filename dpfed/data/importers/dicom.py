@@ -1,6 +1,6 @@
 """Imports folders of DICOM files: converts their pixels to eight bits, and makes patients the units.
 
-This does not de-identify the files.
+The import does not de-identify the files.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
 
 NOTICE = (
-    "DICOM: only pixels, the path of the file and a hash of the PatientID are kept. This does not de-identify the files: names "
-    "that are burned into pixels or stand in paths stay."
+    "DICOM: only pixels, the path of the file and a hash of the PatientID are kept. The import does not de-identify the files: "
+    "names that are burned into pixels or stand in paths stay."
 )
 _ENDINGS = frozenset({".dcm", ".dicom", ".ima"})
 _CONTENTS = "DICOMDIR"  # a table of contents
@@ -39,9 +39,10 @@ _CONTENTS = "DICOMDIR"  # a table of contents
 class DicomImporter(Importer):
     """Imports files such as ``root/class/x.dcm``, which may also lie below split folders. A record is one file of one frame.
 
-    The modality's rescaling is applied to grey values, then a window maps them to eight bits. It is the window that the user
-    gives, otherwise the first window of the file, otherwise the whole range of the file's values. Colours of eight bits stay as
-    they are. The unit is the PatientID; if no file has one, a person whom the path names (`dpfed.data.importers.persons`).
+    The modality's rescaling is applied to grey values, then a window maps these values to eight bits: the window that the user
+    gives; if there is none, the first window of the file; if there is none either, the whole range of the file's values.
+    Colours of eight bits stay as they are. The PatientID names the unit of a record. If no file has a PatientID, the unit is
+    the person whom the file's path names (`dpfed.data.importers.persons`).
     """
 
     name = "dicom"
@@ -49,7 +50,7 @@ class DicomImporter(Importer):
     layout = "a folder of .dcm files of one frame each, or of class folders with such files"
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Returns whether `path` is a folder of files with a suffix of DICOM, and without images of other kinds."""
+        """Returns whether `path` is a folder that holds files with a suffix of DICOM, such as ``.dcm``, and no other images."""
         return path.is_dir() and holds(path, _ENDINGS, access) and not holds(path, EXTENSIONS, access)
 
     def open(
@@ -62,7 +63,7 @@ class DicomImporter(Importer):
             access: Paths that the import may read.
             window: Centre and width of the window for all files, in the modality's units (in a CT: Hounsfield units); ``None``:
                 each file's own window or, if a file has none, the whole range of its values.
-            splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
+            splits: Level of the split folders, 1 for those directly in `path`; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
             UserError: If pydicom is not installed, `window` is not two finite numbers or its width is below 1, `path` is not a
@@ -119,7 +120,7 @@ class DicomImporter(Importer):
 
 @dataclass(frozen=True)
 class DicomFile(FileRecord):
-    """The record of one DICOM file. Its image is grey or has three colours, with eight bits for each.
+    """The record of one DICOM file. Its image is grey or in colour (three channels), with eight bits per channel.
 
     Attributes:
         window: Centre and width of the window, see `DicomImporter.open`.

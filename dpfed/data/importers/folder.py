@@ -25,7 +25,7 @@ _TABLES_SHOWN, _TEXTS_TRIED = 4, 16
 
 
 class FolderImporter(Importer):
-    """Imports images such as ``root/class/x.jpg``, or ``root/train/class/x.jpg`` with other splits beside (as in ImageNet).
+    """Imports images such as ``root/class/x.jpg``, or ``root/train/class/x.jpg`` and ``root/val/class/x.jpg`` (as in ImageNet).
 
     `dpfed.data.importers.folder_splits` says which folders are splits.
 
@@ -48,7 +48,7 @@ class FolderImporter(Importer):
         Args:
             path: Folder of the images.
             access: Paths that the import may read.
-            splits: Level below the folder whose folders are splits; see `dpfed.data.importers.folder_splits.place`.
+            splits: Level of the split folders, 1 for those directly in `path`; see `dpfed.data.importers.folder_splits.place`.
 
         Raises:
             UserError: If `path` is not a folder or cannot be read, no images lie below it, masks lie below it as well and

@@ -51,10 +51,10 @@ def refuse_masks(root: Path, files: Sequence[Path]) -> None:
 
 
 def refuse_names(root: Path, files: Sequence[Path]) -> None:
-    """Refuses images whose file names all contain splits, if some are named after training and others after another split.
+    """Refuses images of which only the file names say the split, as in ``train_1.jpg`` and ``val_1.jpg``.
 
     Raises:
-        UserError: If it refuses the images.
+        UserError: If the file name of each image contains a split: for some images training, for others another split.
     """
     splits = set()
     for file in files:
@@ -107,7 +107,7 @@ def beside(root: Path, file: Path, divided: Sequence[tuple[str, ...]]) -> UserEr
 
 def commands(root: Path, *levels: int) -> str:
     """Returns the commands that import a folder with the option ``--splits``, one for each of the given levels."""
-    told = {0: "takes folders for classes, none for a split, and all images for training"}
+    told = {0: "counts no folder as a split, reads the classes from the folders, and imports all images for training"}
     each = (
         f"`dpfed data import {shlex.quote(str(root))} DEST --splits {level}` "
         + told.get(level, f"reads the splits from the folders of level {level} below it, and the classes from other folders")

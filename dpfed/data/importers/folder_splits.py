@@ -39,26 +39,28 @@ class Placed:
 def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level: int | None = None) -> list[Placed]:
     """Finds the split and the class of each image from the folders above it.
 
-    A folder that lies above all images does not count, unless its name contains a split, or it holds images itself and is not
-    called ``images`` or the like. Numbered parts such as ``part-0`` and ``part-1`` count as one folder. If the name of each
-    folder of the next level contains a split, these folders are splits, and the folders below them are classes. The class may
-    also lie above the split, as in ``cats/train/x.jpg``. If no folder's name contains a split, the folders of the next level
-    are classes, and all images are for training.
+    The levels of folders are looked at from the root downwards. A level is skipped if a single folder on it holds all images,
+    unless the name of this folder contains a split, or the folder holds images itself and is not called ``images`` or the like.
+    Numbered parts such as ``part-0`` and ``part-1`` count as a single folder. The first level that is not skipped decides: if
+    the names of all its folders contain splits, these folders are splits, and the folders below them are classes. The class may
+    also lie above the split, as in ``cats/train/x.jpg``. If no folder's name contains a split, the folders of the first level
+    that is not skipped are classes, and all images are for training.
 
     Args:
         root: Folder that is imported.
         files: Images below the root.
         others: All files below the root. They tell whether there is a training split without images.
-        level: Level below the root whose folders are splits, from 1; 0: no folder is a split; ``None``: the names decide.
+        level: Level of the split folders: 1 for folders directly in the root, 2 for the folders in these, and so on; 0: no
+            folder is a split; ``None``: the names decide.
 
     Returns:
         An entry for each image, in the order of `files`.
 
     Raises:
-        UserError: If `level` is not a whole number from 0 to 32, or its folders are not splits. If `level` is ``None`` and it
-            is not clear whether folders are splits or classes, an image lies beside the split folders, or all images, but no
-            folders, are named after splits, some after training and some after another split. If folders are splits, but none
-            is for training.
+        UserError: If `level` is not a whole number from 0 to 32, or a folder of this level is not a split. If `level` is
+            ``None``, and it is not clear whether folders are splits or classes, an image lies beside the split folders, or
+            splits stand in the names of all image files, but of no folder (`folder_refusals.refuse_names`). If folders are
+            splits, but none is for training.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
     if level is not None and whole_number(level, "--splits", 0, _DEEPEST):
@@ -144,8 +146,8 @@ def with_persons(root: Path, placed: Sequence[Placed]) -> tuple[list[Placed], Pe
         placed: Images with their classes.
 
     Returns:
-        The images and the persons, both in the order of `placed`. If the persons are units, the images have no classes that
-        are persons.
+        The images and the persons, both in the order of `placed`. If the persons are units, an image whose class was the name
+        of a person has no class any more.
     """
     persons = persons_of([image.file.relative_to(root) for image in placed])
     return without_persons(placed) if persons.unit_name else [*placed], persons
@@ -157,12 +159,12 @@ def without_persons(placed: Sequence[Placed]) -> list[Placed]:
 
 
 def merged_splits(placed: Sequence[Placed]) -> str:
-    """Returns a sentence about folders that may not be splits; empty if there are none; see `splits.merged`."""
+    """Returns a sentence about folders that count as splits, perhaps wrongly; empty if there are none; see `splits.merged`."""
     return merged({(image.split, image.said) for image in placed if image.said is not None}, "folders")
 
 
 def without_shards(placed: list[Placed], passed_over: Collection[str]) -> tuple[list[Placed], str]:
-    """Removes the labels of images if they are only numbers of shards, as in img2dataset's ``files`` format.
+    """Removes the labels of images if the labels are only numbers of shards, as in img2dataset's ``files`` format.
 
     A shard is a numbered part of a data set. The folders are shards if the names of the images begin with the folder's number,
     as in ``00000/000000001.jpg``, or there are files such as ``00000_stats.json``.
@@ -187,7 +189,10 @@ def without_shards(placed: list[Placed], passed_over: Collection[str]) -> tuple[
 def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ...]], level: int) -> list[Placed]:
     for file, parts in zip(files, folders, strict=True):
         if len(parts) < level or split_in(parts[level - 1]) is None:
-            raise UserError(f"{file}: folder {level} below {root} is missing or no split; correct --splits. [folder-no-split]")
+            raise UserError(
+                f"{file}: the folder of level {level} below {root} is missing, or its name contains no split or several; "
+                "correct --splits. [folder-no-split]"
+            )
     rest = [parts[: level - 1] + parts[level:] for parts in folders]
     outer = _shared(rest)
     said = [parts[level - 1] for parts in folders]

@@ -49,11 +49,12 @@ class ImportReport:
         skipped: (id, reason) of what was left out: unreadable records, and files, folders and columns that are not read.
         seconds: Duration of the import.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the source names no units.
-        unused: Columns of the source, or kinds of files of its samples, that were not used.
+        unused: Columns, or kinds of files in the samples of archives, that were not used.
         passed_over: Files and folders, below the source or in its archives, that hold no records: their names, or kinds such as
             ``"hidden files and folders"``, with their counts.
         empty_classes: Classes that no record has, for each label name; label names without such classes are left out.
-        converted: Number of images that were converted because stock open_clip would destroy them, for each conversion.
+        converted: For each kind of conversion, the number of images that were converted. Without the conversion, stock
+            open_clip would destroy these images.
         several: Number of image files that hold several pictures; only the first picture of each was stored.
         repeated: Number of training records that show the picture of an earlier training record.
         shared: Number of held-out records that show the picture of a training record.
@@ -78,7 +79,7 @@ class ImportReport:
     alike: dict[str, list[str]]
 
     def ignored(self) -> list[str]:
-        """Returns a list of one sentence that names the columns, or files of samples, that were not used; empty if all were."""
+        """Returns a list: a sentence that names the columns or files of samples that were not used; empty if all were used."""
         what = "Files of samples" if self.format == WebDatasetImporter.name else "Columns"
         return [f"{what} that were not used: {', '.join(self.unused)}."] if self.unused else []
 
@@ -108,11 +109,11 @@ def import_records(
         source: Path of a local file or folder, or paths of several tables of one data set.
         dest: Path of the store to create; nothing may exist at this path.
         format: Name of an importer; ``None``: the first importer that recognises the source.
-        size: Side of the raw square images to store, pixels; ``None``: the original files are stored, and images that are no
-            files, such as the arrays of CIFAR-10, are encoded losslessly.
+        size: Side in pixels of the square images that are stored raw; ``None``: the original files are stored, and images that
+            are no files, such as the arrays of CIFAR-10, are encoded losslessly.
         validation: Number of training records that become the validation split. If the source names units, whole units are
-            moved, so a few more records may be moved. A hash of their names chooses the records at the import, before any
-            private mechanism runs (see `StoreWriter.hold_out`).
+            moved, so a few more records may be moved. Hashes of the names of units, or else of records, decide which are
+            moved, at the import and so before any private mechanism runs (see `StoreWriter.hold_out`).
         test: Number of training records that become the test split, chosen in the same way.
         skip_broken: Whether unreadable records, and files that the importer does not read, are left out. Otherwise the import
             is refused. If such files make a detected format doubtful, the import is refused unless `format` is given, too.
@@ -121,28 +122,29 @@ def import_records(
         id: Source of the records' names: a column of Parquet files, or ``"content"`` for a hash of each record. ``None``: the
             names that records have at the source; if they have none, hashes.
         allow_outside: Whether files outside of the source's folder are read, too, if tables or links lead to them.
-        watch: Function that is called now and then with the number of files so far, while the source is looked through.
+        watch: Function that is called now and then with the number of files found so far, while the source is looked through.
         say: Function that is called with each sentence that the user should know.
         surveyed: Function that is called with (archives looked through so far, number of all archives), before records are
             stored.
         window: Centre and width of the window that maps the values of DICOM files to eight bits, in the modality's units;
             ``None``: each file's own window or, if a file has none, the whole range of its values.
-        splits: Level below the source whose folders are splits, from 1; 0: no folder is a split, so a class may be called
-            train; ``None``: the folders' names decide. For tables and archives, only 0 and ``None`` are allowed.
+        splits: Level of the split folders: 1 for folders directly in the source, 2 for the folders in these, and so on; 0: no
+            folder is a split, so a class may be called train; ``None``: the folders' names decide. For tables and archives,
+            only 0 and ``None`` are allowed.
         wait: Seconds to wait while another process writes to `dest`; infinity: for as long as it takes. If the other process
-            still writes then, or has completed a store at `dest`, this import is refused.
+            is still writing after this time, or has completed a store at `dest`, this import is refused.
 
     Returns:
         The report of the import.
 
     Raises:
         UserError: If the source cannot be read, holds unreadable records or files that are not to be left out, already has a
-            split that is asked for, or has too few records to hold out; if several paths are given that are not all tables; if
-            the format is unknown or does not take an argument; if something is at `dest`, another process writes there, or
-            nothing can be written there; or if an argument has a wrong value.
+            split that `validation` or `test` asks for, or has too few records to hold out; if several paths are given that are
+            not all tables; if the format is unknown, or does not take an option that is given; if something is at `dest`,
+            another process writes there, or nothing can be written there; or if an argument has a wrong value.
     """
     started = time.monotonic()
-    dest = local_path(dest, "the place of the new store")
+    dest = local_path(dest, "the new store")
     paths = _paths(source)
     if not isinstance(wait, int | float) or not wait >= 0:
         raise UserError(f"wait must be a number of seconds of at least 0, or infinity, got {wait!r}. [import-wait]")

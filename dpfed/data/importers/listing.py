@@ -60,7 +60,7 @@ class Listing:
 def suffix(file: Path) -> str:
     """Returns the last suffix of a file's name, in small letters and with its dot; empty if there is no suffix.
 
-    For every tar archive, also for a compressed one, it is ``.tar``.
+    The suffix of every tar archive counts as ``.tar``, even if the archive is compressed.
     """
     return ".tar" if archive_ending(file) else os.path.splitext(file.name)[1].lower()
 

@@ -35,14 +35,15 @@ _ROWS_AT_ONCE = 256
 
 
 class ParquetImporter(Importer):
-    """Imports a Parquet file, or a folder of Parquet files whose names, or folders' names, may contain splits.
+    """Imports a Parquet file or a folder of Parquet files.
 
-    If no name contains a split, or one file alone is imported, the records are for training. These columns are read:
+    The names of the files and of their folders may contain splits. If no name contains a split, or one file alone is imported,
+    the records are for training. These columns are read:
 
     * ``image`` or the like: a ``struct<bytes, path>`` or binary.
     * ``text``, ``caption``, ``sentences``, ``alt_text`` and the like, also with a number at the end: texts, structs with a text
       in ``raw``, ``text`` or ``caption``, or lists of these. All texts of a row are captions of one record.
-    * ``label`` and the like: a text, or a number, whose meaning the file's ClassLabel metadata may say.
+    * ``label`` and the like: the class, as a text or as a number. The file's ClassLabel metadata may name the numbers.
     * ``unit``, ``person_id``, ``patient_id`` or ``pid``: the unit.
     * ``id``, ``file_name`` and the like: the name of the record.
     * ``split``: the split, if the names of the files and folders give all files the same split. A cell in this column wins

@@ -31,8 +31,8 @@ class Classes:
     """The classes of a label, as one file writes them.
 
     Attributes:
-        names: Names of the file's class numbers, from the metadata of the file or, if it has none, of the other files;
-            ``None``: the cells themselves are the classes.
+        names: Names of the classes that the numbers in the cells stand for, from the metadata of this file or, if there are no
+            names, of the other files; ``None``: the cells themselves are the classes.
         numeric: Whether the cells are numbers.
         numbers: Number of each class in the store, the same for all files.
     """
@@ -42,7 +42,7 @@ class Classes:
     numbers: dict[str, int]
 
     def number(self, cell: object) -> int | None:
-        """Returns the number in the store of a cell's class; -1: the cell has no class; ``None``: the class is unknown."""
+        """Returns the number that the class of a cell has in the store; -1: the cell has no class; ``None``: unknown class."""
         name = _named(cell, self.names, self.numeric)
         return -1 if name is None else self.numbers.get(name)
 
@@ -56,7 +56,7 @@ class Columns:
         captions: Columns of the captions.
         unit: Column of the units; ``None``: there are none.
         labels: Classes of each column of labels.
-        id: Column of the records' names; ``None``: a hash of what a record holds names it.
+        id: Column of the records' names; ``None``: each record is named by a hash of what it holds.
         split: Column of the splits; ``None``: the names of files and folders give the splits.
         given: Columns that the names of folders give, each with the cell that all rows of the file have.
     """
@@ -223,7 +223,9 @@ def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:
     if len(columns) > 1:
         wanted = next(name for name, _ in columns if name is not None)
         lacking = next(file for (name, _), file in columns.items() if name != wanted)
-        raise UserError(f"{lacking.path} lacks the column {wanted!r} that others have; all must have it. [parquet-unit-column]")
+        raise UserError(
+            f"{lacking.path} lacks the column {wanted!r} that other files have; all files must have it. [parquet-unit-column]"
+        )
     column, unit_name = next(iter(columns))
     if column is not None:  # b"p1" and "p1" would be two units
         _columns_of(files, [column], _holds_classes, "texts or numbers")

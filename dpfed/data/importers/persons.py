@@ -37,8 +37,9 @@ class Persons:
 def persons_of(paths: Sequence[PurePath]) -> Persons:
     """Finds the persons to whom images belong.
 
-    ``patient_1`` and ``Patient 01`` are one person, wherever the folders lie: one person must not become two units. If fewer
-    than half of the paths name a person, there are fewer than two persons, or no person has several images, there are no units.
+    ``patient_1`` and ``Patient 01`` are one person, wherever the folders lie: one person must not become two units. There
+    are no units if fewer than half of the paths name a person, if the paths name fewer than two persons, or if no person has
+    several images.
 
     Args:
         paths: Paths of the images, relative to the folder that is imported.
@@ -55,8 +56,8 @@ def persons_of(paths: Sequence[PurePath]) -> Persons:
         return Persons(
             nobody,
             None,
-            f"dpfed found {found} of {len(paths):,}, and does not take them for {name}s, because most paths name none. If they "
-            f"are {name}s, import a table with a column {name}_id.",
+            f"dpfed found {found} of {len(paths):,}. Because most paths name no {name}, no {name} becomes a unit. If these are "
+            f"{name}s, import a table with a column {name}_id.",
         )
     rest = f", and {alone:,} more without a {name}" if alone else ""
     return Persons(

@@ -38,7 +38,7 @@ _OF_A_SHARD = re.compile(r"(\d+)\.parquet")  # img2dataset writes one beside eac
 
 
 def side_folder(name: str) -> str | None:
-    """Returns the name under which a folder that holds no records is counted; ``None``: it may hold records.
+    """Returns the name under which a folder without records is counted; ``None``: the folder may hold records.
 
     Args:
         name: Name of the folder.
@@ -49,7 +49,7 @@ def side_folder(name: str) -> str | None:
 
 
 def side_file(name: str, there: Callable[[str], bool] = lambda other: False) -> str | None:
-    """Returns the name under which a file that holds no records is counted; ``None``: it may hold records.
+    """Returns the name under which a file without records is counted; ``None``: the file may hold records.
 
     Args:
         name: Name of the file.

@@ -1,4 +1,4 @@
-"""Defines the interface of an importer: a stream of records, and facts about all records that must be known before the first.
+"""Defines the interface of an importer: a stream of records, and facts that must be known before the first record.
 
 This module also gives names to the records that have no names at their source. Such a name is a hash of what the record holds,
 and of nothing else.
@@ -102,9 +102,9 @@ class Source:
         records: Iterator over the records, which are read one after the other, and only once.
         label_names: For each label name, the names of its classes in the order of their numbers.
         splits: Splits that the records have at the source, before any records are held out.
-        total: Number of records, with those that cannot be read; ``None``: the number is not known beforehand.
+        total: Number of records, including those that cannot be read; ``None``: the number is not known beforehand.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the records name no units.
-        unused: Columns, or kinds of files of a sample, that the importer does not use, by their names in the source.
+        unused: Columns, or kinds of files in the samples of archives, that the importer does not use; as the source names them.
         named: Whether the ids are the records' names at the source. If not, each id is a prefix, to which the import appends a
             hash of what the record holds (`content_hash`).
         unread: Files, folders and columns that would be lost. The import is refused, unless the user allows to leave out what
@@ -151,7 +151,8 @@ class Importer(ABC):
 
         Args:
             path: File or folder.
-            access: Paths that the import may read; ``None``: what lies below `path`, or below its folder if it is a file.
+            access: Paths that the import may read; ``None``: what lies below `path` or, if `path` is a file, below the folder
+                that holds the file.
 
         Raises:
             UserError: If `path` is a folder that cannot be read.
@@ -163,7 +164,8 @@ class Importer(ABC):
 
         Args:
             path: File or folder.
-            access: Paths that the import may read; ``None``: what lies below `path`, or below its folder if it is a file.
+            access: Paths that the import may read; ``None``: what lies below `path` or, if `path` is a file, below the folder
+                that holds the file.
 
         Raises:
             UserError: If `path` is not laid out as expected, or cannot be read.
@@ -176,7 +178,7 @@ def spaced(*sentences: str) -> str:
 
 
 def captions_in(text: str) -> list[str]:
-    """Returns the captions in a cell: the entries, if its text is a list of texts as JSON or Python writes it, else the text.
+    """Returns the captions in a cell: the entries if the text is a list of strings in JSON or Python, otherwise the whole text.
 
     A list that is empty, or has 100,000 characters or more, counts as one text.
     """
@@ -227,7 +229,7 @@ def known_columns(names: Sequence[str], known: Iterable[str]) -> list[str]:
 
 
 def unit_column(names: Sequence[str]) -> tuple[str | None, str | None]:
-    """Returns the column of units, which says which records belong together, and the name of the kind of unit.
+    """Returns the column that names the unit of each record, and the name of the kind of unit, such as ``"person"``.
 
     Both are ``None`` if no column has a name of `UNIT_NAMES`.
     """
@@ -238,8 +240,8 @@ def unit_column(names: Sequence[str]) -> tuple[str | None, str | None]:
 def unit_of(value: object) -> str | None:
     """Returns the unit that a cell names; ``None`` for an empty cell.
 
-    1 and 1.0 name the same unit. If a column has an empty cell, pandas writes 1.0 in place of 1; another file of the data set
-    may have no empty cell. One person must not become two units.
+    1 and 1.0 name the same unit, because one person must not become two units: pandas writes 1.0 in place of 1 if the column
+    has an empty cell, and 1 in another file of the data set, where the column has none.
     """
     if value is None or value != value:  # noqa: PLR0124 - not a number: pandas' empty cell
         return None

@@ -135,7 +135,7 @@ def split_of(file: Path) -> str | None:
     Names that contain several splits are ignored. ``None``: no name contains exactly one split.
 
     Args:
-        file: Path of the file, of which all folders count.
+        file: Path of the file; the names of all folders in this path count.
     """
     spoken = spoken_part(file)
     return spoken[0] if spoken else None
@@ -161,7 +161,7 @@ def merged(names: Iterable[tuple[str, str]], kind: str) -> str:
 
     Args:
         names: (split, name) of each folder or file whose name contains a split.
-        kind: ``folders`` or ``files``, whose names these are. Names of files that differ only in numbers count as one name.
+        kind: ``folders`` or ``files``: what has the names. Names of files that differ only in numbers count as one name.
 
     Returns:
         The sentence; empty if there are no such names.

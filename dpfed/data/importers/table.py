@@ -81,8 +81,8 @@ class TableImporter(Importer):
     """Imports one or several tables with the columns ``filepath`` and optionally ``title``, ``split``, ``label`` and ``unit``.
 
     Rows with the same file are the captions of one record. The paths in a table are relative to the table's folder, or
-    absolute. The id of a record is the path of its image, relative to the folder of all tables, or absolute if the table gives
-    an absolute path and the image lies outside of that folder.
+    absolute. The id of a record is the path of its image, relative to the deepest folder that holds all
+    tables, or absolute if the table gives an absolute path and the image lies outside of that folder.
     If no column names units, persons in the paths are the units (`dpfed.data.importers.persons`). Other usual names of columns,
     such as ``Image Path`` and ``caption``, are understood if only one column can be meant. A folder is one data set if it holds
     one table, tables that are named after splits (``train.tsv``, ``val.tsv``, ``test.tsv``), or tables with the names that
@@ -100,7 +100,8 @@ class TableImporter(Importer):
     def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Returns whether `path` is a table, or a folder with one table, a table for each split, or tables of known names.
 
-        A single table counts only if it names image files, in at least half as many rows as there are images in the folder.
+        A folder's single table whose name does not tell what it holds counts only if it has a column of image files, and at
+        least half as many rows as there are images in the folder.
         """
         if not path.is_dir():
             named = suffix(path) in TABLES or is_captions(path) or holds_entries(path)
@@ -118,7 +119,7 @@ class TableImporter(Importer):
         Args:
             path: Table, or folder of tables.
             access: Paths that the import may read.
-            splits: 0: no folder of an image is a split; ``None``: the folders' names decide.
+            splits: Whether folders in the images' paths can be splits. 0: no folder is a split; ``None``: their names decide.
 
         Raises:
             UserError: If there are no tables, it is not clear which tables are meant, a table lies in COCO's folder
@@ -147,15 +148,15 @@ class TableImporter(Importer):
     ) -> Source:
         """Reads the tables of one data set. Images are read later, when the records are stored.
 
-        The split of a row is the split in the name or folder of its table, if there are several tables or a folder is imported.
-        Otherwise it is the split in its column ``split``. A row with neither has the split in the folders of its image's path;
-        if these folders name none, it is for training.
+        The first of these that says a split gives the split of a row: the name or folder of the row's table, if there are
+        several tables or a folder is imported; the row's cell in the column ``split``; the folders in the path of the row's
+        image. If none of them says a split, the row is for training.
 
         Args:
             paths: Paths of the tables.
             access: Paths that the import may read.
             listing: Contents of the folder, if a folder is imported.
-            splits: 0: no folder of an image is a split; ``None``: the folders' names decide.
+            splits: Whether folders in the images' paths can be splits. 0: no folder is a split; ``None``: their names decide.
 
         Raises:
             UserError: If a table cannot be read, tables or rows disagree, it is not clear which columns, images or splits are
@@ -224,7 +225,10 @@ def _refuse_columns_that_differ(paths: Sequence[Path], columns: Sequence[_Column
         UserError: If it refuses the tables.
     """
     if len({(of_one.title is None, of_one.unit_name is None) for of_one in columns}) > 1:
-        raise UserError(f"some tables of {root} lack captions or units that others have; add them. [table-columns-differ]")
+        raise UserError(
+            f"some tables of {root} lack the column of captions or of units that other tables have; add this column. "
+            "[table-columns-differ]"
+        )
     kinds: dict[str | None, str] = {}
     for path, of_one in zip(paths, columns, strict=True):
         kinds.setdefault(of_one.unit_name, f"{of_one.unit} in {path.name}")

@@ -1,6 +1,7 @@
 """Converts TFRecord files to Parquet files, one for each split.
 
-dpfed does not read TFRecord files itself. Its refusal gives the command that runs `main`, which needs the package tfrecord.
+dpfed does not import TFRecord files. The error that refuses them gives a command that runs `main`; this needs the package
+tfrecord.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def is_tfrecord(file: Path) -> bool:
 def by_split(source: Path, files: Sequence[Path]) -> dict[str | None, list[Path]]:
     """Returns the files of each split, and under ``None`` the files without a split.
 
-    The names of files and folders contain the splits (`dpfed.data.importers.splits.split_of`). If none does, or `source` is a
-    file, all files are for training.
+    The names of files and folders contain the splits (`dpfed.data.importers.splits.split_of`). If no name contains a
+    split, or `source` is a file, all files are for training.
 
     Args:
         source: File or folder that is converted.
@@ -52,7 +53,7 @@ def convert(source: Path, target: Path, outside: bool = False) -> None:
 
     Args:
         source: File or folder that is converted.
-        target: Folder that exists.
+        target: Folder for the Parquet files, which must exist.
         outside: Whether files outside of the source's folder are read, too, if links lead to them.
 
     Raises:

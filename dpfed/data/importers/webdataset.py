@@ -143,11 +143,11 @@ class _Survey:
 
 
 class WebDatasetImporter(Importer):
-    """Imports a .tar archive of training records, or a folder of archives whose names, or folders' names, may contain splits.
+    """Imports a .tar archive of training records, or a folder of archives: the names of archives or folders may contain splits.
 
     Files that share a name up to its first dot are a sample:
 
-    * one image, with any of `EXTENSIONS`;
+    * one image, whose extension is one of `EXTENSIONS`;
     * perhaps captions: a .txt with one caption in each line, or a .json that is a list of captions or an object with captions
       under ``caption``, ``captions``, ``text`` or ``title``;
     * perhaps a class: a .cls, or ``label``, ``cls`` or ``class`` in the .json;
