@@ -1,4 +1,4 @@
-"""The ClientApp of the app that `flwr run .` bundles. Each site has dpfed itself installed: the app only imports it."""
+"""The ClientApp in the bundle that `flwr run .` makes. The bundle only imports dpfed: install dpfed at every site."""
 
 from dpfed.federation.flower.client_app import app
 

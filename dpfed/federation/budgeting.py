@@ -1,4 +1,4 @@
-"""Lifetime budgets at a site: joining a federation reserves its whole plan, in addition to other runs' reservations."""
+"""Lifetime budgets at a site: a site that joins a federation reserves the whole plan, besides what other runs reserved."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Keeps the list of other sites' cards that a site's operator has confirmed by asking these sites.
+"""Keeps the list of other sites' public cards (`SiteCard`) that a site's operator has confirmed by asking these sites.
 
-Without this list, a coordinator could invent members.
+Without this list, a coordinator could invent members of the federation.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def confirmed_in(path: Path) -> list[str]:
 
 
 def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) -> None:
-    """Records that cards belong to other sites, as this site's operator has heard from these sites themselves.
+    """Records the fingerprints of other sites' cards, which these sites have read out to this site's operator.
 
     Args:
         path: File of the confirmed cards.
-        cards: Fingerprints, as they were read out.
+        cards: Fingerprints of the other sites' cards.
         own: This site's card.
         terms: Terms that the site has joined; ``None``: it has joined none.
 
@@ -57,12 +57,12 @@ def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) ->
 
 
 def refuse_strangers(terms: Terms, confirmed: list[str], listed: Path | None = None) -> None:
-    """Refuses terms that lack a confirmed card: the coordinator may have put another card in its place.
+    """Refuses terms that lack a confirmed card: the coordinator may have replaced this card by another.
 
     Args:
         terms: Terms of the federation.
         confirmed: Fingerprints of confirmed cards.
-        listed: File that lists these cards already; default: none does.
+        listed: File that holds these fingerprints, for the message; default: no file holds them.
 
     Raises:
         UserError: If a confirmed card is missing; the message names it.
@@ -71,8 +71,8 @@ def refuse_strangers(terms: Terms, confirmed: list[str], listed: Path | None = N
     if strange := [each for each in confirmed if each not in members]:
         again = "" if listed is None else f" If it is wrong, remove {listed}, and `dpfed site confirm` the right cards again."
         raise UserError(
-            f"no member of these terms has the card {strange[0]}: compare it again with the site that it belongs to. If it is "
-            f"right, the coordinator has left that site out, or put another one in its place.{again} [card-stranger]"
+            f"no member of these terms has the card {strange[0]}: have its site read out the fingerprint again. If the "
+            f"fingerprint is right, the coordinator has left that site out, or replaced its card.{again} [card-stranger]"
         )
 
 

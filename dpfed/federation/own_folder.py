@@ -19,7 +19,7 @@ def own_folder(folder: Path) -> Iterator[Path]:
         folder: Path of the new folder.
 
     Yields:
-        The path of a draft, which then gets the folder's name.
+        The path of a temporary folder to fill. When the block ends, this folder is renamed to the new folder's path.
 
     Raises:
         UserError: If the path exists, or the folder cannot be made.
@@ -35,7 +35,7 @@ def own_folder(folder: Path) -> Iterator[Path]:
 
 
 def refuse_taken(folder: Path) -> None:
-    """Refuses a folder that exists, for `own_folder` and before long work that ends with it.
+    """Refuses a path that exists, so that a caller learns before long work that `own_folder` would refuse the path.
 
     Args:
         folder: Path of the folder to make.

@@ -11,7 +11,10 @@ from dpfed.protocol.trust import Mode, Trust
 
 
 class Simulation(Section):
-    """A simulated federation: number of sites, trust mode, how many may drop out or collude, and skew of their records."""
+    """A simulated federation: its number of sites, trust mode, and how much the records of the sites differ.
+
+    The trust mode comes with the numbers of sites that may drop out and collude.
+    """
 
     sites: int = Field(3, ge=2, le=1000)
     trust: Mode = "central"
@@ -34,7 +37,7 @@ class Simulation(Section):
         Raises:
             UserError: If the trust mode cannot work with these numbers of sites; if the records come from Python code; if the
                 encoder, a transform or the loss was given as a Python object, or is a part of Python itself; or if the plan has
-                fewer groups than sites, or the method contrasts the whole batch.
+                fewer groups than sites, or a bounding method that contrasts the whole batch, which no single site holds.
         """
         self.trust_model  # noqa: B018 refuses impossible numbers
         refuse_own_records(config)

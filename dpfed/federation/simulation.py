@@ -83,7 +83,8 @@ def simulate(
 
     Raises:
         UserError: If the configuration or the simulation is impossible, a site would have no records, or the folder cannot be
-            used; all this is checked before the run has a directory. With `resume`, see `resume_simulation`, too.
+            used; all this is checked before the run has a directory. With `resume`, `resume_simulation`
+            lists further reasons.
     """
     progress = progress or Silent()
     return run_simulation(Preflight.of(config, folder, simulation.sites, progress, resume), simulation, progress)

@@ -102,7 +102,8 @@ class Sum(Answer):
     Attributes:
         step: Training step.
         release: The site's release of dpfed.
-        roster: Signature of the roster for which the sum was masked; ``None``: the sum is not masked, or no site may drop out.
+        roster: Signature of the roster (the sites among which the sum was masked); ``None``: the sum is not masked, or no site
+            may drop out.
         offer: Keys for masking the next step; ``None``: sums are not masked, or this step is the last.
     """
 
@@ -120,7 +121,7 @@ class Vote(Answer):
 
 
 class Shares(Answer):
-    """A site's secret shares, with which the server removes masks: one for each member of the roster, in order."""
+    """A site's secret shares, with which the server removes masks: one for each site of the roster, by site number."""
 
     step: StrictInt
     shares: _Base64

@@ -67,7 +67,8 @@ class Grid:
 
     Attributes:
         spacing: Distance between neighbours. A power of two makes scaling exact in floating point.
-        digits: Number of low-order bits that `encode_steps` rounds away from integers in steps of a finer grid; default 0.
+        digits: Number of low-order bits that `encode_steps` rounds away. The integers count steps of a finer grid, whose
+            spacing is smaller by a factor of 2^digits. Default 0.
     """
 
     spacing: float
@@ -77,17 +78,17 @@ class Grid:
     def for_sums(cls, bound: float, noise_std: float, share_std: float, unit: float | None = None) -> Grid:
         """Returns the finest grid on which the sum of all sites practically never wraps.
 
-        The spacing is a power of two, or `unit` times one. A coordinate wraps only if its noise exceeds 12 standard deviations
-        (less half a grid step of rounding per site): probability 4e-33, so 5e-23 in 1,200 steps of 11 million coordinates. A
-        coordinate that wraps is wrong by 2^32 grid steps. The release stays a function of the sum modulo 2^32, so wrapping
-        costs accuracy and never privacy.
+        A coordinate wraps only if its noise exceeds 12 standard deviations (less half a grid step of rounding per site). This
+        has probability 4e-33. That any of 11 million coordinates wraps in 1,200 steps has probability 5e-23. A coordinate that
+        wraps is wrong by 2^32 grid steps. The release stays a function of the sum modulo 2^32, so wrapping costs accuracy and
+        never privacy.
 
         Args:
-            bound: Largest L2 norm of the sum of all clipped sums, without noise: groups times clip norm, K C.
+            bound: Largest L2 norm of the sum of all clipped sums, without noise: number of groups times clip norm.
             noise_std: Standard deviation of the noise in the sum if every site arrives.
             share_std: Standard deviation of one site's part of that noise.
-            unit: Spacing of a finer grid, in whole steps of which the sums and their noise are given; the new spacing is `unit`
-                times a power of two, at least `unit`. Default: ``None``, the new spacing is any power of two.
+            unit: Spacing of a finer grid on which the sums and their noise lie already. The new spacing is then `unit` times a
+                power of two, and at least `unit`. Default: ``None``, the new spacing is any power of two.
 
         Raises:
             UserError: If the standard deviation of a site's part is below 64 grid steps, so that the rounding could not be
@@ -99,7 +100,8 @@ class Grid:
         reach = bound + _TAIL * noise_std
         if not (0 < share_std <= noise_std and reach < math.inf):
             raise UserError(
-                f"grids need 0 < share_std <= noise_std and a finite bound, got {share_std}, {noise_std}, {bound}. [share-grid]"
+                f"grids need 0 < share_std <= noise_std and a finite bound, got share_std = {share_std}, "
+                f"noise_std = {noise_std}, bound = {bound}. [share-grid]"
             )
         digits = math.ceil(math.log2(reach / (unit or 1.0) / _HALF_RING))
         grid = cls(2.0**digits) if unit is None else cls(2.0 ** max(digits, 0) * unit, max(digits, 0))

@@ -6,9 +6,9 @@ answered it, and no site is asked twice for a step. As in a ledger, every line c
 
 The module also has the arrival log. This log records when the sites' answers came, for live views of a running federation.
 
-A site's response time depends on the records it drew, and epsilon does not cover it. The coordinator sees the times all the
-same. So only the coordinator's own user can read the file (0600). The file holds the latest steps only, and is deleted when the
-process that writes it ends its work: a finished run reveals no times.
+A site's response time depends on the records that the site drew, and epsilon does not cover what the time reveals. The
+coordinator cannot help seeing these times, so only its own user can read the file (0600). The file holds the latest steps only,
+and is deleted when the process that writes it ends its work: a finished run reveals no times.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Journal:
             self._lines = drop_torn_line(self._path, self._lines)  # no site was asked for the step of a torn line
             end = append_line(self._path, {**line, "chain": chain}, self._lines.end)
         except GrewElsewhere as error:
-            raise UserError(f"{self._path} is written by another process, too: end one of them. [journal-writers]") from error
+            raise UserError(
+                f"another process writes {self._path}, too: end one of the two processes. [journal-writers]"
+            ) from error
         self._lines = Lines([], end, end)
         self.lines.append(line)
         self._chain = chain

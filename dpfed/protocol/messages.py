@@ -44,7 +44,7 @@ class Packet:
     Attributes:
         header: Kind, terms and other fields of the message, as JSON.
         signature: Sender's signature of the header, 64 bytes; empty if the packet reports a failure.
-        vector: Numbers of the message, as bytes; kind and terms determine their format. Default: empty.
+        vector: Numbers of the message, as bytes, in a format that the terms and the message's kind determine. Default: empty.
     """
 
     header: bytes

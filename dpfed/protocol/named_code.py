@@ -56,11 +56,11 @@ def names_of(config: Config) -> dict[Key, str]:
 
 
 def arguments_of(config: Config, key: Key) -> str:
-    """Returns the arguments of a named part, as JSON; an empty text if the part has none.
+    """Returns the arguments with which named code is called, as JSON; an empty text if there are none.
 
     Args:
         config: Configuration of the run.
-        key: Configuration key that names the part.
+        key: Configuration key that names the code.
     """
     options: Mapping[str, Any] = {
         "model.image": config.model.options,
@@ -120,10 +120,10 @@ def refuse_parts_of_python(config: Config) -> None:
 
 
 def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
-    """Refuses installed code whose hash differs from the terms.
+    """Refuses installed code whose hash differs from the hash in the terms.
 
     Args:
-        code: Named parts of the terms.
+        code: Code that the terms name.
 
     Raises:
         UserError: If a part is missing on this machine, cannot be read or differs; the message names the first such part.

@@ -1,6 +1,6 @@
 """The terms of a federation in plain words: for the operators before they join, and for the privacy card.
 
-The module also collects the facts that a federation adds to the card and report of its run.
+The module also collects the facts that a federation adds to the privacy card and report of its run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpfed.report.facts import CardFacts, Mark
 
 _SIMULATED = Mark(
     "The institutions were simulated: one process held all records and all keys. Epsilon holds for the model. What this card "
-    "says about who sees what would hold among real institutions."
+    "says about who sees which data would hold only among real institutions."
 )
 _NOISE_FROM: dict[Mode, str] = {
     "central": "added once a step, by the server",
@@ -158,7 +158,7 @@ def message_epsilon(terms: Terms, brief: bool = False) -> str:
 
 
 def facts_of_federation(facts: CardFacts, journal: Path, simulated: bool, terms: Terms) -> CardFacts:
-    """Adds the facts of a federation to those of its run's card.
+    """Adds the facts of a federation to the facts for its run's privacy card.
 
     Args:
         facts: Facts of the run.

@@ -1,8 +1,9 @@
 """The terms of a federation: everything that its sites agree to. Every message names the hash of the terms.
 
 The terms hold the configuration, the privacy plan, the trust mode, and the sites with their public keys and numbers of records.
-They hold no private record and no code. Of code that they name, they hold a hash; of an absolute path in ``[model]`` or
-``[public]``, the last part. A site that has joined a federation answers only requests that name these terms.
+They hold no private record and no code. Where they name code, they hold its version and hash; where ``[model]`` or ``[public]``
+has an absolute path, they hold only the last part of the path. A site that has joined a federation answers only requests that
+name these terms.
 """
 
 from __future__ import annotations
@@ -169,12 +170,15 @@ class Terms(Section):
         refuse_own_records(config)
         refuse_parts_of_python(config)
         counts = [(site.units or 0) if plan.promise.unit == "user" else site.records for site in sites]
-        _check(names_of(config) == {part.key: part.name for part in terms.code}, "the named code is not the configuration's")
-        _check(describes(config, plan), "the plan is not the configuration's")
+        _check(
+            names_of(config) == {part.key: part.name for part in terms.code},
+            "the code is not the code that the configuration names",
+        )
+        _check(describes(config, plan), "the plan is not the one that follows from the configuration")
         unnamed = plan.bounding.method.public_records and config.public.source == "store" and config.public.digest is None
         _check(not unnamed, "the public records have no fingerprint")
         basis, named = _basis_digest(terms.basis), config.bounding.options.get("basis_digest")
-        _check(basis == named, "the public basis is not the configuration's")
+        _check(basis == named, "the public basis is not the one that the configuration names")
         unhashed = config.model.start is not None and config.model.start_digest is None
         _check(not unhashed, "the starting weights have no digest")
         counted = "units" if plan.promise.unit == "user" else "records"

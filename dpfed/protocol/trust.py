@@ -10,7 +10,8 @@ There are n sites. Up to d of them may drop out of a step, and up to c may tell 
   The server sees the noisy total only.
 - ``local``: every site adds the plan's whole noise to its own sum, and depends on no other party.
 
-Every site knows its own part of the noise. So c = 1 protects the sites from each other, and c = 0 trusts all of them.
+Every site knows its own part of the noise. So with c = 1 the plan's promise holds against any single site, and with c = 0 every
+site trusts all others.
 """
 
 from __future__ import annotations
@@ -79,13 +80,13 @@ class Trust:
         if self.mode == "secure" and 2 * d >= n:
             raise UserError(
                 f"secure sums of {n} sites, of which {c} may collude, can do without {max(0, n - c - 1) // 2} of them in a "
-                f"step, not without {d}: lower drops. [trust-secure]"
+                f"step; {d} are too many: lower drops. [trust-secure]"
             )
 
         if self.mode == "secure" and 2 * d + c >= n and self.honest > 1:
             raise UserError(
                 f"secure sums of {n} sites, of which {c} may collude, can do without {max(0, n - c - 1) // 2} of them in a "
-                f"step, not without {d}: a lying server could show the sites different lists of the sites that answer. "
+                f"step; with {d} missing, a lying server could show the sites different lists of the sites that answer. "
                 "Lower drops. [trust-server-lies]"
             )
 
@@ -159,7 +160,7 @@ class Trust:
         return 1 / self.honest
 
     def message_multiplier(self, plan: PrivacyPlan) -> float:
-        """Returns the ratio of noise to sensitivity in what the server sees of one site.
+        """Returns the noise multiplier of what the server sees of one site: standard deviation of the noise over sensitivity.
 
         It is infinite if the server sees only the total, and 0 if sites add no noise.
         """

@@ -61,9 +61,9 @@ def form_of_sums(terms: Terms) -> str:
 def grid_of(terms: Terms) -> Grid | None:
     """Returns the fixed-point grid on which sums travel; ``None``: they travel as int64 or float32 numbers (`form_of_sums`).
 
-    Secure sums travel on a grid. So do sums in the mode ``distributed`` with discrete noise, because only the exact sum of the
-    sites' parts is proven to be discrete noise again. In the mode ``local`` the noise of each site suffices by itself, so
-    there is no grid.
+    Secure sums travel on a grid. So do sums in the mode ``distributed`` with discrete noise, because the sites' parts of the
+    noise are proven to add up to discrete noise only if they are added exactly. In the mode ``local`` the noise of each site
+    suffices by itself, so there is no grid.
 
     Raises:
         UserError: If one site's noise is too small for the grid, see `Grid.for_sums`.
@@ -79,7 +79,7 @@ def protected(values: Tensor, step: int, noise: KeyedNoise, grid: Grid | None) -
     """Adds a site's noise to its sum, and encodes the result as it travels.
 
     Args:
-        values: Bounded sum in steps of the plan's grid, shape ``(P,)``, int64, on the CPU.
+        values: Bounded sum as whole steps of the plan's own grid (not of `grid`), shape ``(P,)``, int64, on the CPU.
         step: Training step.
         noise: The site's own noise.
         grid: Grid of the terms, see `grid_of`.

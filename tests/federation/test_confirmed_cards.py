@@ -72,9 +72,7 @@ def test_what_is_no_card_of_another_site_is_not_confirmed(sites):
 def test_a_card_that_the_coordinator_replaced_is_found_out(sites, agree, tmp_path):
     sites[0].confirm([sites[1].own_card().fingerprint])
     replaced = agree([sites[0].card, invented(tmp_path, "south"), sites[2].card])
-    with pytest.raises(
-        UserError, match=r"put another one in its place\. If it is wrong, remove .*confirmed.json.*card-stranger"
-    ):
+    with pytest.raises(UserError, match=r"replaced its card\. If it is wrong, remove .*confirmed.json.*card-stranger"):
         sites[0].join(replaced)
     assert not sites[0].ledger.exists()
     sites[0].join(agree())

@@ -169,7 +169,7 @@ def test_the_terms_of_a_federation_hold_the_basis(tree, tmp_path, places):
         assert torch.equal(basis.centre, generated.bases[side].centre) and not (tmp_path / "nothing").exists()
     assert digest in dict(statement(lab.terms))["public basis"]
     other = lab.terms.model_dump(mode="json") | {"basis": room.PublicBasis("generated", b"another").text}
-    with pytest.raises(UserError, match="the public basis is not the configuration's"):
+    with pytest.raises(UserError, match="the public basis is not the one that the configuration names"):
         type(lab.terms)._checked(other)
 
 

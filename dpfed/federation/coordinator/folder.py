@@ -141,8 +141,8 @@ def refuse_proposal(config: Config, sites: int) -> None:
 
     Raises:
         UserError: If the configuration sets privacy.not_covered or privacy.seed, or names code that sites cannot be asked to
-            import; if its starting weights, records or public store are missing or unfit; or if it is impossible however many
-            records there are.
+            import; if its starting weights, records or public store are missing or unfit; or if the configuration
+            is impossible for every number of records.
     """
     if config.privacy.not_covered is not None:
         raise UserError(

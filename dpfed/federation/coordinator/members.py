@@ -1,4 +1,4 @@
-"""The sites that take part now: their addresses, and their offers for the next step.
+"""The sites that take part now: their addresses, and the masking keys that they offer for the next step.
 
 The module also has the backoff: after a step has waited for a site in vain, the coordinator does not ask this site for a while.
 """
@@ -21,7 +21,7 @@ _LONGEST = 600.0  # seconds of the longest pause
 class Backoff:
     """Pauses during which a site is not asked, because a step has waited for it in vain.
 
-    If steps wait in vain several times in a row, each time doubles the site's pause, up to ten minutes.
+    Whenever a further step in a row has waited in vain, the site's next pause is twice as long, up to ten minutes.
 
     Args:
         clock: Function that returns the time in seconds; default: `time.monotonic`.
@@ -70,7 +70,7 @@ class Channel(Protocol):
 
 
 class Members:
-    """Keeps track of the sites that take part now: their addresses, their offers, and why other sites are absent.
+    """Keeps track of the sites that take part now: addresses, offers (masking keys), and why other sites are absent.
 
     Args:
         terms: Terms of the federation.

@@ -129,9 +129,9 @@ class Federation:
         self._threshold = {"threshold": threshold}
 
     def wait_for_sites(self, step: int) -> None:
-        """Greets sites until enough can take part, without a time limit.
+        """Greets sites until as many can take part as a step needs, without a time limit.
 
-        Before this server's first step, waits for all sites, up to the deadline, and then for enough of them.
+        Before the first step of this process, the method first waits for all sites, at most as long as a step's deadline.
 
         Raises:
             UserError: If so many sites have already taken part in this step or a later one that the step cannot succeed.
@@ -158,8 +158,8 @@ class Federation:
                 return
             if self._trust.sites - len(ahead) < self._trust.least:
                 raise UserError(
-                    f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: it is not "
-                    "the run in which they took part. Resume that run, or make new terms. [round-other-run]"
+                    f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: they took "
+                    "part in another run. Resume that run, or make new terms. [round-other-run]"
                 )
             if absent != (absent := list(self._members.absent(step).values())):
                 self._arrival_log.ask(step, absent, left or None)

@@ -45,7 +45,7 @@ class SecureSum:
         self._unmasking = Unmasking(terms.sites, self._trust, terms.fingerprint.encode(), step, public, size)
 
     def offers_for(self, number: int) -> dict[str, Any]:
-        """Returns the roster, and the other members' offers to one member, as header fields."""
+        """Returns header fields for one site: the roster's site numbers, and the other sites' envelopes for this site."""
         _, length = offer_lengths(self._trust)
         offers = []
         for other, offer in sorted(self._roster.items()):
@@ -58,8 +58,8 @@ class SecureSum:
         """Adds a site's masked sum.
 
         Raises:
-            Rejected: If the site is not in the roster or has not signed it, its sum does not fit or is its second one, or the
-                step is closed.
+            Rejected: If the site is not in the roster or has not signed the roster, if its sum has another length or is its
+                second one, or if the step is closed.
         """
         try:
             self._unmasking.add(number, np.frombuffer(content, "<u4").astype(np.uint32, copy=False), answer.roster or b"")

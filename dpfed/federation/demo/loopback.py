@@ -30,7 +30,7 @@ _AGAIN = 5.0  # seconds after which a SuperNode that was refused is started agai
 
 
 class Loopback:
-    """Starts SuperLink and SuperNodes on one machine, and gives the commands of their operator.
+    """Starts SuperLink and SuperNodes on one machine, and runs their operator's Flower commands.
 
     Args:
         folder: Folder for keys, Flower's own files and configuration.
@@ -144,8 +144,8 @@ class Loopback:
         Args:
             app: Folder with the app's ``pyproject.toml``.
             config: Values for keys of the app's ``[tool.flwr.app.config]``.
-            name: Name of the process, which prints the ServerApp's log and ends with the run: ``members.follow(name)``.
-                Default: `RUN`.
+            name: Name for the process of this command, which ends with the run; default: `RUN`. The process prints the
+                ServerApp's log, whose lines ``members.follow(name)`` yields.
         """
         file = self._folder / f"{name}.toml"
         file.write_text(tomli_w.dumps(config))

@@ -39,8 +39,8 @@ class Processes:
 
         Args:
             name: Name of the process, for `kill` and `log`; free again when the process has ended.
-            command: Program and arguments. Programs of this Python environment come first.
-            environment: Variables in addition to those of `environment`; default: none.
+            command: Program and arguments. The program is looked up in this Python environment first, and then on PATH.
+            environment: Variables in addition to those that the method `environment` returns; default: none.
 
         Raises:
             ValueError: If a process of that name still runs.
@@ -64,8 +64,9 @@ class Processes:
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of a new process.
 
-        They are those of this process without Flower's (FLWR_*), with no proxy for this machine's own addresses, with a PATH
-        that begins with the folder of this Python's programs, and with unbuffered output of Python.
+        These are this process's own variables with four changes: Flower's variables (FLWR_*) are left out, this machine's
+        addresses are reached without a proxy, PATH begins with the folder of this Python's programs, and Python does not
+        buffer its output.
         """
         variables = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
@@ -144,7 +145,7 @@ class Processes:
 
         Args:
             name: Name of the process.
-            program: Part of the command line, to select descendants; default: all.
+            program: Text that a descendant's command line must contain; default: all descendants are returned.
         """
         mark = f"{_MARK}={self._mark}/{name}".encode()
         return [pid for pid in _running(lambda each: each == mark, program) if pid != self._members[name].pid]

@@ -96,7 +96,7 @@ class FlowerChannel:
 
         Yields:
             An address with its answer; ``None`` in place of the answer if Flower does not take the packet, if the site, or
-            Flower on its behalf, reports that there is none, or if the answer is too long or cannot be read.
+            Flower on its behalf, reports that there is no answer, or if the answer is too long or cannot be read.
 
         Raises:
             RunNotRunningException: If the run was stopped.

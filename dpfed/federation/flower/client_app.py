@@ -22,7 +22,7 @@ app = ClientApp()
 
 @app.query("packet")
 def forward(message: Message, context: Context) -> Message:
-    """Answers a message with the site worker's answer, or with a `Failure` that says in a word why there is none."""
+    """Answers a message with the site worker's answer, or with a `Failure`, the reason why there is no answer."""
     return Message(content_of(_reply(message, context)), reply_to=message)
 
 

@@ -10,8 +10,8 @@ Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's comm
   ``flwr/supernode/start_client_internal.py``.
 - the errors at which a SuperNode gives up, which `outlast_cut_handshakes` changes: ``_should_giveup`` in
   ``flwr/supercore/retry/http_retry.py``.
-- `pull_objects` of ``flwr/superlink/grid/http_grid.py``, which `limit_replies` gives a limit: a reply comes in objects of any
-  number and size.
+- `pull_objects` of ``flwr/superlink/grid/http_grid.py``, which `limit_replies` limits: in Flower, a reply may consist of
+  objects of any number and size.
 - the thread of a SuperNode's HTTP server, which `run_supernode` ends where Flower does not yet do so:
   ``flwr/supernode/cli/flower_supernode.py``.
 - `RunNotRunningException`, which ``Grid`` raises when the operator has stopped the run.
@@ -98,7 +98,7 @@ _most: ContextVar[int | None] = ContextVar("most bytes of a reply", default=None
 def replies_of_at_most(size: int) -> Iterator[None]:
     """Makes this thread give up fetching a reply that is too long, within the block; see `limit_replies`.
 
-    Otherwise such a reply could fill the memory.
+    Without a limit, such a reply could fill the memory.
 
     Args:
         size: Largest size of a reply, in bytes.
@@ -111,7 +111,7 @@ def replies_of_at_most(size: int) -> Iterator[None]:
 
 
 def limit_replies() -> None:
-    """Makes `replies_of_at_most` work in this process. A reply that is too long raises Flower's error for a lost reply."""
+    """Makes Flower in this process obey `replies_of_at_most`: a longer reply raises Flower's error for a lost reply."""
     plain, error = http_grid.pull_objects, inflatable_utils.ObjectPullError
     if getattr(plain, "limited", False):
         return
@@ -205,7 +205,7 @@ def tasks_of(address: str, secret: bytes) -> Iterator[Callable[[], str]]:
         secret: Secret shared with the SuperNode.
 
     Yields:
-        A function that returns the token of the oldest message that no process handles yet, empty if there is none. The
+        A function that returns the token of the oldest unhandled message, or an empty text if there is no message. The
         function raises `httpx.HTTPError` if the SuperNode does not answer, or refuses the secret.
     """
     interceptor = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])

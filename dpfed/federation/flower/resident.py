@@ -103,7 +103,7 @@ def stay(address: str, secret: Path) -> None:
 
     Args:
         address: Address of the SuperNode's Runtime API, as HOST:PORT.
-        secret: File of the secret, which the SuperNode has, too.
+        secret: File of the secret that this process shares with the SuperNode.
 
     Raises:
         UserError: If the address is not HOST:PORT, or the SuperNode refuses the secret.

@@ -45,9 +45,9 @@ def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) 
         days: Number of days for which the server's certificate is valid; default: 365.
 
     Raises:
-        UserError: If the server's certificate exists, if the authority's certificate is damaged or its key is missing or that
-            of another certificate, if a key is damaged or not of the kind that dpfed makes, or if a host is neither a name nor
-            an IP address.
+        UserError: If the server's certificate exists, if the authority's certificate is damaged, if the authority's key is
+            missing or belongs to another certificate, if a key is damaged or not of the kind that dpfed makes, or if a host is
+            neither a name nor an IP address.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _refuse_existing(folder / SERVER)

@@ -40,8 +40,8 @@ _RESTORE = "restore it, if it was moved away; otherwise this site cannot continu
 def examine_site(folder: Path) -> list[Finding]:
     """Checks a site that was set up from a kit. Nothing is changed.
 
-    The checks are of versions, keys, certificate, the way to the coordinator, records, terms, code and budgets; unless the site
-    has left, also of the SuperNode's port, the socket's folder, and copies of files.
+    The checks concern versions, keys, certificate, the way to the coordinator, records, terms, code and budgets. Unless the
+    site has left, they also concern the SuperNode's port, the socket's folder, and the site's copies of the terms' files.
 
     Args:
         folder: Folder of the kit.

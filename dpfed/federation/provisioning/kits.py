@@ -123,7 +123,9 @@ class Reply(Section):
     card: SiteCard
     node_key: str = Field(description="public key of the site's SuperNode, as OpenSSH writes it")
     left: bool = False
-    written: int = Field(ge=0, description="seconds since 1970, larger in each later reply of a site; the newest reply counts")
+    written: int = Field(
+        ge=0, description="time in seconds since 1970, larger in each later reply of a site; the newest reply counts"
+    )
     protocol: int = PROTOCOL
     release: str = _RELEASE
 
@@ -168,7 +170,7 @@ class Reply(Section):
         if self.federation != kit.federation or self.invitation != kit.invitation:
             raise UserError(
                 f"{path} names the site {name}, but answers another kit than the one that was made for {name}: send "
-                "the kit again, and have the site give `dpfed site setup` with that kit and send the new reply. "
+                "the kit again, and have the site run `dpfed site setup` with that kit and send the new reply. "
                 "[kit-reply-other]"
             )
         if self.protocol != PROTOCOL:

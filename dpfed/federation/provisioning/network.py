@@ -120,8 +120,8 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
 
     Args:
         address: Address of the coordinator, HOST:PORT.
-        authority: File with the certificate of the authority that must have signed the coordinator's certificate, PEM.
-        settings: Settings of the site, with its HTTP proxy.
+        authority: PEM file of the certificate authority that must have signed the coordinator's certificate.
+        settings: Environment variables of the SuperNode: ``HTTPS_PROXY`` and ``NO_PROXY`` are used.
 
     Yields:
         The findings.

@@ -26,7 +26,7 @@ _LONGEST = 253  # most characters of a DNS name
 def is_host(text: str) -> bool:
     """Returns whether a text is a host name or an IP address under which others can reach a machine.
 
-    A name whose last part, behind the last dot, is a number is refused: it is a mistyped IP address.
+    A name that has a number after its last dot is refused: it is a mistyped IP address.
 
     Args:
         text: Text without scheme and port.
@@ -52,13 +52,16 @@ class Project(Section):
     """A federation before it begins. Read it with `Project.load`."""
 
     name: Name = Field(description="name of the federation, and of the folders of all parties")
-    config: str = Field(description="configuration: a TOML file beside this one, or a shipped name")
+    config: str = Field(description="configuration of the run: a TOML file beside this one, or the name of a shipped one")
     host: str = Field(description="name or IP address under which the sites reach the coordinator")
     port: int = Field(9443, ge=1, le=65535, description="port of the coordinator's proxy, the only one open to the network")
     link_port: int = Field(
-        LINK_PORT, ge=1, le=65535, description="SuperLink's port, on loopback behind the proxy; another one for each federation"
+        LINK_PORT,
+        ge=1,
+        le=65535,
+        description="SuperLink's port, on loopback behind the proxy; choose another for each federation",
     )
-    sites: Items[Name] = Field(min_length=1, description="names of the sites; their order counts")
+    sites: Items[Name] = Field(min_length=1, description="names of the sites, in the order of their numbers")
     trust: Mode = "central"
     drops: int = Field(0, ge=0)
     colluders: int = Field(1, ge=0)
@@ -113,7 +116,7 @@ class Project(Section):
         """Reads the configuration of the run.
 
         Args:
-            beside: File of the project.
+            beside: File of the project. The configuration's file is looked up in the same folder.
 
         Raises:
             UserError: If the configuration cannot be read, or is impossible.

@@ -96,7 +96,7 @@ def provision(project: Project, beside: Path, folder: Path | None = None, progre
 
     Args:
         project: Decisions of the operator.
-        beside: File of the project.
+        beside: File of the project. The configuration's file is looked up in the same folder.
         folder: Folder of the coordinator; default: beside the project's file, with the project's name.
         progress: Progress, see `CoordinatorFolder.create`; default: nothing is shown.
 
@@ -238,8 +238,8 @@ class _Office:
             reply.refuse(path, self._expected(name))
             if name in newest and newest[name][1].card != reply.card:
                 raise UserError(
-                    f"{newest[name][0]} and {path} both name {name}, with different cards: call the site, and remove the "
-                    "reply whose fingerprint the site does not read out. [project-two-replies]"
+                    f"{newest[name][0]} and {path} both name {name}, with different cards: have the site read out its "
+                    "card's fingerprint, and remove the reply that has another one. [project-two-replies]"
                 )
             if name not in newest or reply.written >= newest[name][1].written:
                 newest[name] = path, reply
@@ -315,8 +315,8 @@ class _Office:
             for key in (reply.card.signing_key, reply.card.exchange_key, " ".join(reply.node_key.split()[:2])):
                 if owners.setdefault(key, name) != name:
                     raise UserError(
-                        f"{path}: {name} and {owners[key]} share a key: ask one of them to give `dpfed site setup` in a new "
-                        "folder (--into) and send the new reply, and put that in the old reply's place. [project-keys]"
+                        f"{path}: {name} and {owners[key]} share a key: have one of them run `dpfed site setup` in a new "
+                        "folder (--into) and send the new reply, and put the new reply in place of the old one. [project-keys]"
                     )
 
     def _invitation(self, site: str) -> str:

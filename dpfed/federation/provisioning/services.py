@@ -1,7 +1,7 @@
 """The command lines of a site's and a coordinator's programs, and the files that start them: systemd, scripts, nginx.
 
 This module states every command once. Whatever starts a command fills in the folder's path: systemd replaces ``%f``, and a
-script in the folder looks up where it is.
+script finds the folder in which it lies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
 
 
 def site_files(federation: str, site: str, superlink: str) -> dict[str, str]:
-    """Returns the files that a kit puts into a site's folder, by path.
+    """Returns the contents of the files that a kit puts into a site's folder, by path in that folder.
 
     Args:
         federation: Name of the federation.
@@ -61,7 +61,7 @@ def site_files(federation: str, site: str, superlink: str) -> dict[str, str]:
 
 
 def coordinator_files(federation: str, folder: str, host: str, port: int, link_port: int = LINK_PORT) -> dict[str, str]:
-    """Returns the files of the coordinator's own folder, by path.
+    """Returns the contents of the files in the coordinator's own folder, by path in that folder.
 
     Args:
         federation: Name of the federation.

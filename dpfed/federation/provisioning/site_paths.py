@@ -30,7 +30,7 @@ class SitePaths:
 
     Attributes:
         path: Path of the folder.
-        site: Site's own folder in it.
+        site: Site's own folder (`SiteFolder`), which is in this folder.
         reply: File of the site's reply, for the coordinator.
         settings: File of the site's settings for systemd.
         keys: Folder of the SuperNode's key pair, and of the secret that the SuperNode shares with its app.
@@ -153,7 +153,7 @@ class SitePaths:
     def unpack(self, kit: Path) -> bool:
         """Puts a newer kit in the place of the present one; keys, settings and ledger are not part of kits.
 
-        If the present kit is given again, files of it that were lost or changed are restored.
+        If `kit` is the present kit, those of its files that were lost or changed are restored.
 
         Args:
             kit: File of the newer kit, or of the present one.

@@ -2,9 +2,10 @@
 
 The module also has the statements that sites sign about a step, so that a server cannot tell different sites different things.
 
-There are two statements: the roster (the sites that made offers for this step) for which a site masked its vector, and the
-members that have arrived according to the server. A site signs at most one of each in a step. docs/secure-aggregation.md
-explains why, if enough sites must have signed, a lying server can get only one roster and one set of arrivals through.
+There are two kinds of statement. One names the roster for which a site masked its vector: the sites that made offers for this
+step. The other names the members of the roster whose vectors have arrived, according to the server. A site signs at most one
+statement of each kind in a step. If enough sites must sign, even a lying server gets enough signatures for only one
+roster and one set of arrivals; docs/secure-aggregation.md explains why.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NONCE, _TAG = 12, 16
 
 
 def offer_lengths(trust: Trust) -> tuple[int, int]:
-    """Returns the numbers of bytes that a site offers in a step: to the server, and to each other site."""
+    """Returns the lengths in bytes of two parts of a site's offer: the server's part, and the envelope for one other site."""
     secrets, check = (2 * SECRET_BYTES, SECRET_BYTES) if trust.drops else (0, 0)
     return KEY_BYTES + check, KEY_BYTES + _NONCE + secrets + _TAG
 
@@ -101,7 +102,7 @@ _ROSTER, _ARRIVALS = b"dpfed roster 2\0", b"dpfed arrivals 2\0"  # a signature f
 
 
 class View:
-    """What one party (a site or the server) believes about a step: its roster (the sites in it) and their public keys.
+    """What one party (a site or the server) believes about a step: the sites in its roster, and the sites' public keys.
 
     Two parties with different beliefs sign different statements.
 

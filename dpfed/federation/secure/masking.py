@@ -31,12 +31,12 @@ class NotOffered(UserError):
     """Raised for a step that this site cannot mask, or cannot help to unmask because it masked another step last.
 
     A site cannot mask a step for which it holds no offer: it has masked this step or a later one, was restarted, never made the
-    offer, or has made four later ones.
+    offer, or has made offers for four later steps.
     """
 
 
 class OtherView(UserError):
-    """Raised if what the server says about a step contradicts what this site saw of it, or what other sites have signed.
+    """Raised if what the server says about a step contradicts what this site saw, or what other sites have signed.
 
     The error is also raised if the server names too few sites, or asks about masks in a run from which no site may drop out.
     """
@@ -93,7 +93,9 @@ class _Masked:
 
 
 class Masking:
-    """Masks one site's vectors in one run. Its secrets live in this object only: a restarted site has dropped out of the step.
+    """Masks one site's vectors in one run.
+
+    The step's secrets are held by this object only: a site that is restarted has dropped out of the step.
 
     After a restart, the caller must not mask a step that was masked before. The site's ledger ensures this: it refuses such a
     step.
@@ -107,7 +109,8 @@ class Masking:
         context: Fingerprint of the run's agreed terms.
 
     Raises:
-        UserError: If the number of sites is not the trust mode's, or this site's card has another exchange key.
+        UserError: If `sites` and `trust` differ in the number of sites, or this site's card does not name the exchange
+            key of `identity`.
     """
 
     def __init__(self, me: int, identity: Identity, sites: Sequence[SiteCard], trust: Trust, context: bytes) -> None:
@@ -239,8 +242,8 @@ class Masking:
     def reveal(self, step: int, arrived: Iterable[int], rosters: dict[int, bytes], votes: dict[int, bytes]) -> bytes:
         """Hands out the shares with which the server removes the remaining masks: one for each member of the roster.
 
-        If a member arrived, this is the share of its self mask's seed. Otherwise this is the share of its round key. A site
-        never hands out both shares of a member: together they would open that member's vector.
+        For a member whose vector arrived, this is a share of its self mask's seed; for another member, a share of its round
+        key. A site never hands out both shares of a member: together they would open that member's vector.
 
         Args:
             step: Step that was masked last.

@@ -46,8 +46,8 @@ def recovered(givers: tuple[int, ...], shares: list[bytes]) -> list[bytes]:
     """Recovers secrets from their shares; wrong shares give wrong bytes, which the caller must check.
 
     Args:
-        givers: Numbers of the sites that gave shares, exactly as many as `split` needed.
-        shares: Shares of each giver, in the order of the givers: its shares of all secrets, one after the other.
+        givers: Numbers of the sites that gave shares, exactly as many as `needed` in `split`.
+        shares: For each giver, in the same order, the giver's shares of all secrets, concatenated.
 
     Returns:
         The secrets, 32 bytes each.

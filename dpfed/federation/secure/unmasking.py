@@ -26,9 +26,9 @@ TRIES = 40  # combinations of revealing sites that are tried at most; each takes
 class Unmasking:
     """Adds up the masked vectors of one step, and unmasks their sum.
 
-    The caller calls `add` for each vector that arrives, and then `close`. If sites may drop out, the caller asks the sites to
-    confirm the arrivals (`vote`), unless the vectors of the whole roster arrived, and to reveal shares. The last call is that
-    of `total`.
+    The caller calls `add` for each vector that arrives, then `close`, and at last `total`. If sites may drop out, the caller
+    asks the sites for their shares before `total`; if a vector of the roster is missing, the caller first asks the sites to
+    confirm the arrivals (`vote`).
 
     Args:
         sites: Cards with the public keys of all sites, in the order of the site numbers.
@@ -43,7 +43,7 @@ class Unmasking:
         votes: Signatures of the arrivals, by site number.
 
     Raises:
-        UserError: If the roster is too small, or a site's public values have another length.
+        UserError: If the roster is too small, or a site's public values have a wrong length.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Unmasking:
         """Ends the arrivals of the step: no further vector is added.
 
         Returns:
-            The numbers of the sites in the sum. The request to reveal must name them to every site.
+            The numbers of the sites in the sum. The request for shares (`Masking.reveal`) must name all of them to every site.
 
         Raises:
             UserError: If vectors of fewer sites arrived than the trust mode needs: the sum can never be unmasked.
@@ -190,8 +190,8 @@ class Unmasking:
                 return checked
         lost = _named(site for site in members if site not in checked)
         raise UserError(
-            f"step {step}: the shares of {_named(given)} do not give the secrets of {lost}: too many of them are wrong, or "
-            f"{lost} gave out wrong ones. [share-wrong]"
+            f"step {step}: the shares of {_named(given)} do not give the secrets of {lost}: too many of these shares are "
+            f"wrong, or {lost} gave wrong shares to the others. [share-wrong]"
         )
 
     def _fits(self, site: int, secret: bytes) -> bool:

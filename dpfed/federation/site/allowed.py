@@ -56,7 +56,7 @@ def keep_allowed(path: Path, terms: Terms) -> None:
 
     Args:
         path: File to write.
-        terms: Terms whose code is all allowed.
+        terms: Terms of the federation; the operator has allowed all code that they name.
     """
     if terms.code:
         write_atomically(path, json.dumps({part.name: part.digest for part in terms.code}, indent=1) + "\n")

@@ -71,8 +71,8 @@ class SiteFolder:
         card: File of the site's public card, for the coordinator.
         socket: Default path of the Unix socket; the file exists while the site is served.
         ledger: File of the site's ledger.
-        features: Folder of features of frozen towers that are not kept beside the store; deleted when the service ends after
-            the site's last step, or when the site leaves.
+        features: Folder of those cached features of frozen towers that are not kept beside the store. The folder is deleted
+            when the service ends after the site's last step, or when the site leaves.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,7 +152,7 @@ class SiteFolder:
         return SiteCard.load(self.card)
 
     def confirm(self, cards: list[str]) -> None:
-        """Records that cards belong to other sites, see `dpfed.federation.confirmed_cards.confirm` for arguments and errors."""
+        """Records other sites' card fingerprints; see `dpfed.federation.confirmed_cards.confirm` for argument and errors."""
         confirm(self._confirmed, cards, self.own_card(), self.terms() if self.joined else None)
 
     def confirmed(self) -> list[str]:
@@ -225,8 +225,8 @@ class SiteFolder:
             terms: Terms of the federation.
             agreed: Function that decides whether to join. It is called after all checks except that of the lifetime budget,
                 before anything is reserved. Default: the site joins.
-            unconfirmed: Whether to join even if members whose cards nobody has confirmed could make the terms spend more than
-                the budget; default: no.
+            unconfirmed: Whether to join even if more than the site's budget could be spent, should the members whose cards
+                this site has not confirmed be dishonest; default: no.
             allowed: Names of code that may run at this site, see `refuse_unknown`.
 
         Returns:
@@ -236,8 +236,8 @@ class SiteFolder:
             UserError: If the terms do not have this site's card; if the site has joined before or has left; if the terms
                 promise no privacy, fix a seed, spend more than the site allows (or could do so, see `unconfirmed`), lack a
                 card that the site has confirmed, or name code that `refuse_unknown` refuses; if the records are no longer those
-                of the site's card; if the ledger holds charged steps; or if the lifetime budget of the records has no room for
-                the plan.
+                of the site's card; if the ledger holds charged steps; or if the plan does not fit into the lifetime budget of
+                the records.
         """
         number = terms.number_of(self.identity().signing_key)
         card = self.own_card()
@@ -383,7 +383,7 @@ class SiteFolder:
             )
 
     def most_delta(self, plan: PrivacyPlan) -> float:
-        """Returns the largest delta that the site agrees to: its own setting, or 1/N; N counts the plan's records or units."""
+        """Returns the largest delta that the site agrees to: the setting ``delta``, or 1 / (records or units of the plan)."""
         delta = self.settings().delta
         return 1 / plan.sampling.records if delta is None else delta
 
@@ -397,7 +397,7 @@ class SiteFolder:
 
 
 def records_of_site(store: str | Path, declared: int | None, settings: dict[str, Any]) -> RecordStore:
-    """Opens a site's records, and checks the site's settings and copies of files.
+    """Opens a site's records, and checks the site's settings and the copies of files that the settings name.
 
     Args:
         store: Store of the records.
@@ -445,13 +445,13 @@ def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:
 def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None:
     """Refuses a declared number of records that is smaller than the true one.
 
-    With a smaller number, N would not count all records that take part, and the sampling rate and delta, which follow from N,
-    would be wrong. A larger number hides the true one and costs a little noise.
+    With a smaller number, the plan would not count all records that take part, and the sampling rate and delta that follow from
+    the count would be wrong. A larger number hides the true one and costs a little noise.
 
     Args:
         declared: Declared number of training records; ``None``: none was declared.
         store: Store of the records.
-        where: Beginning of the message, which the number follows: the option or the entry that declares it.
+        where: Name of the option or entry that declares the number; the message begins with this name.
 
     Raises:
         UserError: If the number is too small; the message has both numbers.

@@ -66,14 +66,14 @@ def _freezes(config: Config) -> bool:
 
 
 def require_copies(terms: Terms, settings: SiteSettings) -> dict[str, bool]:
-    """Checks a site's copies of the files that the terms name and that are not sent; a site needs them before it is served.
+    """Checks a site's own copies of files that the terms name. The coordinator does not send them; the service needs them.
 
-    Anchors are read. The terms hold no digest of them: the coordinator compares them when it greets the site. Weights other
-    than the starting weights are not compared.
+    The terms hold no digest of the anchors, so anchors are only read here; the coordinator compares them when it greets the
+    site. Weights other than the starting weights are not compared.
 
     Returns:
-        The keys of the public records, architecture, starting weights and anchors that the configuration names, such as
-        ``public.path``, each with ``True`` if the file is the one that was agreed on, and ``False`` if it was only read.
+        ``True`` for a copy that is the agreed file, ``False`` for a copy that was only read, by configuration key, such as
+        ``public.path``. There are keys for those public records, architecture, starting weights and anchors that are named.
 
     Raises:
         UserError: If public records, starting weights or anchors are missing (the message names all of them), another file is

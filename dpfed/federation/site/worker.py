@@ -91,7 +91,7 @@ class SiteWorker:
 
     @property
     def longest(self) -> int:
-        """Length of the longest vector of a request, in bytes: the parameters."""
+        """Length in bytes of the longest vector that a request may have: that of the model's parameters."""
         return 4 * self._vector.numel
 
     @property
