@@ -30,7 +30,7 @@ class Towers(NamedTuple):
 
 
 def frozen_towers(model: nn.Module) -> Towers:
-    """Returns the towers of a model that are not trained, so that the features of each record need to be computed only once.
+    """Returns a model's frozen towers. Training does not change them, so each record's features can be computed once.
 
     Args:
         model: Image-text model or `SimCLRModel`, with a frozen image tower.
