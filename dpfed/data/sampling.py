@@ -155,8 +155,8 @@ def draw_step(
         step: Training step.
         indices: Indices of the records that the worker holds, ``(n,)`` int64; ``None``: 0 .. n - 1.
         keys: Keys of these records, ``(n,)`` uint64.
-        groups: Number of groups to choose from: K_w, the number of this worker's own groups; or K, the number of all groups of
-            the plan, where several workers on the same records divide the groups.
+        groups: Number of groups from which the group of each record (or unit) is drawn: K_w, the number of this worker's own
+            groups. If several workers on the same records divide the groups: K, the number of all groups of the plan.
         units: Keys of the records' units, ``(n,)`` uint64; ``None`` if records are protected individually.
         participants: Result of `participants_of` for these records, which caches draws for later steps; default: a new one.
         rank: Rank of the worker, 0 .. world_size - 1.

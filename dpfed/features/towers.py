@@ -67,9 +67,9 @@ def from_features(model: nn.Module) -> nn.Module:
         model: Model with frozen towers; see `frozen_towers`.
 
     Returns:
-        A model that uses the same parameters and reads views ``{"image": (S, V, F), "text": ...}`` of S records, each with V
-        image views and W text views. The text views are features ``(S, W, F_t)`` if the text tower is frozen, and L tokens
-        each, ``(S, W, L)``, if the text tower is trained.
+        A model that uses the same parameters. Its input are the views ``{"image": (S, V, F), "text": ...}`` of S records: V
+        image views and W text views of each record. Text views are features ``(S, W, F_t)`` if the text tower is frozen. If
+        the text tower is trained, a text view has L tokens: ``(S, W, L)``.
 
     Raises:
         UserError: If `frozen_towers` raises one.
