@@ -60,14 +60,15 @@ def decode(image: ImageInput) -> Image.Image:
 def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
     """Decodes an image as `decode` does, for use in a ``with`` block.
 
-    A process decodes images of more than 2^24 pixels one at a time: the next one waits until the block of the one before ends.
+    A process decodes images of more than 2^24 pixels one at a time: the next image waits until the ``with`` block of the
+    previous one ends.
 
     Args:
         image: Encoded file, PIL image or array, see `decode`.
 
     Yields:
-        The image, and a few words about its conversion, which is made if open_clip would destroy the image otherwise; ``None``
-        in place of the words: the image was not converted.
+        The image, and a few words that name its conversion, or ``None`` if it was not converted. Only images that open_clip
+        would destroy are converted (`dpfed.data.modes`).
 
     Raises:
         BrokenImage: If `decode` raises one.
@@ -118,8 +119,8 @@ def _loaded(image: Image.Image) -> tuple[Image.Image, str | None]:
 def holds_several(image: ImageInput) -> bool:
     """Returns whether an image file holds several pictures (an animation, or pages). `decode` reads only the first one.
 
-    Also true of a GIF, PNG, TIFF or WebP file that cannot be opened, or is damaged after its first picture. PIL images and
-    arrays hold one picture.
+    The result is also ``True`` for a GIF, PNG, TIFF or WebP file that cannot be opened or is damaged after its first picture.
+    It is ``False`` for PIL images and arrays.
     """
     if not isinstance(image, bytes) or not image.startswith(_SEVERAL):
         return False
@@ -133,7 +134,7 @@ def holds_several(image: ImageInput) -> bool:
 def encode(image: Image.Image) -> bytes:
     """Encodes an image as the bytes of a lossless file.
 
-    `dpfed.data.resizing.square` gives the same pixels for the image and for the decoded file. Images in modes that no file
+    `dpfed.data.resizing.square` returns the same pixels for the image and for the decoded file. Images in modes that no file
     holds (HSV, RGBX, and colours multiplied by their alpha) are first converted to RGB or RGBA.
     """
     if image.mode not in _PNG_MODES | _TIFF_MODES:
@@ -144,7 +145,7 @@ def encode(image: Image.Image) -> bytes:
 
 
 def memory(image: ImageInput) -> int:
-    """Returns how much memory an image takes in its present form, bytes. For PIL images, it is estimated: 3 bytes per pixel."""
+    """Returns the number of bytes that an image takes in memory. For PIL images, this is an estimate: 3 bytes per pixel."""
     if isinstance(image, Image.Image):
         return 3 * image.width * image.height
     return len(image) if isinstance(image, bytes) else image.nbytes

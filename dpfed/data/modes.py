@@ -1,6 +1,6 @@
 """The modes of images (RGB, with transparency, a palette, 16 bits, ...) and how each becomes RGB.
 
-Stock open_clip scales an image in the mode of its file, and converts it to RGB only then. A model trained here must see the
+Stock open_clip first scales an image in the mode of its file, and then converts it to RGB. A model trained here must see the
 same pixels in open_clip, so dpfed works in the same order. In a few modes, however, this order destroys images: open_clip turns
 them white or black, or fails. dpfed first converts images in these modes, and tells the caller.
 """
@@ -22,7 +22,7 @@ GREY_WITH_ALPHA = "greyscale multiplied by its alpha turned back into greyscale"
 
 
 class UnknownRange(ValueError):
-    """The error for pixel values of which black and white are unknown; the message says why in a few words."""
+    """The error for an image whose values for black and white are unknown; the message says why in a few words."""
 
 
 def survivable(image: Image.Image) -> tuple[Image.Image, str | None]:

@@ -117,8 +117,8 @@ def pictures_at(places: Sequence[Path], split: str | None = None) -> NamedPictur
         split: Split of the store, such as ``train``; ``None``: all splits.
 
     Raises:
-        UserError: If there are no pictures, a path does not exist or cannot be one, a store is given beside other paths or
-            cannot be opened, or `split` is unknown or given without a store.
+        UserError: If there are no pictures, a path does not exist or is not valid, a store cannot be opened or is given beside
+            other paths, or `split` is unknown or given without a store.
     """
     for place in places:
         path_of(place, "the pictures")
@@ -128,14 +128,14 @@ def pictures_at(places: Sequence[Path], split: str | None = None) -> NamedPictur
         store = RecordStore.open(stores[0])
         rows = None if split is None else store.split(split)
         if rows is not None and not len(rows):
-            raise UserError(f"{stores[0]} has no {split} records. [image-split-empty]")
+            raise UserError(f"{stores[0]} has no {split} records: choose another --split. [image-split-empty]")
         return StoredPictures(store, rows)
     if split is not None:
         raise UserError(f"only record stores have splits: leave --split {split} out. [image-split]")
     files: list[Path] = []
     for place in places:
         if not place.exists():
-            raise UserError(f"{place} is not there: give a record store, or images and folders of images. [image-path-missing]")
+            raise UserError(f"{place} does not exist: give a record store, or images and folders of them. [image-path-missing]")
         files += list_files(place, Access.to(place)).images() if place.is_dir() else [place]
     if not files:
         raise UserError(f"no images in {', '.join(map(str, places))}: give a record store or folder of images. [image-nothing]")

@@ -35,8 +35,8 @@ def open_records(
     """Opens the records that a configuration names, and generates or imports them first if necessary.
 
     A source is imported once, into ``<stores>/<importer>-<hash>``. The hash changes with the source's files and the options.
-    If the model reads images of fewer than 64 pixels a side and expects them cropped and scaled bicubically, they are made
-    square by the import and stored raw. Otherwise the original files are stored, and resized whenever they are read.
+    If the model reads images of fewer than 64 pixels a side and expects them cropped and scaled bicubically, the import makes
+    the images square and stores raw pixels. Otherwise the original files are stored, and resized whenever they are read.
 
     Args:
         config: Section ``[data]``, with its size and resizing resolved.
@@ -54,7 +54,8 @@ def open_records(
     if config.source == "procedural":
         if config.size is None:
             raise ValueError(
-                "the section [data] has no size: set it, or take the section of dpfed.runs.resolution.resolve_model_defaults"
+                "the section [data] has no size: set it, or use the section that dpfed.runs.resolution.resolve_model_defaults "
+                "returns"
             )
         return procedural_store(config.records, config.stores, config.size, progress=progress)
     if config.source == "scenes":

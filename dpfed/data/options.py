@@ -203,8 +203,8 @@ class PublicConfig(Section):
         0.2,
         ge=0,
         le=100,
-        description="embeddings of private records and those of public records have a centre each, which is subtracted: "
-        "weight of the loss term that moves the centres to the embeddings; 0: no centres",
+        description="one centre is subtracted from the embeddings of private records, and another from those of public "
+        "records: weight of the loss term that moves the centres to the embeddings; 0: no centres",
     )
     source: Literal["store", "shapes", "procedural"] = Field(
         "store", description="a record store, generated captioned shapes, or procedural images"

@@ -32,7 +32,7 @@ def cores() -> int:
 
 
 def loader_processes(workers: int, work: object) -> int:
-    """Returns the number of processes that a torch loader can have: 0, with a warning, if their work cannot be sent to them.
+    """Returns `workers`; warns and returns 0 if the work of a torch loader cannot be sent to other processes.
 
     On macOS and Windows, and with Python 3.14, a new process gets a pickled copy of its work. A lambda, or a function inside
     another function, cannot be pickled.

@@ -68,7 +68,7 @@ class PublicNegatives:
         """Announces for which groups public records are needed next, so that their images can be read meanwhile.
 
         Args:
-            keys: Keys of the groups of each of the next calls of `joined`, in order; see `of`.
+            keys: For each of the next calls of `joined`, in order: the keys of its groups; see `of`.
             randomness: Randomness that the workers share.
             step: Training step.
             device: Device on which the views will be made.
@@ -95,7 +95,7 @@ class PublicNegatives:
             device: Device of the views.
 
         Returns:
-            Views and offsets of the groups with their public records, which follow each group's own records.
+            Views and offsets of the enlarged groups: in each group, its own records come first, then its public records.
         """
         groups, count = len(keys), self.count
         public = self._views(self.of(keys, randomness, step).ravel(), self._apart(randomness), step, device)

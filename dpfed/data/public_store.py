@@ -27,7 +27,7 @@ _HASH = np.dtype(f"V{_HASH_BYTES}")
 
 
 def public_fingerprint(config: PublicConfig) -> str | None:
-    """Returns the fingerprint of a public store's records, for which only the store's header is read.
+    """Returns the fingerprint of a public store's records. Only the store's header is read.
 
     ``None``: the public records are generated, so the configuration determines them.
 
@@ -87,7 +87,8 @@ def open_public(
     elif config.source == "procedural":
         if data.size is None:
             raise ValueError(
-                "the section [data] has no size: set it, or take the section of dpfed.runs.resolution.resolve_model_defaults"
+                "the section [data] has no size: set it, or use the section that dpfed.runs.resolution.resolve_model_defaults "
+                "returns"
             )
         store = procedural_store(config.generated, data.stores, data.size, test=0, seed=_SEED, progress=progress)
     else:
@@ -161,7 +162,7 @@ def refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> Non
     Args:
         public: Public records.
         private: Private records of the run.
-        stores: Folder for this file.
+        stores: Folder of the file that records this.
 
     Raises:
         UserError: If an image is in both stores, compared byte by byte as stored, or a store is damaged.

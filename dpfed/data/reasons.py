@@ -17,7 +17,7 @@ def by_reason(broken: Iterable[tuple[str, str]]) -> list[str]:
     Damaged archives come first, because each of them contains many records. The other reasons follow, the most frequent first.
 
     Args:
-        broken: (id, reason) of each record; the reason of an archive begins with "archive".
+        broken: (id, reason) of each unreadable record or archive; the reason of an archive begins with "archive".
 
     Returns:
         A phrase for each reason, with the number of records and the ids of up to three of them: ``no image (5): a, b, c, ...``.
@@ -40,7 +40,7 @@ def mending(broken: Iterable[tuple[str, str]], first: str = "repair them") -> st
 
     Args:
         broken: (id, reason) of each record.
-        first: Best remedy, which the advice begins with.
+        first: Best remedy, with which the advice begins.
     """
     advice = f"{first}, or leave them out with --skip-broken"
     if any(reason == OUTSIDE for _, reason in broken):

@@ -27,7 +27,7 @@ class RecordSet(ABC):
         keys: Unique key of each record, ``(N,)`` uint64: a function of the record itself, and never of its position.
         units: Key of each record's unit, ``(N,)`` uint64; ``None``: there are no units.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: there are no units.
-        splits: Number of each record's split, ``(N,)`` int8.
+        splits: Split of each record, an index into `dpfed.data.store.record.SPLITS`, ``(N,)`` int8.
         labels: For each label name, the class numbers of the records, ``(N,)`` int64; -1 for a record without the label.
         label_names: For each label name, the names of its classes in the order of their numbers.
         contents: Fingerprint of all records.
@@ -148,7 +148,7 @@ class RecordSet(ABC):
         return chosen[np.argsort(keys, kind="stable")]
 
     def share_units(self, first: str, second: str) -> bool:
-        """Returns whether any unit has records in both of two splits, whose names are given."""
+        """Returns whether any unit has records in both the split named `first` and the split named `second`."""
         units, within = self.units, self.within(first)
         if units is None:
             return False
@@ -157,7 +157,7 @@ class RecordSet(ABC):
 
 
 def split_number(split: str) -> int:
-    """Returns the number of a split.
+    """Returns the number of a split: its index in `SPLITS`.
 
     Raises:
         UserError: If there is no split of that name.

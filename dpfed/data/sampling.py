@@ -1,4 +1,4 @@
-"""Draws which records take part in a step, and in which group: Poisson sampling with independent draws of groups.
+"""Draws the records that take part in a step, and their groups: Poisson sampling with independent draws of groups.
 
 Both draws are functions of the record's own key (`Randomness.per_record`), so adding or removing a record does not change what
 is drawn for any other record. Where units are protected, both draws are functions of the unit's key. They are then equal for
@@ -6,8 +6,8 @@ all records of the unit, which therefore take part together and in one group. Sh
 chunks would not do: one more record pushes another record into the next chunk, so two groups change, and the sum can move by 4C
 instead of 2C, where C is the clipping norm of a group.
 
-This module also finds the rows of a store that belong to one rank. It reads them, when they are needed, from the store's
-memory-mapped numbers.
+This module also finds the rows of a store that belong to one rank. They are computed, when they are needed, from the splits
+and keys in the store's memory-mapped index.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class StepDraw:
         indices: Indices of the records in the store, ``(n,)`` int64; the members of a group are adjacent.
         offsets: Offsets of the groups, ``(G + 1,)`` int64; group g is ``indices[offsets[g]:offsets[g + 1]]``. Empty groups are
             left out.
-        keys: If every record (or unit) makes a group of its own: the key of the record (or unit) that makes each group,
-            ``(G,)`` uint64. ``None``: the group of each record (or unit) is drawn.
+        keys: Key of each group, ``(G,)`` uint64, if every record (or unit) forms a group of its own: the key of that record
+            (or unit). ``None``: the group of each record (or unit) is drawn.
     """
 
     indices: np.ndarray
@@ -92,7 +92,7 @@ def unit_keys(store: RecordSet, unit: Unit) -> np.ndarray | None:
 
 
 def protected_count(store: RecordSet, unit: Unit) -> int:
-    """Returns N of a store's training split: the number of its records, or of its units where units are protected.
+    """Returns N, the number of training records, or of their units where units are protected.
 
     Raises:
         UserError: If `unit_keys` raises one.
@@ -127,7 +127,7 @@ def participants_of(
         randomness: Source of all draws.
         keys: Keys of n records from which the function draws, ``(n,)`` uint64.
         units: Keys of the records' units, see `draw_step`.
-        mask: Mask of those of the n records that the worker holds; ``None``: the worker holds all of them.
+        mask: Function that marks which of the n records the worker holds; ``None``: the worker holds all of them.
 
     Returns:
         A function from a step to the positions in `keys` of the records that take part in the step, ascending.
@@ -155,8 +155,8 @@ def draw_step(
         step: Training step.
         indices: Indices of the records that the worker holds, ``(n,)`` int64; ``None``: 0 .. n - 1.
         keys: Keys of these records, ``(n,)`` uint64.
-        groups: Number of groups to choose from: K_w, the number of this worker's own groups; or K, the number of all groups of
-            the plan, where several workers on the same records divide the groups.
+        groups: Number of groups from which the group of each record (or unit) is drawn: K_w, the number of this worker's own
+            groups. If several workers on the same records divide the groups: K, the number of all groups of the plan.
         units: Keys of the records' units, ``(n,)`` uint64; ``None`` if records are protected individually.
         participants: Result of `participants_of` for these records, which caches draws for later steps; default: a new one.
         rank: Rank of the worker, 0 .. world_size - 1.
@@ -164,9 +164,9 @@ def draw_step(
             One more record may move other groups to other workers, so the workers' sums must be exact.
 
     Returns:
-        The drawn records by group; possibly none at all. All records of one unit are in one group. If the method puts every
-        record (or unit) in a group of its own, no two records (or units) share a group. Of the records of a unit and of those
-        of a group, no more are kept than the plan allows.
+        The drawn records by group; possibly none at all. All records of one unit are in one group. If the plan's bounding
+        method puts every record (or unit) in a group of its own, no two records (or units) share a group. A unit, and a group,
+        keeps at most as many records as the plan's caps allow.
     """
     if groups == 0:
         return StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64))
@@ -241,7 +241,7 @@ class PartitionRows:
 
     Args:
         store: Record store that the worker opened.
-        keys: Keys that decide the rank, ``(N,)``, by row: `dpfed.data.sampling.partition_keys`.
+        keys: Keys that decide the rank of each row, ``(N,)``; see `partition_keys`.
         rank: Rank, 0 .. world_size - 1.
         world_size: Number of ranks.
     """

@@ -19,8 +19,8 @@ class Evaluator:
 
     Attributes:
         store: Records; for k-NN and the linear probe, training records are read with their labels.
-        embedder: Function that returns the `Embedder` of a model, which computes its features and embeddings.
-        options: Options that choose split and sizes.
+        embedder: Function from a model to its `Embedder`, which computes the model's features and embeddings.
+        options: Options that choose the split and the numbers of records.
         tasks: Tasks to measure (`dpfed.evaluation.tasks.tasks_of`); empty: nothing is measured.
     """
 

@@ -24,7 +24,7 @@ _TEXTS = 512  # captions in one forward pass
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Puts a model in evaluation mode without gradients for the block, and then restores its mode."""
+    """Puts a model in evaluation mode without gradients for the ``with`` block, and then restores the model's mode."""
     was_training = model.training
     model.eval()
     try:
@@ -53,7 +53,7 @@ class Embedder:
     device: torch.device | str
 
     def features(self, indices: np.ndarray) -> Tensor:
-        """Returns the features of records: the output of the heads of moments if the model has them, else of the backbone.
+        """Returns the features of records: the output of the heads of moments or, if the model has none, of the backbone.
 
         Args:
             indices: Indices of the records in the store, int64 ``(n,)``.
@@ -63,8 +63,8 @@ class Embedder:
 
         Raises:
             ValueError: If there are no indices.
-            UserError: If the model has no ``features``, or with heads of moments no ``embed_images``; or if an image cannot be
-                read.
+            UserError: If the model has no method ``features`` (or ``embed_images``, if it has heads of moments), or an image
+                cannot be read.
         """
         return self._of_images(indices, method_of(self.model, features_of(self.model)))
 

@@ -1,4 +1,4 @@
-"""95% intervals of figures over the draw of held-out records, and of the changes that training made.
+"""Computes 95% intervals of figures and of their changes by training. They allow for the draw of held-out records.
 
 A figure is a fraction of queries; a query is a held-out image or caption. Queries that belong together (captions of one image,
 records of one person) form a cluster, which is drawn as a whole: more queries from the same clusters add little information.
@@ -7,12 +7,12 @@ records of one person) form a cluster, which is drawn as a whole: more queries f
   and 1. With clusters, the number of queries is divided by the design effect: the fraction's variance if clusters are drawn,
   over its variance if single queries are drawn.
 - The change of a fraction between two models on the same queries is paired: only queries count that one model answers right and
-  the other wrong, as in McNemar's test. The interval of Agresti and Min (2005) adds two queries: half a query is won, half is
-  lost, and one is equal for both models.
+  the other wrong, as in McNemar's test. The interval of Agresti and Min (2005) adds two imaginary queries: half
+  a query that only one model answers right, half a query that only the other does, and one query that both answer alike.
 - Noise changes figures even if nothing is learnt. `beyond_noise` widens the interval of a change by Student's prediction
   interval of the figures that noise alone gives (`dpfed.runs.noise_alone`). The errors from the draw of records and from noise
   are added as if they were independent. As the spread of the figures of noise alone includes a part of the error from the draw,
-  the interval of a run without signal is too wide: it excludes zero in about one of 100 cases, not in five.
+  the interval of a run without signal is too wide: it excludes zero in about one of 100 cases, not in five of 100.
 
 The intervals do not cover how trained models vary from run to run.
 """
@@ -69,7 +69,7 @@ class Outcomes:
                 (`dpfed.runs.noise_alone`); none, or at least two.
 
         Raises:
-            ValueError: If the clusters of the queries differ, or `noise` is one figure.
+            ValueError: If the clusters of the queries differ, or `noise` has only one figure.
         """
         if not np.array_equal(self.clusters, before.clusters):
             raise ValueError("a change needs two figures on the same queries")

@@ -21,14 +21,14 @@ _SCIPY_SWITCH = "SCIPY_ARRAY_API"
 def linear_probe_right(
     train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, l2: float = 1e-4, iterations: int = 100
 ) -> Tensor:
-    """Returns which test records a multinomial logistic regression on standardised frozen features classifies correctly.
+    """Fits a multinomial logistic regression to standardised frozen features; returns which test records it gets right.
 
     Args:
         train_x: Features of labelled records, shape ``(n, F)``. Training and test features are standardised by the mean and
             standard deviation of the training features. Values that are not finite count as 0.
         train_y: Labels of the training records, int64 ``(n,)``.
         test_x: Features of test records, shape ``(m, F)``, on the same device.
-        test_y: Labels of the test records, int64 ``(m,)``; a record whose label no training record has counts as wrong.
+        test_y: Labels of the test records, int64 ``(m,)``. A test record counts as wrong if no training record has its label.
         l2: Strength of the penalty, above 0; see `fit`.
         iterations: Largest number of iterations; see `fit`.
 

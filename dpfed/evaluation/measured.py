@@ -25,8 +25,8 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
 def wrong_fact(facts: object) -> str | None:
     """Returns the first key of a JSON object (`Evaluation.facts`) whose value is missing or wrong; ``None``: no such key.
 
-    ``interval``, ``change`` and ``chance`` may be missing; ``queries`` is not checked. The types of the other values are
-    checked, and that value and chance lie in [0, 1]. For `facts` that are not an object, the function returns ``"name"``.
+    ``interval``, ``change`` and ``chance`` may be missing, and ``queries`` is not checked. Every other value must have the
+    right type, and ``value`` and ``chance`` must lie in [0, 1]. If `facts` is not an object, the function returns ``"name"``.
     """
     if not isinstance(facts, dict):
         return "name"
@@ -52,9 +52,9 @@ class Evaluation:
         value: Fraction in [0, 1].
         model: Measured model, ``trained`` or ``untrained``.
         split: Split of the measured records.
-        protocol: Protocol of the measurement, for people.
+        protocol: How the figure was measured, in words for the reader of a report.
         step: Number of training steps that the model had seen.
-        queries: Number of held-out images, or captions, that the figure counts.
+        queries: Number of held-out images (or captions) of which the figure is a fraction.
         interval: 95% interval over the draw of held-out records (`dpfed.evaluation.intervals`); ``None``: not known.
         change: 95% interval of this figure minus the untrained model's. It allows for the draw of held-out records and, if
             models of noise alone were measured, for the spread of their figures; ``None``: not compared.
@@ -91,7 +91,7 @@ class Evaluation:
                 lists.
 
         Raises:
-            ValueError: If the two figures are on different queries, or `noise` has one such figure.
+            ValueError: If the two figures are on different queries, or `noise` has only one figure of this kind.
         """
         for other in filter(self._alike, before):
             if self.outcomes is not None and other.outcomes is not None:

@@ -130,7 +130,7 @@ def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: 
 
 
 def summary(direction: str, ranked: Tensor, clusters: np.ndarray) -> dict[str, Outcomes]:
-    """Returns whether each query has a right answer among the first k, by the name of each recall metric R@k.
+    """Returns for each recall metric R@k, by its name, whether each query has a right answer among the first k candidates.
 
     Args:
         direction: Direction, ``image_to_text`` or ``text_to_image``.
@@ -143,6 +143,8 @@ def summary(direction: str, ranked: Tensor, clusters: np.ndarray) -> dict[str, O
 
 def chance_of_recall(name: str, right: Tensor, among: int) -> float:
     """Returns the recall if candidates are ordered at random: the mean over the queries of 1 - C(m - r, k)/C(m, k).
+
+    C: the binomial coefficient.
 
     Args:
         name: Name of the metric, from `summary`; it ends in ``@k``.
@@ -173,4 +175,4 @@ def _check(image_z: Tensor, text_z: Tensor, pairs_image: Tensor, pairs_text: Ten
         if len(partnered) and (int(partnered[0]) < 0 or int(partnered[-1]) >= count):
             raise ValueError(f"pairs_{name} must be in [0, {count}), got {int(partnered[0])} to {int(partnered[-1])}")
         if len(partnered) != count:
-            raise ValueError(f"every {name} needs a partner; without one: {count - len(partnered)} of {count}. Leave those out")
+            raise ValueError(f"{count - len(partnered)} of {count} embeddings of {name}s are in no right pair: leave them out")

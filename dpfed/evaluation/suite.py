@@ -36,7 +36,7 @@ def evaluate(
     Args:
         embedder: Embedder, which computes features and embeddings of records and captions with the model.
         store: Records; for k-NN and the linear probe, training records are read with their labels.
-        options: Options that choose split and sizes.
+        options: Options that choose the split and the numbers of records.
         tasks: Tasks to measure (`tasks_of`).
         which: Whether this is the trained or the untrained model.
         step: Number of training steps that the model has seen.

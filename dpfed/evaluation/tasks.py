@@ -130,9 +130,10 @@ def label_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
 
 
 def class_columns(store: RecordSet, options: EvaluationConfig) -> list[str]:
-    """Returns the labels that zero-shot predicts: those that held-out records have and of which a class name contains a letter.
+    """Returns the names of the labels that zero-shot predicts.
 
-    If the options name the task ``zero_shot``, labels whose class names contain no letters are predicted, too.
+    Held-out records must have the label, and at least one of its class names must contain a letter. If the options name the
+    task ``zero_shot``, class names without letters are enough.
     """
     asked = "zero_shot" in options.tasks
     return [

@@ -1,7 +1,7 @@
 """Keeps features of many records on disk. They are as private as the records, and stay with the party that holds the records.
 
-Each file has the features of up to 4,096 records, a shard. The file also contains a hash of its tensors, because a run may read
-it months after it was written.
+Each file, called a shard, has the features of up to 4,096 records. The file also contains a hash of its tensors,
+because a run may read it months after it was written.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Shard:
 
 
 class Features:
-    """The features of chosen records of a store, in files. Mapping the files into memory reads only the features that are used.
+    """The features of chosen records of a store, in memory-mapped files: only the features that are used are read.
 
     As a context manager, this object deletes the files at the end of the ``with`` block, unless `stay` is set or the block
     raises an error. After an error the files remain for the next attempt, unless `keeper` deletes them.
@@ -92,7 +92,7 @@ class Features:
         Args:
             compute: Function ``compute(rows, advance)``. It returns the features of the records at `rows` of the store,
                 ``(b,)``, and calls ``advance(done)`` with the number of these records that are done.
-            progress: Function that is called with the number of all records that are done.
+            progress: Function that is called with the number of records that are done so far, of all shards together.
 
         Raises:
             OSError: If the folder or a shard cannot be written.

@@ -45,8 +45,8 @@ class FeatureCache:
     """Computes features of records, and keeps them in files. If the files exist already, it reads them instead.
 
     Attributes:
-        folder: Folder for the features. They get a subfolder, whose name is a hash of all that they depend on. ``None``: a
-            temporary folder, which is deleted with the features.
+        folder: Folder that gets a subfolder for the features, whose name is a hash of all that the features depend on.
+            ``None``: a temporary folder, which is deleted with the features.
         progress: Display of the stages.
         stay: Whether the features of a record store are kept beside the store for later runs (`dpfed.features.kept`). Features
             that cannot be kept there, and features of records that are not in a store, go into `folder`.
@@ -59,7 +59,7 @@ class FeatureCache:
     def features(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> Features:
         """Returns the features of the given records, and computes them first if they are not in files.
 
-        If the features of an image view or of a caption are not all finite, they all become zeros.
+        If a feature of an image view or of a caption is not finite, all features of this view or caption become zeros.
 
         Args:
             model: Model with frozen towers.
@@ -70,8 +70,8 @@ class FeatureCache:
                 record's key alone, so the views are the same in every run.
 
         Raises:
-            UserError: If the image tower is trained, the model is of a kind whose features cannot be computed once, a tower's
-                features of noise are not finite, or an image cannot be read.
+            UserError: If the image tower is trained, the model is of a kind whose features cannot be computed once, a trial on
+                noise gives features that are not finite, or an image cannot be read.
             OSError: If the features cannot be written.
         """
         extraction = _Extraction(model, views, store, count)
@@ -119,7 +119,7 @@ class FeatureCache:
             return features
 
     def _say_why(self, error: Exception) -> None:
-        self.progress.note(f"only this run uses its features of frozen towers; they cannot be kept beside the store: {error}")
+        self.progress.note(f"features of frozen towers serve this run only, as they cannot be kept beside the store: {error}")
 
     def _passing(self, extraction: _Extraction, key: str, rows: np.ndarray) -> Features:
         """Returns features that are kept for this run only, in `folder` or in a temporary folder; missing ones are computed."""
@@ -133,7 +133,7 @@ class FeatureCache:
 
 
 def features_key(model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> str:
-    """Returns a hash of all that the features of the given records depend on, in hexadecimal; see `FeatureCache.features`."""
+    """Returns a hexadecimal hash of all that the features of records depend on; see `FeatureCache.features`."""
     return _Extraction(model, views, store, count).key(rows)
 
 

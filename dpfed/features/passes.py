@@ -47,7 +47,7 @@ class Passes:
             inputs: Images or tokens, ``(n, ...)``, on the device.
 
         Raises:
-            UserError: If the tower's features of noise are not finite.
+            UserError: If a trial of the tower on noise gives features that are not finite.
         """
         if inputs.shape[1:] not in self._is_checked:
             self._check(embed, inputs[:1])
@@ -73,7 +73,7 @@ class Passes:
             texts: Texts.
 
         Raises:
-            UserError: If the tower's features of noise are not finite.
+            UserError: If a trial of the tower on noise gives features that are not finite.
         """
         assert self._tokenizer is not None
         tokens = self._tokenizer(texts)

@@ -27,7 +27,7 @@ class PictureFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         encoder: Encoder that `dpfed.load` returns.
-        contrast: Whether the result consists of embeddings instead of features: vectors of unit length, which the contrastive
+        contrast: Whether to return embeddings instead of features. Embeddings are vectors of unit length, which the contrastive
             loss compares (`Embeds.embed_images`).
         batch: Number of pictures in one forward pass.
     """
@@ -43,7 +43,7 @@ class PictureFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Computes the features of pictures.
 
         Args:
-            X: List of PIL images or uint8 arrays of any size, or one uint8 array ``(n, H, W, 3)``. One image is a list of one.
+            X: List of PIL images or uint8 arrays of any size, or one uint8 array ``(n, H, W, 3)``. Put one image into a list.
 
         Returns:
             Features ``(n, F)`` float32, or embeddings ``(n, D)`` if `contrast` is set.

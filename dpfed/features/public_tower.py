@@ -76,7 +76,7 @@ class PublicTower:
             pixels: Images, ``(n, 3, size, size)`` uint8.
 
         Raises:
-            UserError: If the model has no image tower, or the tower's features of noise are not finite.
+            UserError: If the model has no image tower, or a trial of the tower on noise gives features that are not finite.
         """
         if not self.reads_images:
             raise UserError("this model has no image tower, so it has no features of images. [tower-no-images]")
@@ -90,7 +90,7 @@ class PublicTower:
             each: Captions of each of n records, at least one caption for each record.
 
         Raises:
-            UserError: If the model has no text tower, or the tower's features of noise are not finite.
+            UserError: If the model has no text tower, or a trial of the tower on noise gives features that are not finite.
         """
         if self._text is None:
             raise UserError("this model has no text tower, so it has no features of captions. [tower-no-text]")

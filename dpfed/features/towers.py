@@ -30,7 +30,7 @@ class Towers(NamedTuple):
 
 
 def frozen_towers(model: nn.Module) -> Towers:
-    """Returns the towers of a model that are not trained, so that the features of each record need to be computed only once.
+    """Returns a model's frozen towers. Training does not change them, so each record's features can be computed once.
 
     Args:
         model: Image-text model or `SimCLRModel`, with a frozen image tower.
@@ -67,9 +67,9 @@ def from_features(model: nn.Module) -> nn.Module:
         model: Model with frozen towers; see `frozen_towers`.
 
     Returns:
-        A model that uses the same parameters and reads views ``{"image": (S, V, F), "text": ...}`` of S records, each with V
-        image views and W text views. The text views are features ``(S, W, F_t)`` if the text tower is frozen, and L tokens
-        each, ``(S, W, L)``, if the text tower is trained.
+        A model that uses the same parameters. Its input are the views ``{"image": (S, V, F), "text": ...}`` of S records: V
+        image views and W text views of each record. Text views are features ``(S, W, F_t)`` if the text tower is frozen. If
+        the text tower is trained, a text view has L tokens: ``(S, W, L)``.
 
     Raises:
         UserError: If `frozen_towers` raises one.

@@ -51,7 +51,7 @@ class CachedViews(ViewMaker):
 
 
 class FeatureViews(ViewMaker):
-    """Gives the features of a record as its views, the same in every step.
+    """Returns the features of a record as its views, the same in every step.
 
     The views are the features of all the record's image views, and the mean of its captions' features.
 

@@ -5,7 +5,7 @@ Shapes of all sizes, called leaves, cover each other as leaves on the ground do 
 falls with the frequency. Every picture has a style of its own (colours, shapes, textures, sizes), so that two crops of a
 picture have something in common.
 
-What a picture shows is a function of the seed, its split and its number. No data is read, and anyone can draw it again.
+What a picture shows is a function of the seed, its split and its number. No data is read, so anyone can draw the picture again.
 (Another processor or version of numpy may round a sine differently, which changes a pixel now and then.)
 """
 
@@ -50,9 +50,9 @@ class Picture(NamedTuple):
     Attributes:
         pixels: Pixels, ``(size, size, 3)`` uint8.
         caption: Caption with the size, texture, colour and shape of the two leaves in front, and with what lies behind them.
-        shape: Index in `SHAPES` of the leaf in front.
-        texture: Index in `TEXTURES` of the leaf in front.
-        color: Index in `COLORS` of the leaf in front.
+        shape: Shape of the leaf in front, an index into `SHAPES`.
+        texture: Texture of the leaf in front, an index into `TEXTURES`.
+        color: Colour of the leaf in front, an index into `COLORS`.
     """
 
     pixels: np.ndarray

@@ -87,8 +87,8 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
             halves, and the records of the halves are drawn independently of each other.
 
     Raises:
-        UserError: If the store exists or cannot be written, or a held-out split shall have more different captions than can be
-            drawn.
+        UserError: If the store exists or cannot be written, or more records of a held-out split are requested than there are
+            different captions to draw.
     """
     names = {"shape": SHAPES, "color": tuple(COLORS)}
     counts = dict(zip(SPLITS, (train, validation, test), strict=True))

@@ -15,7 +15,7 @@ def labels_in_words(labels: Mapping[str, Any], classes: Mapping[str, Sequence[st
 
     Args:
         labels: Label of the record for each label name, as it stands in the item.
-        classes: Names of the classes for each label name for which they are known.
+        classes: Names of the classes, by label name; a label whose classes have no known names is absent.
 
     Returns:
         A text such as `` colour=red size='large'``; empty for a record without labels.
@@ -35,7 +35,7 @@ def numbered_labels(
 
     Args:
         given: Labels of each of N records by label name, as they stand in the item.
-        known: Names of the classes for each label name for which they are known.
+        known: Names of the classes, by label name; a label whose classes have no known names is absent.
 
     Returns:
         For each label name, the class numbers of the records, ``(N,)`` int64, -1 for a record without the label; and for each

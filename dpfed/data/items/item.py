@@ -36,8 +36,8 @@ class Parts:
         image: Location of the image; ``None``: the item itself, the first entry of a tuple, or a column such as ``image``.
         captions: Location of a text, or of a list of texts; ``None``: the second entry of a tuple, if this is a text or a list
             of texts; otherwise the item has no captions.
-        labels: Location of each label, by the label's name; ``None``: one label, named ``label``: the second entry of a tuple,
-            or the column ``label``, if this is a whole number.
+        labels: Location of each label, by the label's name; ``None``: if the second entry of a tuple, or the column ``label``
+            of a mapping, is a whole number, it is the only label, named ``label``.
         key: Location of the key that identifies the record, whatever its position; ``None``: a hash of the record's contents
             identifies it.
         unit: Location of the name of the record's unit, such as a person; ``None``: there are no units.
@@ -149,7 +149,7 @@ def image_of(value: Any) -> Image.Image | Tensor:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Returns whether all numbers are finite. Only the least and the largest are tested, which takes a tenth of the time."""
+    """Returns whether all numbers are finite. Only the smallest and the largest are tested, which is ten times as fast."""
     return all(bool(bound.isfinite()) for bound in values.aminmax())
 
 

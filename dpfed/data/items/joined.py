@@ -40,8 +40,8 @@ class Joined(Sequence[Any]):
 
         if opened := next((described(data) for data in self._sets if isinstance(data, RecordSet)), None):
             raise UserError(
-                f"expected data sets with len() and [], got {opened}: give the data set from which it was made. (Records takes "
-                "a record store only as its first argument, with the held-out splits of the store.) [records-opened]"
+                f"expected data sets with len() and [], got {opened}: give the data set from which it was made. (A record "
+                "store can only be the first argument of Records, without other data sets.) [records-opened]"
             )
 
     @functools.cached_property
@@ -51,7 +51,7 @@ class Joined(Sequence[Any]):
 
     @property
     def splits(self) -> np.ndarray:
-        """The number of each item's split, ``(N,)`` int8."""
+        """The split of each item, an index into `SPLITS`, ``(N,)`` int8."""
         return np.repeat(np.arange(len(SPLITS), dtype=np.int8), np.diff([0, *self._ends]))
 
     def __len__(self) -> int:

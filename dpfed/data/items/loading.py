@@ -1,4 +1,4 @@
-"""Reads items and makes their views in the processes of torch's `DataLoader`, which receives its requests step by step.
+"""Reads items and makes their views in the processes of a torch `DataLoader`, which gets its requests while it runs.
 
 Before each view is made, every random generator that a transform may use is seeded, by a seed that is drawn from the record's
 own key and the step. A view is therefore a function of its record and its seed, whatever other records are processed with it,
@@ -161,7 +161,7 @@ class _Queue(Sampler[Request]):
 
 
 class ItemLoader:
-    """Answers requests for views. Processes work on requests that are announced, before their views are needed.
+    """Answers requests for views. Requests can be announced: processes then make the views before they are needed.
 
     Args:
         recipe: Steps that turn an item into input of the model.

@@ -1,4 +1,4 @@
-"""Converts pictures to a common form, by which a lifetime budget recognises a picture in whatever form a data set gives it."""
+"""Converts pictures to a common form, so that a lifetime budget recognises the same picture in a PIL image and a tensor."""
 
 from __future__ import annotations
 

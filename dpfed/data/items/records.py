@@ -72,8 +72,8 @@ class Records(RecordSet):
             unit together.
         validation: Data set of held-out records, on which the model is measured.
         test: Data set of further held-out records.
-        name: Name of the data set, also on the card. Default: the name of its class, or of the record store.
-        public: Whether anyone may see the records. Not used for a record store, whose header says this.
+        name: Name of the data set, which the privacy card shows. Default: the name of its class, or of the record store.
+        public: Whether anyone may see the records. Not used for a record store: its header says whether it is public.
         workers: Number of processes that read items and make views; 0: this process does it. Default: one for each core.
 
     Attributes:
@@ -83,10 +83,11 @@ class Records(RecordSet):
 
     Raises:
         UserError: If `data` is ``None``, a data set is a path or another `RecordSet` (but `data` may be a record store),
-            `workers` is not a number of processes, or arguments are given that a record store has already. Later, when the
-            items are read: if a data set has no ``len()`` or ``[]``, there are no items or their number changes, an item
-            cannot be used or differs when it is read again, only some items have captions, the values of a label are neither
-            all whole numbers nor all texts, or keys are equal or are positions.
+            `workers` is not a number of processes, or `image`, `caption`, `label`, `key`, `unit`, `validation` or `test` is
+            given beside a record store, which has its own. Later, when the items are read: if a data set has no ``len()`` or
+            ``[]``, there are no items or their number changes, an item cannot be used or differs when it is read again, only
+            some items have captions, the values of a label are neither all whole numbers nor all texts, two records have the
+            same key, or the keys are the positions 0, 1, 2, ...
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Records(RecordSet):
 
     @property
     def equal(self) -> int:
-        """The number of records whose image and captions another record has, too. For a record store, it is 0: not counted."""
+        """The number of records with the same image and captions as another record; 0 for a record store: not counted."""
         return self._index.equal if self.store is None else 0
 
     @property
@@ -181,7 +182,7 @@ class Records(RecordSet):
 
     @functools.cached_property
     def splits(self) -> np.ndarray:  # type: ignore[override]
-        """The number of each record's split, see `RecordSet`."""
+        """The split of each record, see `RecordSet`."""
         return self.items.splits
 
     @property
@@ -235,7 +236,8 @@ class Records(RecordSet):
     def budget_folder(self) -> Path | None:
         """The folder of the record store; ``None`` for other data sets, see `RecordSet`.
 
-        The folder of a run gets no copy of the ledger: people share runs, and the ledger has hashes of pictures without a key.
+        The folder of a run gets no copy of the ledger: people share runs, and the ledger has hashes of pictures that no
+        secret key protects.
         """
         return None if self.store is None else self.store.path
 

@@ -31,11 +31,11 @@ class Scanned:
 
     Attributes:
         content: Hash of the image and the captions.
-        picture: Hash of only the picture, which is the same in whatever form the data set gives the picture.
+        picture: Hash of only the picture, in the form that `dpfed.data.items.recognition.picture_of` returns.
         captions: Captions of the record.
         labels: Labels by their names, as they stand in the item.
-        key: Key of the record in the item, as a text; ``None``: the user names no location of keys.
-        unit: Name of the record's unit in the item, as a text; ``None``: the user names no location of units.
+        key: Key that the item names, as a text; ``None``: the user gave no location of keys.
+        unit: Unit that the item names, as a text; ``None``: the user gave no location of units.
     """
 
     content: bytes

@@ -25,7 +25,7 @@ class StoreItems(Sequence[Any]):
 
     @functools.cached_property
     def splits(self) -> np.ndarray:
-        """The number of each record's split, ``(N,)`` int8."""
+        """The split of each record, an index into `dpfed.data.store.record.SPLITS`, ``(N,)`` int8."""
         return self._store.splits
 
     def __len__(self) -> int:

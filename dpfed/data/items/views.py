@@ -133,7 +133,7 @@ class _AsTheyAre(ImageViews):
 
 @dataclass(frozen=True, kw_only=True)
 class ItemViews(RecordViews):
-    """Settings and parts that prepare the records of a data set for the model, by a user's transforms.
+    """Prepares the records of a data set for the model, by transforms of the user's own.
 
     Only `Views.plain` prepares images for evaluation: no resizing or normalisation follows it.
 
@@ -221,7 +221,7 @@ class ItemMaker(ViewMaker):
     """Makes the random views of items. Each record's views depend only on that record and on what is drawn for it.
 
     Args:
-        views: Preparation of the records.
+        views: Object that prepares the records.
     """
 
     def __init__(self, views: ItemViews) -> None:

@@ -22,8 +22,8 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
         unit: Privacy unit.
 
     Returns:
-        N, which counts units if `unit` is ``"user"``, otherwise records; ``None`` if the records must first be made, imported
-        or (a data set of the user's own) read.
+        N, the number of units if `unit` is ``"user"``, otherwise of records. ``None``: N is unknown until scenes are made, the
+        source is imported, or the items of a data set of the user's own are read.
 
     Raises:
         UserError: If ``data.path`` is not configured, the records are missing, the store is damaged or has another format
@@ -45,10 +45,11 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
 def store_at_hand(data: DataConfig) -> Path | None:
     """Returns the path of the store that the run reads; ``None`` if records must first be generated, made, imported or read.
 
-    If ``data.source`` is ``"store"``, nothing is checked at the path.
+    If ``data.source`` is ``"store"``, the path is returned even if there is nothing at it.
 
     Raises:
-        UserError: If ``data.path`` is not configured; also if another source reads files, and there is nothing at the path.
+        UserError: If the source reads files and ``data.path`` is not configured, or if a source other than ``"store"`` reads
+            files and there is nothing at the path.
     """
     if data.from_nothing or data.is_own:
         return None
@@ -66,7 +67,7 @@ def given_path(data: DataConfig) -> str:
         UserError: If ``data.path`` is not configured.
     """
     if data.path is None:
-        raise UserError(f"data.source = {data.source!r} needs data.path, the place of the records. [data-path-missing]")
+        raise UserError(f"data.source = {data.source!r} needs data.path, the path of the records: set it. [data-path-missing]")
     return data.path
 
 

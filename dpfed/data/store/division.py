@@ -1,6 +1,6 @@
 """Division of a store among simulated institutions with differing records, for experiments with federations.
 
-A record's home site follows from the record's class of the store's first label. In a store without labels, it follows from the
+A record's home site follows from its class in the store's first label. In a store without labels, it follows from the
 first words of the record's first caption. With probability `skew` the record goes to its home site, otherwise to a site drawn
 uniformly; a record without a class has no home site, and always goes to a site drawn uniformly. Both draws depend on the
 record's own key and public constants only, so a record's site does not depend on which other records exist. If the store names

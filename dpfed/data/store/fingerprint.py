@@ -57,7 +57,7 @@ def fingerprint_of(key: bytes, digests: np.ndarray, splits: np.ndarray) -> str:
     Args:
         key: Key of the fingerprint.
         digests: Digests of the records, ``(n, RECORD_BYTES)`` uint8.
-        splits: Number of each record's split, ``(n,)`` int8.
+        splits: Split of each record, an index into `dpfed.data.store.record.SPLITS`, ``(n,)`` int8.
     """
     first, second = digests.view(">u8").T  # big-endian, so that numbers sort in the order of their bytes
     order = np.argsort(first.astype(np.uint64))
@@ -76,14 +76,14 @@ def contents_header(key: bytes, digests: bytes | bytearray, splits: np.ndarray) 
     Args:
         key: Key of the fingerprint; empty for public records.
         digests: Concatenated digests of all records, see `record_digest`.
-        splits: Number of each record's split, ``(n,)`` int8.
+        splits: Split of each record, an index into `dpfed.data.store.record.SPLITS`, ``(n,)`` int8.
     """
     fingerprint = fingerprint_of(key, np.frombuffer(bytes(digests), np.uint8).reshape(-1, RECORD_BYTES), splits)
     return {"fingerprint": fingerprint} | ({"key": key.hex()} if key else {})
 
 
 def contents_of(store: RecordStore, key: bytes) -> dict[str, str]:
-    """Reads every record of a store, and returns the entry ``contents`` of its header for a key; see `contents_header`."""
+    """Reads every record of a store, and returns the entry ``contents`` of its header, given a key; see `contents_header`."""
     digests = bytearray()
     units = store.keys if store.units is None else store.units
     for rows, batch in store.batches:

@@ -1,7 +1,7 @@
 """The numbers that a store keeps for each record in its index file: key, split, unit and labels. They are memory-mapped.
 
-Splits and labels are read and checked block by block when a store is opened. Keys are read only where they are used. So are
-units, except that the units of a store of at most 4,194,304 records are counted when the store is opened.
+Splits and labels are read and checked block by block when a store is opened. Keys and units are read only where they are
+used, but if a store has at most 4,194,304 records, its units are also counted when the store is opened.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ WHOLE = 1 << 22  # up to this many records, units are counted when a store is op
 
 
 def groups_of(places: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Groups positions in a sequence that is cut into pieces, by the piece in which each position lies.
+    """Groups positions in a sequence by the piece of the sequence in which they lie.
 
     Args:
         places: Positions in the sequence, ``(n,)`` in any order, each below the end of the last piece.
         starts: Start of each piece, then the end of the last piece, ascending.
 
     Yields:
-        For each piece with positions: its number, the indices in `places` of its positions, and these positions relative to its
-        start.
+        For each piece in which at least one position lies: the piece's number; the indices in `places` of the positions in this
+        piece; and these positions, counted from the piece's start.
     """
     if len(places) == 0:
         return
@@ -54,7 +54,7 @@ class Index:
         table: All columns as they are stored.
         keys: Keys of the records, ``(N,)`` uint64.
         units: Keys of the records' units, ``(N,)`` uint64; ``None``: the store names no units.
-        splits: Splits of the records, ``(N,)`` int8.
+        splits: Split of each record, an index into `dpfed.data.store.record.SPLITS`, ``(N,)`` int8.
         labels: For each label name, the class numbers of the records, ``(N,)`` int64.
 
     Raises:

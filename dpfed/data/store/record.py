@@ -29,7 +29,7 @@ class RecordInput:
         id: Unique and stable name of the record.
         image: Encoded file, PIL image, or uint8 array ``(H, W)`` or ``(H, W, 3)``.
         captions: Texts of the image; blank ones are dropped.
-        labels: Class number for each label name. With -1, or if the label name is absent, the record has no class.
+        labels: Class number for each label name; -1 or no entry: the record has no class of this label.
         split: ``"train"``, ``"validation"`` or ``"test"``.
         unit: Name of the record's privacy unit, such as a person; spaces around it do not count. ``None`` or blank: the record
             is its own unit.
@@ -105,7 +105,7 @@ def selected(hashes: np.ndarray, count: int) -> np.ndarray:
 
     Args:
         hashes: Hash of each record's unit, ``(n,)`` uint64.
-        count: Number of records to select, at least.
+        count: Smallest number of records to select.
 
     Returns:
         Whether each record is selected, ``(n,)`` bool. If each record is its own unit, exactly `count` records are selected, or

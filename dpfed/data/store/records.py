@@ -38,7 +38,7 @@ class RecordStore(RecordSet):
         kind: ``"image"`` or ``"image-text"``.
         public: Whether anyone may see the records.
         size: Side of the stored images, pixels; ``None``: the original files are stored.
-        resized: Whether at least one stored image was cropped or scaled (bicubic) to a square of that side.
+        resized: Whether at least one image was cropped or scaled (bicubic) to a square of side `size` before it was stored.
         converted: Number of images that were converted because stock open_clip would destroy them (`dpfed.data.modes`), for
             each kind of conversion.
         batches: Records as they are stored (id, image, captions); iterating yields each batch with its indices.
@@ -47,7 +47,7 @@ class RecordStore(RecordSet):
         keys: Stable and unique hash of each record's id, ``(N,)`` uint64. Keys, units and labels are memory-mapped.
         units: Key of each record's unit, ``(N,)`` uint64; ``None``: the source names no units.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the source names no units.
-        splits: Number of each record's split, ``(N,)`` int8.
+        splits: Split of each record, an index into `dpfed.data.store.record.SPLITS`, ``(N,)`` int8.
         labels: For each label name, the class numbers of the records, ``(N,)`` int64; -1 for a record without the label.
         label_names: For each label name, the names of its classes in the order of their numbers.
         left_out: Number of records that were left out as unreadable when the store was written.
@@ -125,7 +125,7 @@ class RecordStore(RecordSet):
         return RecordStore.open, (self.path,)  # another process maps the files itself
 
     def count(self, name: str) -> int:
-        """Returns the number of records of a split from the header, whose counts `Index` has checked; see `split`."""
+        """Returns the number of records of a split, as the store's header gives it; see `split`. It was checked on opening."""
         split_number(name)
         return self._layout.splits[name]
 

@@ -60,7 +60,7 @@ class StoreWriter:
         path: Directory to create for the store; it must not exist.
         name: Name of the data set.
         kind: ``"image"`` or ``"image-text"``.
-        size: Side of the square raw images to store, pixels, which are read fast; ``None``: the original files are stored.
+        size: Side, pixels, of the square raw images to store; they are read fast. ``None``: the original files are stored.
         public: Whether anyone may see the records.
         label_names: For each label name that records use, the names of its classes in the order of their numbers.
         skip_broken: Whether to leave unreadable records out and list them in the store; otherwise no store is written if there
@@ -72,7 +72,7 @@ class StoreWriter:
         converted: Number of images that were converted because stock open_clip would destroy them (`dpfed.data.modes`), for
             each kind of conversion.
         several: Number of files with several pictures, of which the first is stored.
-        repeated: Number of training records whose picture an earlier training record has, too; known after the ``with`` block.
+        repeated: Number of training records with the same picture as an earlier one; known after the ``with`` block.
         shared: Number of held-out records with the same picture as a training record; known after the ``with`` block.
 
     Raises:

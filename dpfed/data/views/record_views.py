@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class RecordViews:
-    """Settings and parts that prepare records for the model.
+    """Prepares records for the model.
 
     Attributes:
         images: Random and plain views of images.

@@ -1,6 +1,6 @@
 """Makes random views of captions (DP-GCL, appendix B.3).
 
-Two sentences or neighbouring words may change places, and words may be left out. None are replaced.
+Two sentences or neighbouring words may change places, and words may be left out. No word is replaced.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class TextViews:
     """Turns captions into random views: sentence swap, then word swap, then word deletion.
 
     * Sentence swap: with the configured probability, two randomly drawn sentences change places.
-    * Word swap: from left to right, each word changes places with the next with the configured probability. After a swap, the
-      next draw is for the word behind the pair.
+    * Word swap: from left to right, the configured probability decides whether a word and the next word change places. After a
+      swap, the next draw is for the word behind the pair.
     * Word deletion: each word is deleted with the configured probability, but at least half of the words stay. If more would
       be deleted, only the words with the smallest draws are deleted. The paper keeps a grammatical core instead, which would
       need a parser.
@@ -85,8 +85,8 @@ class TextViews:
 def sentences(text: str) -> list[str]:
     """Splits a text at full stops, question and exclamation marks followed by white space, and at empty lines.
 
-    If no empty line follows, a mark does not end a sentence after a single letter or a usual abbreviation, nor before a
-    lower-case letter in a text that has capitals.
+    Two kinds of marks end a sentence only if an empty line follows: a mark after a single letter or a usual abbreviation, and a
+    mark before a lower-case letter in a text that has capitals.
     """
     capitals = text != text.lower()
     parts, start = [], 0
