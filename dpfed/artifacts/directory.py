@@ -96,7 +96,7 @@ class RunDirectory:
         Args:
             path: Path of the directory.
             config: Resolved configuration.
-            randomness: Randomness whose key the directory keeps while the run continues.
+            randomness: Randomness whose key the directory keeps until the run is finished.
             files: Further text files, by name.
             comments: Lines that explain the configuration.
 
@@ -280,7 +280,7 @@ class RunDirectory:
         return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:
-        """Adds the environment in which the run continues to ``provenance.json``, if it differs from the last one in there.
+        """Adds to ``provenance.json`` the environment in which the run continues, if it differs from the last one in the file.
 
         Raises:
             UserError: If ``provenance.json`` is missing or damaged.
@@ -376,13 +376,16 @@ class RunDirectory:
             UserError: If the terms differ, or the run is not a federation's.
         """
         if not self.terms.is_file() or self.terms.read_text(encoding="utf-8") != terms:
-            raise UserError(f"{self.path} holds a run with other terms, or none: choose another folder. [resume-terms-other]")
+            raise UserError(
+                f"{self.path} holds a run with other terms of the federation, or with none: choose another folder. "
+                "[resume-terms-other]"
+            )
 
     def randomness(self) -> Randomness:
         """Reads the run's secret randomness.
 
         Raises:
-            UserError: If the key is damaged, cannot be read, or is missing, as it is after the run has finished.
+            UserError: If the key is damaged, cannot be read, or is missing; a finished run has no key.
         """
         try:
             master = read_bytes(self._key)
@@ -449,7 +452,7 @@ class RunDirectory:
             ) from error
 
     def federation_steps(self) -> list[dict[str, Any]]:
-        """Reads a federation's journal: its last line about each step, in order of the steps; empty without a federation.
+        """Returns the last line about each step in a federation's journal, in the order of the steps; without a journal, none.
 
         Raises:
             UserError: If the journal is damaged.

@@ -127,8 +127,9 @@ def hardware() -> str:
 def data_facts(store: RecordSet, config: DataConfig, key: bytes = b"") -> dict[str, Any]:
     """Returns the facts about the records that ``provenance.json`` holds.
 
-    They are the name of the records, their fingerprint, whether it is keyed, and the settings of generated records. For private
-    records whose fingerprint has no key, ``None`` takes its place, and the hash of `contents_of` is added, if there is a `key`.
+    They are the records' name, their fingerprint, whether the fingerprint is keyed, and the settings of generated records. If
+    the fingerprint of private records is not keyed, it is replaced by ``None``; and if there is a `key`, the hash of
+    `contents_of` is added.
 
     Args:
         store: Records of the run.
@@ -155,7 +156,7 @@ def contents_of(store: RecordSet, key: bytes) -> str:
 
 
 def rows(identity: str, facts: dict[str, Any], federation: bool = False) -> Iterator[tuple[str, str]]:
-    """Yields names and values for the privacy card.
+    """Yields the names and values of the rows of the privacy card that state the provenance.
 
     Args:
         identity: Unique identity of the run.
@@ -197,7 +198,7 @@ def _fingerprint(data: dict[str, Any]) -> str:
     if data.get("contents"):
         return "none: a data set of the user's own has no secret that outlives the run"
     if data["fingerprint"] is None:
-        return "none: the store has none that may be published; import the records again for one"
+        return "none: the store has no fingerprint that may be published; import the records again to get one"
     if data["keyed"]:
         return f"{data['fingerprint']} (keyed: only who has the store can check it, with `dpfed data inspect STORE --check`)"
     return f"{data['fingerprint']} (of public records; of a record store, `dpfed data inspect STORE --check` computes it again)"

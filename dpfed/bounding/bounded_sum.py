@@ -19,7 +19,7 @@ class BoundedSum:
             (`dpfed.privacy.group_statistics`), which are then at the end. Before the noise, the values are int64 and count
             grid steps (`dpfed.privacy.sum_grid`). With noise, and in runs without privacy, they are float32.
         sensitivity: Largest L2 change of the sum when one record (or unit) is added or removed.
-        groups: Public number of groups summed over, empty ones included.
+        groups: Public number of groups whose gradients are in the sum, empty groups included.
         noise_std: Standard deviation of the Gaussian noise that the workers have already added; 0 if they added none.
         unit: Size of one grid step: the sum that this object represents is `values` times `unit`.
     """
@@ -42,17 +42,18 @@ class BoundedSum:
         if self.values.shape != other.values.shape:
             raise UserError(
                 f"cannot add sums of {self.values.numel():,} and {other.values.numel():,} numbers: the workers (or sites) have "
-                "different models or plans. Start all of them with the same configuration or terms. [bounding-other-models]"
+                "different models or plans. Start all of them with the same configuration (sites: the same terms of the "
+                "federation). [bounding-other-models]"
             )
         if math.isnan(self.sensitivity) or math.isnan(other.sensitivity):  # `max` would drop one of them
             raise UserError(
                 "cannot add a sum whose sensitivity is not a number: its worker (or site) does not follow the plan. Start all "
-                "of them with the same configuration or terms. [bounding-sensitivity]"
+                "of them with the same configuration (sites: the same terms of the federation). [bounding-sensitivity]"
             )
         if self.unit != other.unit or self.values.dtype != other.values.dtype:
             raise UserError(
                 "cannot add sums on different grids: the workers (or sites) have different plans. Start all of them with the "
-                "same configuration or terms. [bounding-other-grids]"
+                "same configuration (sites: the same terms of the federation). [bounding-other-grids]"
             )
         return BoundedSum(
             self.values + other.values,

@@ -23,10 +23,10 @@ _LONG = 1 << 14  # entries from which on a tensor's rows are added up in float32
 def norms(tensors: Tensors, dtype: torch.dtype) -> Tensor:
     """Returns the L2 norms ``(n,)`` of n tensors, added up in `dtype`.
 
-    On CPUs, squares of a long float32 tensor are added up in float32 within rows of 1,024, which takes a fifth of the time, and
-    the rows are added up in `dtype`. In any order, the sum of n positive numbers has a relative error of at most n - 1
-    roundings. So a norm is wrong by at most a fraction of 3.1e-5, or 1e-22 per entry if squares underflow.
-    `dpfed.bounding.clipping` has a margin for this.
+    On CPUs, a long float32 tensor is divided into rows of 1,024 numbers. The squares of a row are added up in float32, which
+    takes a fifth of the time, and the sums of the rows in `dtype`. In any order, the sum of n positive numbers has a relative
+    error of at most n - 1 roundings. So a norm is wrong by at most a fraction of 3.1e-5, or 1e-22 per entry if squares
+    underflow. `dpfed.bounding.clipping` has a margin for this.
     """
     norms = list(torch._foreach_norm(tensors, 2, dtype)) if not any(map(_is_long, tensors)) else []
     return torch.stack(norms or [_norm(tensor, dtype) for tensor in tensors])

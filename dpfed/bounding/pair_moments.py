@@ -68,8 +68,8 @@ class _Map:
 class MomentsEngine(Engine):
     """Engine of private moments: it adds up the records' contributions, to the means in step 0 and to the moments in step 1.
 
-    The views of a batch are not images or texts, but features of frozen towers, F for an image and F_t for a text: ``{"image":
-    (n, V, F)[, "text": (n, W, F_t)]}``.
+    The views of a batch are not images or texts, but features of frozen towers, F numbers for an image and F_t for a text:
+    ``{"image": (n, V, F)[, "text": (n, W, F_t)]}``.
 
     Args:
         model: Model with `MomentHeads`.
@@ -89,8 +89,8 @@ class MomentsEngine(Engine):
         self._heads, self._layout = heads, heads.layout
         if self._layout.shares != plan.mechanism.shares:
             raise ValueError(
-                f"expected heads that give the two steps the plan's fractions of 1 / sigma^2, {plan.mechanism.shares}, got "
-                f"{self._layout.shares}"
+                f"expected heads that divide 1 / sigma^2 between the two steps by the plan's fractions, "
+                f"{plan.mechanism.shares}, got {self._layout.shares}"
             )
         self._maps = {side: _map_of(bridge, heads.basis(side)) for side, bridge in bridges(model).items()}
 

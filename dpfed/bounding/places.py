@@ -24,7 +24,7 @@ _WIDE = 16  # least number of columns of a product; heads are padded to a multip
 
 
 def aligned(rows: Tensor) -> Tensor:
-    """Returns the rows contiguous, and aligned as newly allocated memory is.
+    """Returns the rows as a contiguous tensor, which is aligned like newly allocated memory.
 
     The bits of some small products depend on the alignment.
     """
@@ -41,8 +41,8 @@ class Watched(TorchDispatchMode):
     Attributes:
         by_place: Whether the pass has a matrix product or attention whose last bits may depend on a record's position in the
             pass.
-        vocabulary: Number of rows of the embedding table that the pass indexes with exactly these tokens; stays at 3, a small
-            default for the texts of later checks, if there is no such table.
+        vocabulary: Number of rows of the embedding table that the pass indexes with exactly `tokens`. If there is no such
+            table, it is 3, a small default for the texts of later checks.
     """
 
     def __init__(self, tokens: Tensor | None = None) -> None:

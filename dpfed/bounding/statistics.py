@@ -24,7 +24,7 @@ def sum_of_statistics(
         statistics: Statistics to compute.
         norms: Norms ``(G,)`` of the groups' gradients before clipping.
         losses: Losses and numbers of records of the groups, ``(2, G)``, in any order.
-        threshold: Threshold for the norms, which follows a quantile of them during the run.
+        threshold: Threshold for the norms; during the run, the threshold follows a quantile of the norms.
         clip_norm: Clip norm, C.
         unit: Size of one grid step of the sum.
         public: Number of public records in each group; the objective has no loss for them.

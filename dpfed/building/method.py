@@ -29,8 +29,8 @@ def public_parameters(config: Config) -> dict[str, Any]:
     """Returns the method's part of a plan: its public numbers, by their names.
 
     Raises:
-        UserError: If the method does not support the loss, an option or another setting, or lacks pretrained towers or a public
-            store.
+        UserError: If the method does not support the loss, an option or another setting, or the configuration lacks the
+            pretrained towers or the public store that the method needs.
     """
     method, objective, options = method_named(config.bounding.method), config.objective, options_of(config)
     if method.closed_form:

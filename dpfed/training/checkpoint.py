@@ -63,9 +63,10 @@ class Checkpoints:
         return _in(self._folder)
 
     def reserves(self) -> list[int]:
-        """Returns, ascending, the numbers of finished steps of the checkpoints from which a run may still have to resume.
+        """Returns how many steps were finished at each checkpoint from which a run may still have to resume, ascending.
 
-        The first checkpoint is included while there are at most `keep` checkpoints in all. Later, it is too many steps behind.
+        The first checkpoint is included while there are at most `keep` checkpoints in all. Later it is left out, because it is
+        too many steps behind.
         """
         paths = self.paths()
         return [steps_of(path) for path in (paths[1:] if len(paths) > self._keep else paths)]
@@ -78,7 +79,7 @@ class Checkpoints:
         Args:
             model: Model of the training.
             coordinator: Coordinator of the training.
-            beyond: Number of steps; checkpoints with fewer finished steps are not tried. ``None``: all are tried.
+            beyond: Least number of finished steps of a checkpoint that is tried; ``None``: all checkpoints are tried.
 
         Returns:
             The position of the restored checkpoint, or ``None`` if only checkpoints of fewer than `beyond` steps are left; and
@@ -175,8 +176,8 @@ def restore(
         step: Number of finished steps.
         model: Model of the training.
         coordinator: Coordinator of the training.
-        folder: Folder of the checkpoints. Frozen weights that the state lacks are read from the first of them. Default: the
-            folder of `path`.
+        folder: Folder of the checkpoints; default: the folder of `path`. Frozen weights that the state lacks are read from the
+            first checkpoint.
 
     Raises:
         UserError: If the state belongs to another model or to other post-processors, or if it lacks frozen weights and the

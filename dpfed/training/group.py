@@ -15,7 +15,8 @@ class Group:
     """Several steps that are charged in one write.
 
     Args:
-        hold: Function that writes the state of the training; see `Hold`.
+        hold: Function that writes the state of the training to disk, given the releases and summaries of the group. It returns
+            a function that makes this state the newest one.
         every: Number of steps after which a group is full.
         is_end: Function of the number of finished steps of the run; it returns whether the group ends after so many steps even
             if it is not full.

@@ -106,7 +106,7 @@ class Learner:
         public: Store of the public records that join every group, if the method has any.
         rank: Number of this process among those that share the work.
         world_size: Number of processes that share the work.
-        noise: Noise of parties that add it among themselves.
+        noise: Number of parties that add the noise together, and the standard deviation of their joint noise.
         released_in_blocks: Whether a sum's digest and noise are made block by block. In a federation a sum is one block.
     """
 
@@ -134,9 +134,9 @@ class Learner:
     def divides_groups(self) -> bool:
         """Returns whether all workers have the same records, and divide each step's groups among themselves.
 
-        Then the groups, and their sum, are the same for any number of workers. Otherwise the records are divided among the
-        workers, for one of two reasons: every record is a group by itself, so the sum is the same anyway; or features are
-        cached, so that only one worker computes the features of each record.
+        Then the groups, and their sum, are the same for any number of workers. If the result is false, the records are divided
+        among the workers, for one of two reasons: every record is a group by itself, so the sum is the same anyway; or features
+        are cached, so that only one worker computes the features of each record.
         """
         return not self.plan.bounding.method.singleton_groups and not self.views.cached
 

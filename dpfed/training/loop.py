@@ -46,7 +46,10 @@ def train(
 
 @contextlib.contextmanager
 def committed(coordinator: Coordinator) -> Iterator[None]:
-    """Commits when the block ends. If an error ends it, the commit comes first: the error's message may depend on releases."""
+    """Commits when the block ends. If an error ends the block, the commit comes before the error reaches the caller.
+
+    The reason is that the error's message may depend on releases that are not charged yet.
+    """
     try:
         yield
     except BaseException:
@@ -59,7 +62,7 @@ def committed(coordinator: Coordinator) -> Iterator[None]:
 
 
 def taken(transport: Transport, coordinator: Coordinator, steps: Iterable[int]) -> Iterator[StepSummary]:
-    """Takes one step after the other. The caller must call `Coordinator.commit` before anything of a step leaves the process.
+    """Takes one step after the other. The caller must call `Coordinator.commit` before a step's effect leaves the process.
 
     Args:
         transport: Transport that adds up the workers' sums.

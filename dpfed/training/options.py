@@ -41,12 +41,12 @@ class OptimizerConfig(Section):
         0.0,
         ge=0,
         le=1,
-        description="fraction of the weights that is added to the gradient; adamw: decoupled weight decay; 0 with "
-        "'package.module:Optimizer': that optimizer's own default, which may be above 0",
+        description="fraction of the weights that is added to the gradient; with adamw, decoupled weight decay; with "
+        "'package.module:Optimizer', 0 means that optimizer's own default, which may be above 0",
     )
     warmup: Annotated[int, _WARMS_UP] = Field(0, ge=0, description="number of steps of linear warm-up")
     schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="learning rate after the warm-up; cosine ends near 0"
+        "constant", description="course of the learning rate after the warm-up; 'cosine' falls to almost 0"
     )
     ema: float = Field(0.0, ge=0, lt=1, description="decay of the weights' moving average; 0 is off")
 

@@ -29,13 +29,13 @@ def require_planned(total: BoundedSum, step: int, plan: PrivacyPlan, size: int) 
     bare = plan.private and not total.noise_std
     if bare and (total.values.dtype != torch.int64 or total.unit != plan.grid_of().unit):
         raise UserError(
-            f"step {step}: expected int64 numbers of grid steps of {plan.grid_of().unit:g}, got {total.values.dtype} and grid "
-            f"steps of {total.unit:g}. [training-other-grid]"
+            f"step {step}: expected int64 numbers that count grid steps of size {plan.grid_of().unit:g}, got "
+            f"{total.values.dtype} numbers and grid steps of size {total.unit:g}. [training-other-grid]"
         )
     if not bare and not total.values.is_floating_point():
         raise UserError(
-            f"step {step}: expected floats in a sum that has its noise or needs none, got integers; the sum was not used. "
-            "[training-no-floats]"
+            f"step {step}: expected floats, because the sum has its noise already or needs none, got integers; the sum was not "
+            "used. [training-no-floats]"
         )
     if not total.sensitivity <= most or total.groups != plan.groups or total.values.numel() != size:
         raise UserError(
@@ -46,8 +46,8 @@ def require_planned(total: BoundedSum, step: int, plan: PrivacyPlan, size: int) 
     # Written so that NaN and infinity are refused: with either, no noise would be added here.
     if total.noise_std != 0 and not plan.promised_noise_std * (1 - 1e-9) <= total.noise_std < math.inf:
         raise UserError(
-            f"step {step}: the sites' noise has standard deviation {total.noise_std:g}, and the promise needs "
-            f"{plan.promised_noise_std:g}: expected as much or more, and a finite number. The sum was not used. "
+            f"step {step}: the promise needs noise with a finite standard deviation of at least {plan.promised_noise_std:g}, "
+            f"but that of the sites' noise is {total.noise_std:g}. The sum was not used. "
             "[training-noise-low]"
         )
     if not bare and not largest([total.values]).isfinite():

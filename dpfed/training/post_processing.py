@@ -35,7 +35,7 @@ class PostProcessor:
         return gradient
 
     def updated(self, step: int) -> None:
-        """Called after the model got the new parameters of a step."""
+        """Runs after each step, once the model has its new parameters."""
 
     def averaged(self, weights: Tensor) -> Tensor:
         """Returns the weights ``(P,)`` that are measured and published instead of the current training weights ``(P,)``."""
@@ -83,10 +83,10 @@ class MovingAverage(PostProcessor):
 
 
 class SetWeights(PostProcessor):
-    """Writes each noisy sum of a run of private moments into its place in the weights, which are the released moments.
+    """Makes the weights equal to the noisy sums of private moments: each step's sum becomes the weights in that step's slice.
 
-    Each place holds 0 before its step, and the optimizer subtracts the gradient that it gets
-    (`dpfed.training.optimizers.SETTING`). So the gradient is the negated sum in that place, and 0 elsewhere.
+    A slice holds 0 before its step, and the optimizer subtracts the gradient that it gets
+    (`dpfed.training.optimizers.SETTING`). So the gradient is the negated sum in the step's slice, and 0 elsewhere.
     """
 
     name = "set_weights"

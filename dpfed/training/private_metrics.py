@@ -52,7 +52,7 @@ class PrivateMetrics(PostProcessor):
         return self._state["threshold"].item()
 
     def gradient(self, step: int, gradient: Tensor) -> Tensor:
-        """See `PostProcessor`. With adaptive clipping a sum is in units of the threshold, so this method scales it back."""
+        """See `PostProcessor`. Adaptive clipping scales sums by clip norm / threshold; this method undoes the scaling."""
         return gradient * (self.threshold / self._bounding.clip_norm) if self._bounding.clipping == "adaptive" else gradient
 
     def take(self, step: int, released: Tensor | None) -> MetricsWindow | None:
@@ -63,7 +63,8 @@ class PrivateMetrics(PostProcessor):
             released: Noisy statistics of the sum, shape ``(m,)``; ``None``: the step was discarded.
 
         Returns:
-            The figures of the window that ends with this step; ``None`` if no window ends here, or nothing was released in it.
+            The figures of the window that ends with this step; ``None`` if no window ends here, or if all its steps were
+            discarded.
         """
         state = self._state
         if released is not None:

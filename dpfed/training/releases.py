@@ -1,4 +1,4 @@
-"""Keeps on disk the noisy sums of the steps since one of the last checkpoints: a resumed run repeats them on any machine.
+"""Keeps noisy sums on disk, from which a resumed run repeats the steps since one of the last checkpoints, on any machine.
 
 Noisy sums are the mechanism's output, so they are no more private than the parameters. They are kept because a step must not be
 released twice: both releases would depend on the same sampled records, so together they would cost more than two steps. A noisy
@@ -59,7 +59,7 @@ class Releases:
         return max((int(match["step"]) for match in self._named()), default=None)
 
     def forget(self, before: int) -> None:
-        """Deletes the sums of the steps before `before`, which a checkpoint includes."""
+        """Deletes the sums of all steps before step `before`; a checkpoint must already include their effect."""
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             match = _OURS.fullmatch(path.name)  # file systems leave files of their own, such as .nfs0001 and .DS_Store
             if match is not None and int(match["step"]) < before:

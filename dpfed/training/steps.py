@@ -72,7 +72,7 @@ class Steps:
 
     Raises:
         UserError: If the ledger is lost or damaged, belongs to another plan, began with other `marks` or lacks releases that a
-            checkpoint has seen; or if all checkpoints are damaged, or belong to another plan or model.
+            checkpoint includes; or if all checkpoints are damaged, or belong to another plan or model.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ class Transport(Protocol):
         """Returns the sum over all workers' groups of one step; ``None``: the step was discarded, and is still charged."""
 
     def set_clip_threshold(self, threshold: float) -> None:
-        """Sends all workers the L2 norm with which they compare gradients; with adaptive clipping they clip to it, too."""
+        """Sends all workers the L2 norm with which they compare gradients, and to which adaptive clipping clips gradients."""
 
 
 class InProcess:

@@ -58,12 +58,12 @@ class Worker:
     Attributes:
         engine: The argument `engine`.
         views: The argument `views`.
-        threshold: L2 norm, public, with which the worker compares the norm of each group's gradient. Adaptive clipping also
-            clips to it. If the plan releases statistics, the coordinator sets it before each step.
+        threshold: Public L2 norm with which the worker compares the norm of each group's gradient, and to which adaptive
+            clipping clips the gradients. If the plan releases statistics, the coordinator sets it before each step.
 
     Raises:
-        ValueError: If units or public negatives are missing although the plan needs them, or given although it does not; or if
-            workers divide the groups, and the engine's sums are not exact.
+        ValueError: If units or public negatives are missing although the plan needs them, or are given although the plan
+            does not use them; or if workers divide the groups, and the engine's sums are not exact.
         UserError: If the model mixes records, has no temperature, or has no trainable parameter.
     """
 
@@ -130,9 +130,9 @@ class Worker:
             step: Training step; the step's number and the workers' secret determine all randomness.
 
         Returns:
-            The sum over this worker's groups: whole grid steps, int64, with the groups' statistics at its end if the plan
-            releases any; or float32, if the plan adds no noise. If no record was sampled, the sum is zero: an empty step still
-            counts as a step.
+            The sum over this worker's groups: int64 numbers of grid steps, and after them the groups' statistics if the plan
+            releases any; float32 numbers if the plan adds no noise. If no record was sampled, the sum is zero: an empty step
+            still counts as a step.
         """
         draw = self.draw(step)
         total = self.engine.zeros()

@@ -2,11 +2,12 @@
 
 A pass is one forward and one backward computation over the records of many groups. No library guarantees that the bits of one
 group do not depend on the others. So an engine tests the device before its first pass, and perhaps again from time to time. The
-test puts the same group into several passes, of every public shape (later, of some), at other positions, and beside other
-groups whose values are ordinary, huge or NaN. Then it compares everything from which this group's contribution to the sum is
-computed. The groups that are compared are called probes. In the first test they have every size. Some consist of random
-records, some of nearly equal records, and some of equal records. If there is a difference, the check compares the operations of
-the two passes one by one. The error names the first operation that differs, if there is one.
+test puts the same group into several passes, at other positions, and beside other groups whose values are ordinary, huge or
+NaN. The first test uses passes of every public shape, a later one of some shapes. Then the test compares everything from which
+this group's contribution to the sum is computed. The groups that are compared are called probes. In the first test they have
+every size. Some consist of random records, some of nearly equal records, and some of equal records. If there is a difference,
+the check compares the operations of the two passes one by one. The error names the first operation that differs, if there is
+one.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Trial:
     probes: dict[int, int]  # place of a group -> number of its probe
 
     def rows(self, place: int) -> tuple[int, int]:
-        """Returns the index of a group's first record, and the index after the group's last record."""
+        """Returns the index of the first record of the group at position `place`, and the index after its last record."""
         return sum(self.sizes[:place]), sum(self.sizes[: place + 1])
 
 

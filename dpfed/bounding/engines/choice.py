@@ -81,12 +81,12 @@ def choose_engine(
         precision: Precision of the forward pass.
         loss: Loss of one group.
         groups: Number of groups in the whole run. A run of fewer than 1,000 groups uses ``loop``, which needs no check.
-        told: Callback that receives the choice, and the reason for ``loop``. It is not called for a model with
-            BatchNorm over a group, which no other engine than ``loop`` fits.
+        told: Callback that receives the choice, with the reason if the choice is ``loop``. For a model with BatchNorm over a
+            group, it is not called, because only ``loop`` fits such a model.
         records: Approximate number of records of a pass, see `LayerwiseEngine`; ``None``: the engine's default.
 
     Raises:
-        torch.OutOfMemoryError: If ``loop`` does not fit into the memory, either.
+        torch.OutOfMemoryError: If there is too little memory even for ``loop``.
     """
     if mixes_records(model):
         return "loop"  # no other engine fits, see `refuse_mixing`
@@ -111,7 +111,7 @@ def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = 
     The two engines are compared on `batch`, groups of the shape that training will use, filled with random numbers.
 
     `layerwise` is not rejected on a device where groups that share a pass change each other's result, nor for a model with
-    dropout. It then takes one group at a time, and warns.
+    dropout. In these cases, `layerwise` takes one group at a time, and warns.
 
     Raises:
         UserError: If the results differ or the engine fails; the message names the engines to use.

@@ -117,10 +117,10 @@ class Engine(ABC):
         Args:
             batch: Groups to add.
             clip_norm: Norm C, or another `Clip`; in grid steps (`dpfed.privacy.sum_grid`) if the sum has integers.
-            into: Flat vector ``(P,)``, which is changed in place. It comes from `zeros`, or is int64, in which the sum is exact
-                (`dpfed.bounding.foreach.add_`).
-            losses: List to which a tensor ``(2, G)`` is appended, float64 where the device has it. It has the loss and the
-                number of records of each group of at least two records, and is private. Only engines of methods with
+            into: Flat vector ``(P,)``, which is changed in place. It comes from `zeros`, or is an int64 vector, in
+                which the gradients, truncated to integers, add up exactly (`dpfed.bounding.foreach.add_`).
+            losses: List to which a tensor ``(2, G)`` is appended, float64 where the device has it. This private tensor
+                has the loss and the number of records of each group of at least two records. Only engines of methods with
                 `Method.supports_metrics` are given a list.
 
         Returns:

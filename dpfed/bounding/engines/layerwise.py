@@ -59,7 +59,7 @@ class LayerwiseEngine(Engine):
         precision: Precision of the forward pass.
         loss: Loss of one group. `torch.func.vmap` must be able to batch it, unless its attribute ``batches`` is false.
         records: Approximate number of records of a pass; default: 32 on CPUs, whose cache is small, and elsewhere 128 to 512,
-            the fewer the larger the images are.
+            with fewer records for larger images.
         group_size: S, the expected number of records in a group; default: 16.
         check_every: Number of steps after which the check is repeated, briefly, at the weights of that step; ``None``: never.
         if_unlike: Action if groups that share a pass change each other's result on this device. With ``warn``, the engine

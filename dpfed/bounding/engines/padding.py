@@ -1,4 +1,4 @@
-"""Chooses the public shape of a shared pass: how many groups it has room for, and how many records in all and in each group.
+"""Chooses the public shape of a shared pass: the numbers of groups, of records, and of records in a group that fit.
 
 A group's contribution to a sum must not depend on the groups that share its pass. A kernel may choose the order of its
 additions by the shape of its input. So every pass has one of a few public shapes, which
@@ -33,8 +33,8 @@ class Padding:
 
     Attributes:
         totals: Permitted numbers of records of a pass, fillers included, ascending.
-        groups: Number of groups for which a pass has a place; places may be empty.
-        slots: Number of records of the longest group that may share a pass. A longer group has a pass of its own.
+        groups: Number of places for groups in every pass; a place holds one group or none.
+        slots: Largest number of records with which a group may share a pass. A longer group has a pass of its own.
         aim: Approximate number of records that a pass gets.
         typical: S, the expected number of records of a group. It decides how a layer computes a norm.
     """
@@ -55,7 +55,7 @@ class Padding:
             device: Device type: ``cpu``, ``cuda`` or ``mps``.
             group_size: S, the expected number of records of a group; default: 16.
             records: Approximate number of records of a pass; default: 32 on CPUs, whose cache is small, and elsewhere 128 to
-                512, by the number of pixels.
+                512, with fewer records for larger images.
             pixels: Number of pixels in all views of a record.
         """
         typical = group_size or _TYPICAL

@@ -32,8 +32,8 @@ class Summed(NamedTuple):
     """The result of a pass, with the sum of its clipped gradients. A pass has a fixed number of places for groups.
 
     Attributes:
-        norms: Norms of each place's gradient before clipping, ``(places,)``; private.
-        losses: Losses of each place, ``(places,)``; private.
+        norms: Norm, before clipping, of the gradient of the group in each place, ``(places,)``; private.
+        losses: Loss of the group in each place, ``(places,)``; private.
         total: Sum of the clipped gradients, ``(P,)``, int32; float32 in runs without privacy.
     """
 
@@ -81,7 +81,7 @@ def recording_on(device: torch.device) -> Callable[[], Recording] | None:
 
 
 class RepeatedPass:
-    """A pass over any groups that have room in it, which replays a recorded pass.
+    """A recorded pass that can be replayed over any other groups that fit into it.
 
     Args:
         recording: Recording that keeps the pass.
@@ -117,7 +117,7 @@ class RepeatedPass:
             into: Sum ``(P,)``, which is changed in place.
 
         Returns:
-            Norms, losses and numbers of records ``(3, G)``, pass by pass.
+            Norms, losses and numbers of records of the G groups, ``(3, G)``, in the order of `passes`.
         """
         clip = Clip.of(clip_norm)
         self._clip.copy_(to_device(torch.tensor([clip.bound, clip.most, clip.stability], dtype=self._clip.dtype), into.device))
@@ -155,7 +155,7 @@ def first_unlike(repeated: Add, direct: Add, views: Views, padding: Padding, zer
 
     Args:
         repeated: The method `RepeatedPass.add`.
-        direct: Function of the same arguments and results that makes passes without a recording.
+        direct: Function with the arguments and the result of `RepeatedPass.add`, which makes passes without a recording.
         views: Views of any records; only their shapes and dtypes are read.
         padding: Public shapes of passes.
         zeros: Empty sum ``(P,)``, in the dtype of a step's sum.

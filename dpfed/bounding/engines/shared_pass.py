@@ -74,7 +74,7 @@ class Scalar:
         return None if self._value is None else self._value.repeat(places).requires_grad_(bool(self._slopes))
 
     def terms(self, values: Tensor | None, grouping: Grouping) -> list[Term]:
-        """Returns the terms of the parameters that determine the scalar, once its copies have their gradients."""
+        """Returns the groups' gradients of the parameters that determine the scalar, as terms, after the backward pass."""
         if values is None or values.grad is None:
             return []
         gradients = values.grad

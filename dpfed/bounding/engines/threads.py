@@ -40,7 +40,7 @@ class Threads:
         self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,)) if many else None
 
     def first(self, work: Callable[[], None]) -> None:
-        """Calls `work` in one thread; an operation then uses as many cores as in `add`, and so computes the same bits."""
+        """Calls `work` in one of the threads, so that operations use as many cores as in `add`, and compute the same bits."""
         if self._pool is None:
             work()
         else:
@@ -50,12 +50,12 @@ class Threads:
         """Adds up a step's gradients in all threads.
 
         Args:
-            work: Function of a thread's number k and a flat vector ``(P,)``. It adds the gradients of the thread's groups to
-                the vector, and returns figures ``(..., g)`` of its g groups.
+            work: Function of a thread's number and a flat vector ``(P,)``. It adds the gradients of the thread's g groups to
+                the vector, and returns figures of these groups, such as norms, as a tensor ``(..., g)``.
             into: Sum ``(P,)``, which is changed in place.
 
         Returns:
-            All figures ``(..., G)``, in the order of the threads.
+            The figures of all G groups, ``(..., G)``, in the order of the threads.
         """
         if self.count > 1 and (not self._extra or self._extra[0].dtype != into.dtype):
             self._extra = [torch.empty_like(into) for _ in range(self.count - 1)]

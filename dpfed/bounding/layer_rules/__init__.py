@@ -1,7 +1,7 @@
 """Contains the rules that compute the gradients of groups, one file for each kind of layer.
 
 A rule is called in place of a torch function that reads trainable parameters. It computes the function's result, and records
-how the parameters' gradient follows for each group. For a call that it does not cover, a rule returns ``NotImplemented``.
+how each group's gradient of these parameters is computed. For a call that it does not cover, a rule returns ``NotImplemented``.
 The recorder then calls the function itself, and raises `Unsupported` if the result contains new floating-point numbers.
 
 The norm of a group's gradient is computed in one of two ways. In the first, the gradient itself is computed and kept in memory

@@ -43,9 +43,10 @@ def attention(
     L is the number of tokens, and E the number of dimensions. There are n records with k rows each.
 
     Returns:
-        The output ``(L, n k, E)``, and ``None`` in place of attention weights. ``NotImplemented``: query, key and value are not
-        one tensor, the call asks for the weights (``need_weights=True``, torch's default), or it has a boolean mask, a padding
-        mask, extra keys or values (``bias_k``, ``bias_v``, ``add_zero``), separate projection weights, or any of `others`.
+        The output ``(L, n k, E)``, and ``None`` in place of attention weights. The result is ``NotImplemented`` if query, key
+        and value are not one tensor, if the call asks for the weights (``need_weights=True``, torch's default), or if it has a
+        boolean mask, a padding mask, extra keys or values (``bias_k``, ``bias_v``, ``add_zero``), separate projection weights,
+        or any of `others`.
     """
     rare = (bias_k, bias_v, add_zero or None, key_padding_mask, use_separate_proj_weight or None, *others.values())
     hiding = attn_mask is not None and not attn_mask.is_floating_point()  # torch.nn.MultiheadAttention passes an additive mask

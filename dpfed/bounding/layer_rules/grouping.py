@@ -1,6 +1,6 @@
 """Assigns a layer's rows to groups, and defines the error for a model that the rules do not cover.
 
-Shapes: n records. In the first dimension, a layer has k rows for each record: its views, or the tokens of its views. The
+Shapes: n records. In the first dimension, a layer has k rows for each record: the record's views, or their tokens. The
 groups' records follow one another. Records behind the last group are fillers, which belong to no group. A pass has a fixed
 number of places for groups, and each place has a fixed number of slots for records. Every figure of a group is computed from
 the group's own rows, in a shape that depends on no other group.
@@ -79,7 +79,7 @@ class Grouping:
             gradients of other groups are rounded.
         places: Number of places for groups, at least the number of groups; default: the number of groups.
         slots: Number of slots for records of a group, at least the size of the longest group; default: this size.
-        records: n, the number of records, fillers included; default: without fillers.
+        records: n, the number of records, fillers included; default: the sum of `sizes`, for a pass without fillers.
         batched: Whether the groups' figures are computed together, for every place, rather than for one group after the other;
             default: on GPUs with Triton kernels, where a call for each group would cost more than its computation.
         offsets: Value of the attribute `offsets`, for a pass whose sizes only the device knows. `sizes` is then empty, every
@@ -93,7 +93,8 @@ class Grouping:
         slots: Index of the record in each slot, ``(places, slots)``; n, which is the index of no record, in an empty slot.
         present: Whether a slot holds a record, ``(places, slots)``.
         is_group: Whether a place holds a group, ``(places,)``.
-        offsets: Index of each group's first record, and the end of the last group, ``(places + 1,)`` int32.
+        offsets: Index of the first record of the group in each place, then the index after the last group's last record,
+            ``(places + 1,)`` int32.
     """
 
     def __init__(
@@ -147,11 +148,11 @@ class Grouping:
         return [rows[first * k : end * k] for first, end in itertools.pairwise(self._ends)]
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        """Returns the index of the group of each row that has a group, ``(m,)``; the rows behind these m rows are fillers."""
+        """Returns, for each of the m rows that belong to a group, the index of this group, ``(m,)``; later rows are fillers."""
         return torch.arange(self.count).repeat_interleave(torch.tensor(self.sizes) * self.per_record(rows)).to(rows.device)
 
     def of_records(self, rows: Tensor) -> Tensor:
-        """Returns the index of the group of each row, ``(n k,)``; for a filler, the number of places."""
+        """Returns the index of each row's group, ``(n k,)``; rows of fillers get the number of places as their index."""
         each = torch.arange(self.records, dtype=torch.int32, device=self.device)
         numbers = torch.bucketize(each, self.offsets[1:], right=True)
         return numbers.unsqueeze(1).expand(-1, self.per_record(rows)).flatten()
@@ -172,7 +173,7 @@ class Grouping:
         """Applies a function to the groups' gradients.
 
         If the gradients are a list, the function is called with each of them. If they are one tensor ``(places, ...)``, it is
-        called once with the whole tensor, whose row p is the gradient of the group in place p. It must allow both shapes.
+        called once with the whole tensor, whose row p is the gradient of the group in place p. So it must accept both shapes.
         """
         return change(gradients) if isinstance(gradients, Tensor) else [change(gradient) for gradient in gradients]
 

@@ -1,7 +1,7 @@
 """Intercepts every function that reads a trainable parameter during a forward pass, and applies that function's rule.
 
 The forward pass runs on detached parameters: autograd then computes gradients of activations only, and a hook on each layer's
-output passes its gradient to the layer's rule. The model itself is not changed; several threads may record one model.
+output passes the output's gradient to the layer's rule. The model is not changed, so several threads may record it at once.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Recorder(TorchFunctionMode):
 
         Args:
             output: Output of the layer, computed with detached parameters.
-            inputs: Tensor that `terms` needs besides that gradient; it must not be overwritten before `terms` is called.
-                ``None``: `terms` needs no such tensor.
+            inputs: Tensor that `terms` needs besides the gradient of the output, and that must not be overwritten before
+                `terms` is called. ``None``: `terms` needs no such tensor.
             terms: Function from the gradient of the output to the parameters' gradients, as `Term` objects.
             rounded: Whether `terms` may get the gradient in the output's dtype, such as bf16, if GPU kernels compute the terms;
                 otherwise the gradient is converted to float32 first.

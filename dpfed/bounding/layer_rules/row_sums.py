@@ -21,7 +21,8 @@ class RowSums:
 
     Args:
         targets: Destinations of the parameters' gradients, with the number of entries of each.
-        rows: Contribution ``(n k, N)`` of each row of the pass to all parameters.
+        rows: Contribution of each row of the pass to the gradients, ``(n k, N)``: n records with k rows each, and N entries of
+            all parameters.
         grouping: Grouping of the records.
     """
 

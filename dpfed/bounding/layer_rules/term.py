@@ -36,7 +36,7 @@ class Target:
     part: int | None = None
 
     def of(self, parts: Sequence[Tensor]) -> Tensor:
-        """Returns the target's place in a sum.
+        """Returns the view of a sum to which the target's gradient is added.
 
         Args:
             parts: Views of the sum, one for each trainable parameter.
@@ -63,8 +63,8 @@ class Term(Protocol):
     Attributes:
         target: Destination of the gradient.
         squares: Squared norm of each group's gradient, ``(G,)``.
-        slack: Bound ``(G,)`` on the rounding error of `squares`, compared with the squared norms of the gradients that
-            `add_weighted` adds; 0 if there is no such error.
+        slack: Bound ``(G,)`` on the difference that rounding makes between `squares` and the squared norms of the gradients
+            that `add_weighted` adds; 0 if they are equal.
     """
 
     @property
@@ -77,7 +77,7 @@ class Term(Protocol):
     def slack(self) -> Tensor | float: ...  # noqa: D102
 
     def parts(self, group: int) -> list[Tensor]:
-        """Returns the tensors from which the group's gradient is computed: the gradient itself, or rows of the pass."""
+        """Returns tensors that determine the group's gradient: the gradient itself, or the rows from which it is computed."""
 
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
         """Adds up the groups' gradients, each times its factor (`dpfed.bounding.foreach.add_`).

@@ -110,8 +110,8 @@ METHOD = Method(
     name="moments",
     title="private moments",
     claim="Towers are frozen. The means of their features are released with noise, then the moments of image and text, from "
-    "which heads follow in closed form. A record adds one vector to each sum: at most sqrt(0.05) long, then sqrt(0.95). The "
-    "root of the sum of their squares is the sensitivity, 1.",
+    "which heads follow in closed form. A record adds one vector to each sum. The first vector is at most "
+    "sqrt(0.05) long, the second sqrt(0.95); the root of the sum of these squares is the sensitivity, 1.",
     sensitivity=lambda given: given.clip_norm,
     spread=lambda given: given.records,
     radius=_radius,

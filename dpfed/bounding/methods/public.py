@@ -8,9 +8,9 @@ records have in common would fill the clip, and little would be learnt.)
 
 **Lemma.** Neighbours D and D' = D + x: the sum moves by at most **C**. The public set is fixed before training and
 holds no record of D'. The group of any record y of D is y itself and public records that y's key selects, with views that are
-functions of the key of each; so its loss and its clipped gradient are the same in D and D'. If x is drawn, D' has one group
-more, and the sum one vector more, of norm C at most. If it is not, the sums are equal. Units: a drawn unit makes one group of
-its (at most `per_unit`) records and M public ones, so D' has again one clipped gradient more. ∎
+functions of each record's key; so the group's loss and clipped gradient are the same in D and D'. If x is drawn, D' has one
+group more, and the sum one vector more, of norm C at most. If x is not drawn, the sums are equal. Units: a drawn unit makes one
+group of its (at most `per_unit`) records and M public ones, so D' has again one clipped gradient more. ∎
 
 The bound is tight: a gradient of norm C or longer reaches it. (With group clipping the bound is 2C, because the group exists
 with and without x.) The divisor is the expected number of groups, B, which is public; the actual number in a step is private.
@@ -26,8 +26,8 @@ from dpfed.privacy.method import Method
 METHOD = Method(
     name="public",
     title="public contrast",
-    claim="Every drawn record forms its own group together with public records, and the gradient of what it adds to the "
-    "loss is clipped. No other private record has a part in it: a record adds one such gradient, and moves the sum by C.",
+    claim="Every drawn record forms its own group together with public records, and the gradient of the record's part of the "
+    "loss is clipped. This gradient depends on no other private record: a record adds one of them, and moves the sum by C.",
     sensitivity=lambda given: given.clip_norm,
     spread=lambda given: 2 * given.batch + 100,  # groups: a Poisson batch is larger once in 10^60
     divisor=lambda given: given.batch,
