@@ -69,7 +69,7 @@ def run_on_cluster(
         The finished run; ``None`` in torchrun's processes other than rank 0.
 
     Raises:
-        UserError: If an option does not go with the launcher, ``workers`` is neither a number nor a range, or the run fails
+        UserError: If an option does not suit the launcher, ``workers`` is neither a number nor a range, or the run fails
             with a mistake that the user can fix.
     """
     from dpfed.cluster.work import Task
@@ -120,7 +120,13 @@ def refuse_without(kind: str | None, **options: str | int | None) -> None:
 
 
 def least_of(kind: str | None, workers: str | None) -> int:
-    """Returns the least number of processes that will share the groups; 1 if neither option nor torchrun's environment tells.
+    """Returns the least number of processes among which a run's groups will be divided.
+
+    It is 1 if neither `workers` nor the environment that torchrun sets states a number.
+
+    Args:
+        kind: Launcher: ``ray`` or ``torchrun``; ``None``: one process does all work.
+        workers: Value of ``--workers``, a number or a range; ``None``: not given.
 
     Raises:
         UserError: If `workers` is neither a number nor a range.

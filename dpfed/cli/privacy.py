@@ -1,4 +1,4 @@
-"""`dpfed privacy`: noise and epsilon of a plan before any record is read, a run's spending, and the check of its card."""
+"""`dpfed privacy`: noise and epsilon of a plan before any record is read, what a run spent, the check of its privacy card."""
 
 from __future__ import annotations
 

@@ -229,8 +229,8 @@ def serve(
 ) -> None:
     """Load the site's records and model, and answer the coordinator until stopped.
 
-    SIGTERM or Ctrl-C ends the command: while it loads, at once (exit code 143 or 130); later, after the current answer (exit
-    code 0).
+    SIGTERM or Ctrl-C ends the command. While the command loads, it ends at once, with exit code 143 or 130; later it ends
+    after the current answer, with exit code 0.
     """
     say(f"loading the records and the model of {folder}", True)
     from dpfed.errors import UserError

@@ -24,8 +24,9 @@ _MARK = "**Mark:** "
 def privacy_card(facts: CardFacts) -> str:
     """Returns the facts of a run as Markdown.
 
-    If a mark voids the guarantee, or epsilon is not finite, the first line says that no guarantee holds. The run's epsilons
-    then appear only in rows that call them figures of the accountant, not a guarantee, and in the result of an audit.
+    If a mark (`dpfed.report.facts.Mark`) voids the guarantee, or epsilon is not finite, the first line says that no guarantee
+    holds. The run's epsilons then appear in two places only: in rows that call them the accountant's figures, not a guarantee,
+    and in the result of an audit.
     """
     reasons = void_reasons(facts)
     title = _CARD if facts.plan.bounding.method.sound else _NO_CARD
@@ -95,7 +96,7 @@ def lead(markdown: str) -> str:
 
 
 def marks_of(markdown: str) -> list[str]:
-    """Returns the marks of a card that do not void its guarantee."""
+    """Returns the marks of a card (statements besides the guarantee that a reader must know), without marks that void it."""
     return [line.removeprefix(_MARK) for line in markdown.splitlines() if line.startswith(_MARK)]
 
 

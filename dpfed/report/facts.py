@@ -189,7 +189,7 @@ class CardFacts:
         sites: Lines about the sites of a federation, one for each site.
         marks: Marks that a reader must know.
         not_protected: Statements of what the guarantee does not cover.
-        options: Public numbers of the method.
+        options: Further public numbers of the bounding method, in words; empty: the method has none.
         secrets: Statements of what must stay secret, and who has it.
         budget: Lifetime budget of the records, in words.
         audit: Result of attacks on the claim, in words; empty: there was no audit.

@@ -77,7 +77,7 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> N
 
 
 def page_style() -> Markup:
-    """Returns the style sheet of the pages, which comes from their template and contains nothing of any run."""
+    """Returns the style sheet of all pages. It is part of the report's template, and contains nothing of any run."""
     return Markup(palette() + _template().partition("{{ style }}")[2].partition("</style>")[0])  # noqa: S704
 
 
