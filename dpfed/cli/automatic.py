@@ -43,13 +43,16 @@ Model = Annotated[
     ),
 ]
 MethodName = Annotated[
-    str | None, _option("--method", help="Method of bounding: moments, group, public, or another of docs/methods.md.")
+    str | None,
+    _option(
+        "--method", help="How a record's influence is bounded: moments, group, public, or another method in docs/methods.md."
+    ),
 ]
 Minutes = Annotated[
     float | None,
     _option(
         "--minutes",
-        help="Longest training time on this machine, minutes. Default: the plan is shortened to 20 minutes, if it can be.",
+        help="Longest training time on this machine, in minutes. Default: dpfed shortens the plan to 20 minutes, if it can.",
         panel=_DATA,
     ),
 ]

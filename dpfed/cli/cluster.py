@@ -35,12 +35,15 @@ Cluster = Annotated[Literal["ray", "torchrun"] | None, _option("Launcher of the 
 Workers = Annotated[
     str | None,
     _option(
-        "Processes that share each batch; default 1. A range, such as 4-8, adapts to the cluster's free resources.", "N|MIN-MAX"
+        "Number of processes that divide each batch; default 1. Within a range, such as 4-8, it follows the free resources.",
+        "N|MIN-MAX",
     ),
 ]
 GpusPerWorker = Annotated[int | None, _option("GPUs per worker, 0 or 1; default: 1 if the cluster has GPUs.")]
-CpusPerWorker = Annotated[int | None, _option("CPUs per worker; default: the most with which there is room for all workers.")]
-Restarts = Annotated[int | None, _option("Restarts of the workers after a worker has died; default 3.")]
+CpusPerWorker = Annotated[
+    int | None, _option("CPUs per worker; default: as many as possible while all workers fit on the cluster.")
+]
+Restarts = Annotated[int | None, _option("Most times that the workers are started again after one has died; default 3.")]
 
 
 def run_on_cluster(

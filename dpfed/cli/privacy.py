@@ -111,7 +111,7 @@ def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_def
         if known is not None:
             for entry in entries:
                 _print(f"  {entry.day}  {told(entry, known)}")
-    _print(f"hash of all lines: {opened.head}" + ("" if artifacts else "; no card was written yet"))
+    _print(f"hash of all lines: {opened.head}" + ("" if artifacts else "; no privacy card was written yet"))
 
 
 @app.command()

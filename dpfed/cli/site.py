@@ -64,7 +64,9 @@ def set_up_site(
     options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **site_settings(settings or [])}
     paths = SitePaths.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {paths.reply} to the coordinator. The keys in {paths.path} stay here.")
-    read_out = f"Read the card's fingerprint out to the other sites, by telephone: {paths.site.own_card().fingerprint}"
+    read_out = (
+        f"Read the fingerprint of this site's card out to the other sites, by telephone: {paths.site.own_card().fingerprint}"
+    )
     tell(read_out)
 
 

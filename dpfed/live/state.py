@@ -228,7 +228,7 @@ def _site(folder: Path, name: str) -> RunState:
     return RunState(
         name=name,
         title=str(settings.get("name", folder.name)),
-        kind=f"a site among {others}, trust {terms['trust']}" if terms else "a site that has joined no federation",
+        kind=f"one of {others} sites, trust {terms['trust']}" if terms else "a site that has joined no federation",
         finished=bool(ledger and ledger.last_step + 1 >= ledger.plan.steps),
         ledger=ledger,
         budget=float(budget) if isinstance(budget, int | float) and _is_number(budget) else None,

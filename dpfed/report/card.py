@@ -162,7 +162,7 @@ def _protected(facts: CardFacts) -> Iterator[str]:
     )
     yield (
         f"Those who take part may see more. The mode of trust was {facts.trust_mode}. Anybody who runs, or breaks into, a "
-        "machine that holds records, or sums without noise, can read these."
+        "machine can read the records and the sums without noise that it holds."
     )
     yield (
         "Not promised: that nothing is learnt about people in general. The model may learn what holds for many records. Such "
@@ -257,7 +257,8 @@ def _clipping(plan: PrivacyPlan) -> str:
     if plan.bounding.clipping == "adaptive" and plan.progress is not None:
         return (
             f"gradients are clipped to a norm that starts at C and follows, by noisy counts, the {plan.progress.quantile:g} "
-            "quantile of all norms; each sum is scaled by C over this norm, so that a record moves it by no more than with C"
+            "quantile of all norms; each sum is multiplied by C and divided by this norm, so its sensitivity is as with "
+            "clipping to C"
         )
     return ""
 
@@ -267,10 +268,10 @@ def _released(plan: PrivacyPlan) -> str:
     if plan.progress is not None:
         share = plan.progress.share
         return (
-            "in every step, the groups' mean loss and the shares of their norms below thresholds, in the same noisy sum as the "
-            f"gradients. Alone, these figures would have noise multiplier {plan.noise.multiplier / math.sqrt(share):.6g}, "
-            f"and the gradients {plan.noise.multiplier / math.sqrt(1 - share):.6g}; "
-            "together they cost as much as one release with sigma"
+            "in every step, the groups' mean loss and how many of their gradients have norms below thresholds, in the same "
+            "noisy sum as the gradients. Released alone, these figures would have noise multiplier "
+            f"{plan.noise.multiplier / math.sqrt(share):.6g}, and the gradients "
+            f"{plan.noise.multiplier / math.sqrt(1 - share):.6g}; together they cost as much as one release with sigma"
         )
     rest = 1 - plan.gradient_share
     if not rest:

@@ -24,7 +24,9 @@ def reproduce(
         typer.Option(help="gpu: the paper's hyperparameters; cpu: a smaller model, batch and fewer steps."),
     ] = "cpu",
     methods: Annotated[str | None, typer.Option(help="Compare only these methods, such as group,batch.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="Anyone may see the records: reports may show them.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Declare that anyone may see the records, and reports may show them.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder in which the runs and the results are written.")] = Path("runs/reproduce"),
     listed: Annotated[
         bool, typer.Option("--list", help="List the experiments, their data sets and their numbers of runs.")
