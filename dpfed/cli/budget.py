@@ -32,7 +32,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts
 def set_(
     store: Store,
     epsilon: Annotated[float, typer.Option(help="Epsilon of all releases together.", show_default=False)],
-    delta: Annotated[float, typer.Option(help="Delta of all releases together, at most 1/N.", show_default=False)],
+    delta: Annotated[
+        float,
+        typer.Option(help="Delta of all releases together, at most 1/N, with N training records or units.", show_default=False),
+    ],
     unit: Annotated[
         Literal["record", "user"] | None,
         typer.Option(
@@ -186,7 +189,7 @@ def _print(store: RecordSet | None, budget: BudgetLedger) -> None:
         if accounts:
             _line(name, f"{percent(facts[name])}, {len(accounts)} {'runs' if len(accounts) > 1 else 'run'}, {steps:,} steps")
     if budget.uncovered:
-        _line("not covered", f"{len(budget.uncovered)} releases that no epsilon counts, see `dpfed budget history`")
+        _line("not covered", f"{len(budget.uncovered)} releases that no epsilon covers: `dpfed budget history` lists them")
 
 
 def _facts(budget: BudgetLedger) -> dict[str, Any]:

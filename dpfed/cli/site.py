@@ -20,7 +20,10 @@ SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder, or the f
 KitFolder = Annotated[Path, typer.Argument(help="The folder of the site's kit.", show_default=False)]
 Budget = Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to; default: any.")]
 Delta = Annotated[
-    float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
+    float | None,
+    typer.Option(
+        help="The largest delta that the site agrees to; default: 1/N, with N records or units in the plan.", show_default=False
+    ),
 ]
 Declared = Annotated[
     int | None, typer.Option(help="Number of training records to declare publicly: the true number (default) or a larger one.")

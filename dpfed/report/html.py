@@ -68,7 +68,7 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> N
         UserError: If there are no runs, or the path cannot be written.
     """
     if not runs:
-        raise UserError("a report needs at least one run. [report-runs-missing]")
+        raise UserError("a report needs at least one run, and `runs` is empty: give a RunView. [report-runs-missing]")
     values = _single(runs[0]) if len(runs) == 1 else _comparison(runs)
     try:
         path_of(path, "the report").write_text(_page().render(values, note=note), encoding="utf-8")
