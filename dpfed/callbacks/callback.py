@@ -1,8 +1,8 @@
 """Callbacks, which observe a training.
 
-Of each step that was released and charged, a callback receives a summary, which follows from the noisy sum and the plan. A
+A callback receives summaries of steps that were released and charged. A summary follows from the noisy sum and the plan. A
 callback also receives the run's name, folder and configuration, and the figures of evaluations, which are exact: no epsilon
-covers them.
+covers these figures.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StepSummary:
     def epsilon(self) -> float | None:
         """Epsilon of all steps so far together; ``None`` without noise, or if the method's claim does not hold.
 
-        It is computed on first access. With a fixed seed it is a number, too, although no guarantee holds.
+        It is computed on first access. A run with a fixed seed has a number here, although no guarantee holds for it.
         """
         return self.spent(self.done)
 
@@ -57,7 +57,7 @@ class StepSummary:
     def is_reported(self) -> bool:
         """Whether metrics.jsonl gets a line for this step.
 
-        It gets a line every max(1, T // 50) steps, after the last step, and at the end of each window.
+        The file gets a line every max(1, T // 50) steps, after the last step, and at the end of each window.
         """
         often = self.done % max(1, self.steps // _REPORTS) == 0
         return often or self.done == self.steps or self.window is not None
@@ -94,7 +94,8 @@ def _given(epsilon: float | None, done: int) -> float | None:
 class RunInfo:
     """The run that a callback observes.
 
-    dpfed's trackers send the name, the identity, and the configuration without paths, seed and reasons to their server.
+    dpfed's trackers send to their server the name, the identity, and those keys of the configuration that
+    `dpfed.callbacks.tracker.sendable` lets through. It drops paths, for example, and the seed.
 
     Attributes:
         name: Name of the run.
@@ -115,8 +116,8 @@ class Callback:
     """An observer of a training. Subclass it, and override the methods that you need.
 
     A step is on disk and charged before `on_step` receives it. If `on_run`, `on_begin`, `on_step` or `on_evaluation` raises an
-    exception, the run ends, and can be resumed. A resumed run shows again, with the same numbers, the steps that its last write
-    to the ledger charged: callbacks may not have seen all of them.
+    exception, the run ends, and can be resumed. One write to the ledger may charge several steps, not all of which callbacks
+    have seen when a run ends. So a resumed run shows the steps of its last write again, with the same numbers.
 
     Attributes:
         every: Number of steps between calls of `on_step`, at least 1; `on_step` is also called after the last step. ``None``:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class TensorBoard(Tracker):
     """A tracker that writes event files for TensorBoard.
 
-    A resumed run adds a file, which replaces all earlier entries about steps after the step from which the run resumes. The
-    timestamps in these files are step numbers, because the duration of a step depends on the records that it sampled.
+    A resumed run adds a file. TensorBoard then ignores what earlier files say about steps that the resumed run shows again.
+    The timestamps in the files are step numbers, because the duration of a step depends on the records that it sampled.
 
     Args:
         folder: Folder for the files of this run only; ``None``: ``tensorboard/`` in the run's folder.

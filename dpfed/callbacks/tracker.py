@@ -49,8 +49,8 @@ class Picture:
 class Tracker(Callback):
     """Base class of callbacks that send a run's figures to a program such as MLflow; a subclass implements the sending.
 
-    Evaluation figures are held back until the next step, or the end of the run. Each row is then written once and complete,
-    also in a resumed run.
+    Evaluation figures are held back until the next step, or the end of the run. So each row is complete when it is written,
+    and is written only once, even if the run is resumed.
 
     Args:
         every: Number of steps between two rows of figures; ``None``: the tracker gets a row whenever metrics.jsonl gets a line.

@@ -26,11 +26,11 @@ PANELS = {
 # Each group is in the module of its name, which is imported only when the group is used.
 GROUPS = {
     "config": "Show the configurations that dpfed ships, and every key with its meaning.",
-    "privacy": "Compute the noise for an epsilon, or the epsilon of a noise. Show what a run spent, and check its card.",
+    "privacy": "Compute the noise for an epsilon, or the epsilon of a noise. Show what a run spent; check its privacy card.",
     "data": "Import a data set into a record store, and count what is in it.",
     "budget": "Give a record set a lifetime budget over all runs, and show its use.",
     "audit": "Attack a run: test its claimed epsilon, and measure what its weights reveal.",
-    "federation": "For the coordinator of several institutions: make the terms, run the federation, try one on this machine.",
+    "federation": "For the coordinator of several institutions: make a federation's terms, run it, or try one on this machine.",
     "site": "For one of several institutions: make a site, join a federation, answer its coordinator.",
 }
 _ORDER = [name for names in PANELS.values() for name in names]

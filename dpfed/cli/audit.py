@@ -71,7 +71,7 @@ def privacy(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the configuration.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of a configuration's result; default: audits/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the audit of a configuration; default: audits/NAME.")] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Audit the mechanism with this many workers.")] = 1,
     experiments: Annotated[
         int, typer.Option(min=400, max=1_000_000, help="Number of experiments; more of them raise the lower bound.")
@@ -125,7 +125,7 @@ def _show_claim(facts: dict[str, Any]) -> None:
         noise = "" if finding["noise"] is None else f"{finding['noise']:.3g}"
         table.add_row(label(finding), f"{finding['tries']:,}", noise, round_down(finding["epsilon"]))
     console.print(table)
-    moved = "not known (the method also releases statistics)"
+    moved = "not known (the method releases statistics besides the sum)"
     if facts["moved"] != 0:
         moved = "without limit (a sum was not finite)" if facts["moved"] is None else f"{facts['moved']:.4f}"
     console.print(

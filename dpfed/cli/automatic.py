@@ -43,13 +43,16 @@ Model = Annotated[
     ),
 ]
 MethodName = Annotated[
-    str | None, _option("--method", help="Method of bounding: moments, group, public, or another of docs/methods.md.")
+    str | None,
+    _option(
+        "--method", help="How a record's influence is bounded: moments, group, public, or another method in docs/methods.md."
+    ),
 ]
 Minutes = Annotated[
     float | None,
     _option(
         "--minutes",
-        help="Longest training time on this machine, minutes. Default: the plan is shortened to 20 minutes, if it can be.",
+        help="Longest training time on this machine, in minutes. Default: dpfed shortens the plan to 20 minutes, if it can.",
         panel=_DATA,
     ),
 ]
@@ -80,12 +83,12 @@ _FOR_CONFIGURATIONS = {
 
 
 def requested(config: Path | None, data: str | None, assignments: list[str] | None, **options: Any) -> Request | Config:
-    """Reads the options of `dpfed pretrain`: a complete configuration, or a request whose other settings dpfed chooses.
+    """Returns what the options of `dpfed pretrain` ask for: a complete configuration, or a request that dpfed makes into one.
 
     Args:
         config: Path or name of the configuration; ``None``: not given.
         data: Value of ``--data``; ``None``: not given.
-        assignments: Values of ``--set``.
+        assignments: Values of ``--set``; ``None``: not given.
         options: Values of the other options, by name; ``None`` or ``False``: not given.
 
     Raises:
@@ -185,10 +188,10 @@ def settled(
     resume: bool,
     stopping: tuple[bool, Path | None, bool],
 ) -> tuple[Config, Sequence[str]]:
-    """Returns a run's configuration and the lines that explain it; with ``--dry-run`` or ``--save-config`` it ends the command.
+    """Returns a run's configuration and the lines that explain it. ``--dry-run`` and ``--save-config`` end the command here.
 
     Args:
-        wanted: The user's request; a configuration is returned unchanged.
+        wanted: Request of the user, or a configuration, which is returned unchanged.
         folder: Folder of the run.
         cluster: Launcher of the workers; ``None``: one process trains.
         progress: Progress, which shows the stages.
@@ -196,8 +199,8 @@ def settled(
         stopping: Values of ``--dry-run``, ``--save-config`` and ``--json``.
 
     Raises:
-        UserError: If dpfed cannot choose, see `dpfed.automatic.choosing.choose`; if a request comes with torchrun as its
-            launcher; if `folder` is in use or holds another run; if the file of ``--save-config`` exists or cannot be written.
+        UserError: If dpfed cannot choose, see `dpfed.automatic.choosing.choose`; if `wanted` is a request and `cluster` is
+            torchrun; if `folder` is in use or holds another run; if the file of ``--save-config`` exists or cannot be written.
         typer.Exit: With ``--dry-run`` or ``--save-config``, after the choices are printed or written.
     """
     from dpfed.automatic.request import Request
@@ -253,10 +256,10 @@ def save_choices(chosen: Chosen, file: Path, next_command: str) -> None:
 
 
 def refuse_destination(file: Path) -> None:
-    """Refuses the file of ``--save-config`` before long work begins, if it exists or its folder does not.
+    """Refuses, before long work begins, a file for ``--save-config`` that exists or whose folder does not exist.
 
     Raises:
-        UserError: If the file exists, or its folder does not.
+        UserError: If the file exists, or its folder does not exist.
     """
     if os.path.lexists(file):
         raise _exists(file)

@@ -32,11 +32,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts
 def set_(
     store: Store,
     epsilon: Annotated[float, typer.Option(help="Epsilon of all releases together.", show_default=False)],
-    delta: Annotated[float, typer.Option(help="Delta of all releases together, at most 1/N.", show_default=False)],
+    delta: Annotated[
+        float,
+        typer.Option(help="Delta of all releases together, at most 1/N, with N training records or units.", show_default=False),
+    ],
     unit: Annotated[
         Literal["record", "user"] | None,
         typer.Option(
-            help="What is protected: a record, or a user with all records. Default: the existing budget's unit, or record.",
+            help="What is protected: a record, or a user with all records. Default: as in the existing budget, or record.",
             show_default=False,
         ),
     ] = None,
@@ -44,7 +47,7 @@ def set_(
         str | None,
         typer.Option(
             metavar="WHY",
-            help="Justification: these records differ from those of an existing budget despite identical record ids.",
+            help="Reason why these records are not those of an existing budget, although their record ids are identical.",
             show_default=False,
         ),
     ] = None,
@@ -176,14 +179,17 @@ def _print(store: RecordSet | None, budget: BudgetLedger) -> None:
     sides = "record" if budget.head.unit == "record" else f"{(store and store.unit_name) or 'user'} with all records"
     _line("budget", f"epsilon {facts['epsilon']!r}, delta {facts['delta']!r}, for each {sides}, over all runs")
     _line("ledger", f"{budget.head.id}, {places}; runs: {len(budget.accounts)}, entries: {len(budget.entries)}")
-    _line("taken", f"{percent(facts['taken'])}, by a privacy filter: a run's plan may depend on the results of earlier runs")
+    _line(
+        "taken",
+        f"{percent(facts['taken'])}, added up by a privacy filter, so a run's plan may depend on the results of earlier runs",
+    )
     for name, what in (("spent", True), ("reserved", False)):
         accounts = [account for account in budget.accounts.values() if account.settled == what]
         steps = sum(account.steps for account in accounts)
         if accounts:
             _line(name, f"{percent(facts[name])}, {len(accounts)} {'runs' if len(accounts) > 1 else 'run'}, {steps:,} steps")
     if budget.uncovered:
-        _line("not covered", f"{len(budget.uncovered)} releases that no epsilon counts, see `dpfed budget history`")
+        _line("not covered", f"{len(budget.uncovered)} releases that no epsilon covers: `dpfed budget history` lists them")
 
 
 def _facts(budget: BudgetLedger) -> dict[str, Any]:

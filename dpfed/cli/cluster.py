@@ -35,12 +35,15 @@ Cluster = Annotated[Literal["ray", "torchrun"] | None, _option("Launcher of the 
 Workers = Annotated[
     str | None,
     _option(
-        "Processes that share each batch; default 1. A range, such as 4-8, adapts to the cluster's free resources.", "N|MIN-MAX"
+        "Number of processes that divide each batch; default 1. Within a range, such as 4-8, it follows the free resources.",
+        "N|MIN-MAX",
     ),
 ]
 GpusPerWorker = Annotated[int | None, _option("GPUs per worker, 0 or 1; default: 1 if the cluster has GPUs.")]
-CpusPerWorker = Annotated[int | None, _option("CPUs per worker; default: the most with which there is room for all workers.")]
-Restarts = Annotated[int | None, _option("Restarts of the workers after a worker has died; default 3.")]
+CpusPerWorker = Annotated[
+    int | None, _option("CPUs per worker; default: as many as possible while all workers fit on the cluster.")
+]
+Restarts = Annotated[int | None, _option("Most times that the workers are started again after one has died; default 3.")]
 
 
 def run_on_cluster(
@@ -69,7 +72,7 @@ def run_on_cluster(
         The finished run; ``None`` in torchrun's processes other than rank 0.
 
     Raises:
-        UserError: If an option does not go with the launcher, ``workers`` is neither a number nor a range, or the run fails
+        UserError: If an option does not suit the launcher, ``workers`` is neither a number nor a range, or the run fails
             with a mistake that the user can fix.
     """
     from dpfed.cluster.work import Task
@@ -120,7 +123,13 @@ def refuse_without(kind: str | None, **options: str | int | None) -> None:
 
 
 def least_of(kind: str | None, workers: str | None) -> int:
-    """Returns the least number of processes that will share the groups; 1 if neither option nor torchrun's environment tells.
+    """Returns the least number of processes among which a run's groups will be divided.
+
+    It is 1 if neither `workers` nor the environment that torchrun sets states a number.
+
+    Args:
+        kind: Launcher: ``ray`` or ``torchrun``; ``None``: one process does all work.
+        workers: Value of ``--workers``, a number or a range; ``None``: not given.
 
     Raises:
         UserError: If `workers` is neither a number nor a range.

@@ -20,12 +20,14 @@ app = typer.Typer(no_args_is_help=True)
 
 Size = Annotated[int | None, typer.Option(help="Store square images with this side, in pixels; default: unchanged files.")]
 SkipBroken = Annotated[
-    bool, typer.Option("--skip-broken", help="Skip unreadable records and unknown files instead of refusing.")
+    bool,
+    typer.Option("--skip-broken", help="Skip unreadable records and unknown files; without this option they stop the import."),
 ]
 Id = Annotated[
     str | None,
     typer.Option(
-        help='Source of record ids: a column of a Parquet table, or "content", a hash of the record. Default: names in SOURCE.',
+        help='Source of record ids: a column of a Parquet table, or "content", a hash of the record. Default: the names of the '
+        "records in SOURCE.",
         show_default=False,
     ),
 ]
@@ -40,8 +42,8 @@ Window = Annotated[
 Splits = Annotated[
     int | None,
     typer.Option(
-        help="Level of the folders that are splits, 1 for those in SOURCE; 0: no folder is a split, so a class may be called "
-        "train. Default: by the folders' names.",
+        help="Level of the folders that are splits: 1 for the folders directly in SOURCE; 0: no folder is a split, so that a "
+        "class may be called train. Default: the folders' names decide.",
         show_default=False,
     ),
 ]
@@ -53,12 +55,14 @@ def import_(
     dest: Annotated[str, typer.Argument(help="The record store to make; it must not exist.", show_default=False)],
     format: Annotated[str | None, typer.Option(help="Importer; default: the one that recognises the source.")] = None,
     size: Size = None,
-    validation: Annotated[int, typer.Option(help="Training records to hold out for validation.")] = 0,
-    test: Annotated[int, typer.Option(help="Training records to hold out for test.")] = 0,
+    validation: Annotated[int, typer.Option(help="Number of training records to hold out for validation.")] = 0,
+    test: Annotated[int, typer.Option(help="Number of training records to hold out for test.")] = 0,
     skip_broken: SkipBroken = False,
     id: Id = None,
     allow_outside: Outside = False,
-    public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Declare that anyone may see these records, and reports may show them.")
+    ] = False,
     window: Window = None,
     splits: Splits = None,
 ) -> None:

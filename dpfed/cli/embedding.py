@@ -34,8 +34,8 @@ def embed(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Weights of that image tower: a tag, whose weights the library fetches, or a local file. Default: the "
-            "library's.",
+            help="Weights of the image tower that --model names: a tag, whose weights the library fetches, or a local file. "
+            "Default: the library's usual weights.",
             show_default=False,
         ),
     ] = None,

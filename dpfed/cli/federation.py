@@ -40,7 +40,9 @@ def provision_federation(
         line(site, f"{state}; {'new kit' if site in done.changed else 'kit unchanged'}: {kit}")
     for news in done.news:
         line("new", news)
-    line("read out", f"{done.fingerprint}   (the coordinator's fingerprint; by telephone, never sent with a kit)")
+    line(
+        "read out", f"{done.fingerprint}   (the coordinator's fingerprint: tell it by telephone, and never send it with a kit)"
+    )
     if done.waiting:
         tell(f"\nSend each site its kit. Put the replies into {done.folder / 'replies'}, then run this command again.")
         return
@@ -89,7 +91,11 @@ def plan_federation(
     chosen = chosen_for(request, counts_of(records), captions)
     show(chosen, as_json)
     if save_config is not None:
-        first = f"dpfed start {save_config}, whose file the sites need, too; then " if chosen.config.model.start else ""
+        first = (
+            f"dpfed start {save_config}, and give the weights that it makes to the sites; then "
+            if chosen.config.model.start
+            else ""
+        )
         said = f'{first}write config = "{save_config}" into project.toml (docs/a-site-in-15-minutes.md)'
         save_choices(chosen, save_config, said)
     if as_json:
@@ -140,7 +146,7 @@ def demo(
     asked = simulated(sites, None, trust=trust, drops=drops, colluders=colluders, skew=skew)
     assert asked is not None  # because `sites` is given
     if not RunDirectory.unused(path) and RunDirectory.open(path).finished:
-        say(f"{run} is finished; these are its results (another --run trains another one)")
+        say(f"{run} is finished; these are its results (to train another run, give another --run)")
         show_run(RunDirectory(path))
         return
     asked.refuse(loaded)

@@ -88,7 +88,8 @@ def rehearse(
     records: Records = None,
     public_records: Annotated[int, typer.Option(min=16, help="Largest number of public records to train on.")] = 5_000,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of results and best config; default: rehearsals/NAME.", show_default=False)
+        Path | None,
+        typer.Option(help="Folder for results and best configuration; default: rehearsals/NAME.", show_default=False),
     ] = None,
     assignments: Assignments = None,
     as_json: Json = False,

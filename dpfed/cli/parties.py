@@ -82,7 +82,7 @@ def site_settings(settings: list[str]) -> dict[str, str]:
         if name in _SETUP:
             raise UserError(f"--set {text}: {name} has an option of its own: write --{name} instead. [option-site-own]")
         if name == "name":
-            raise UserError(f"--set {text}: the kit names the site. Leave it out. [option-site-name]")
+            raise UserError(f"--set {text}: the kit already names the site. Leave name out. [option-site-name]")
         if name not in known:
             raise UserError(f"--set {name} is not a key of a site: {nearest(name, known)} [option-site-unknown]")
         if not value.strip():

@@ -1,4 +1,4 @@
-"""`dpfed privacy`: noise and epsilon of a plan before any record is read, a run's spending, and the check of its card."""
+"""`dpfed privacy`: noise and epsilon of a plan before any record is read, what a run spent, the check of its privacy card."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def ledger(run: Annotated[Path, typer.Argument(help="A run directory.", show_def
         if known is not None:
             for entry in entries:
                 _print(f"  {entry.day}  {told(entry, known)}")
-    _print(f"hash of all lines: {opened.head}" + ("" if artifacts else "; no card was written yet"))
+    _print(f"hash of all lines: {opened.head}" + ("" if artifacts else "; no privacy card was written yet"))
 
 
 @app.command()

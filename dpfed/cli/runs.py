@@ -235,7 +235,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run's model again, and also the model before training.
 
-    The figures of a finished run are added to its results, card and report.
+    The figures of a finished run are added to its results, its privacy card and its report.
     """
     from rich.markup import escape
 

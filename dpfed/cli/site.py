@@ -20,7 +20,10 @@ SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder, or the f
 KitFolder = Annotated[Path, typer.Argument(help="The folder of the site's kit.", show_default=False)]
 Budget = Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to; default: any.")]
 Delta = Annotated[
-    float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
+    float | None,
+    typer.Option(
+        help="The largest delta that the site agrees to; default: 1/N, with N records or units in the plan.", show_default=False
+    ),
 ]
 Declared = Annotated[
     int | None, typer.Option(help="Number of training records to declare publicly: the true number (default) or a larger one.")
@@ -64,7 +67,9 @@ def set_up_site(
     options = {"declared": declared, "budget": budget, "delta": delta, "proxy": proxy, **site_settings(settings or [])}
     paths = SitePaths.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {paths.reply} to the coordinator. The keys in {paths.path} stay here.")
-    read_out = f"Read the card's fingerprint out to the other sites, by telephone: {paths.site.own_card().fingerprint}"
+    read_out = (
+        f"Read the fingerprint of this site's card out to the other sites, by telephone: {paths.site.own_card().fingerprint}"
+    )
     tell(read_out)
 
 
@@ -229,8 +234,8 @@ def serve(
 ) -> None:
     """Load the site's records and model, and answer the coordinator until stopped.
 
-    SIGTERM or Ctrl-C ends the command: while it loads, at once (exit code 143 or 130); later, after the current answer (exit
-    code 0).
+    SIGTERM or Ctrl-C ends the command. While the command loads, it ends at once, with exit code 143 or 130; later it ends
+    after the current answer, with exit code 0.
     """
     say(f"loading the records and the model of {folder}", True)
     from dpfed.errors import UserError

@@ -20,7 +20,7 @@ def sweep(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key of BASE.")
     ] = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Folder of the sweep: runs go to RUNS/SWEEP/RUN.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="Folder for the runs: each goes to RUNS/SWEEP/RUN.")] = Path("runs"),
 ) -> None:
     """Train every run of a sweep and compare them. Finished runs are kept, and interrupted runs resume.
 

@@ -57,7 +57,7 @@ def _run(app: typer.Typer) -> NoReturn:
     except _Stop as stop:
         _end(str(stop) or "stopped.", interruption.exit_code() or interruption.CODES[signal.SIGINT])
     except click.Abort:
-        _end("nothing was answered.")
+        _end("the question was not answered, so the command ended.")
     except UserError as error:
         _end(" ".join(filter(None, (error.sentence, error.command, error.code and f"[{error.code}]"))))
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended

@@ -102,7 +102,7 @@ def until_asked() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Makes SIGINT and SIGTERM raise `Interrupted` in the main thread during the block, repeatedly until the exception arrives.
+    """Makes SIGINT and SIGTERM raise `Interrupted` in the main thread during the block, again and again until dpfed handles it.
 
     A signal that this process was started to ignore stays ignored, and handlers that other code has set stay. Processes of
     torchrun keep Python's handling of SIGTERM, which ends them at once: they may wait in C code for a process that has ended.

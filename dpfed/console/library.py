@@ -70,7 +70,7 @@ def pretrain(
 ) -> RunDirectory:
     """Trains an encoder privately into a new run directory.
 
-    Give either a configuration, or a data set and an epsilon; with these, dpfed chooses everything else::
+    Give either a configuration, or a data set and an epsilon, for which dpfed chooses all other settings::
 
         run = dpfed.pretrain("quickstart", "runs/quickstart")
         run = dpfed.pretrain(data="my-images", epsilon=8, out="runs/mine")
@@ -79,24 +79,24 @@ def pretrain(
 
     Args:
         config: Configuration, its path, or the name of a configuration that dpfed ships (`load_config` reads path and name).
-        folder: Folder of the run. It must not be in use, except by the same run that `resume` continues.
-        progress: Display of the progress. ``None``: bars in terminals and notebooks, and nothing elsewhere; ``True``: elsewhere
-            a line now and then; ``False``: nothing at all.
+        folder: Folder of the run. It must be empty or not exist, unless it holds the run that `resume` continues.
+        progress: Display of the progress. ``None``: bars in terminals and notebooks, and nothing elsewhere; ``True``: the same
+            bars, and elsewhere a line now and then; ``False``: nothing at all.
         resume: Whether to continue a run that `folder` already holds; default: with `data`, yes; with a configuration, no.
-        callbacks: `Callback`, or several in a list, that see the steps and evaluations while the model trains.
+        callbacks: A `Callback`, or a list of them; a callback sees the steps and evaluations while the model trains.
         data: Folder of images, a table, another data set that dpfed reads, or a record store.
         epsilon: Epsilon of the guarantee; 8 is usual, 1 is strong.
         out: Another name for `folder`.
         delta: Delta of the guarantee; default: 1/(N ln N), with N training records (or protected units).
         model: Encoder: ``timm/NAME``, ``torchvision/NAME``, ``open_clip/NAME``, the folder of a public run or of an open_clip
             model, ``cnn``, ``resnet18``, or ``package.module:function``; default: dpfed chooses it.
-        method: Method of bounding; default: dpfed chooses it.
-        minutes: Longest training time on this machine, minutes; a plan that cannot be so short is refused. ``None``: the plan
-            is shortened to 20 minutes if it can be.
+        method: Method that bounds what one record can change, such as ``group``; default: dpfed chooses it.
+        minutes: Longest training time on this machine, in minutes; a plan that cannot be so short is refused. ``None``: dpfed
+            shortens the plan to 20 minutes if it can.
         batch: B, the expected number of records (or protected units) in a step; default: dpfed chooses it.
         steps: T, the number of noisy steps; default: dpfed chooses it.
-        public: Path of a public record store. Public contrast contrasts its records with the private ones; other methods do
-            not use it.
+        public: Path of a public record store. The method ``public`` contrasts its records with the private ones; no other
+            method uses them.
         overrides: Further assignments ``section.key=value``, applied to the configuration or to the choices.
 
     Returns:

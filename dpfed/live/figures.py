@@ -82,7 +82,11 @@ def _steps(seen: Seen, run: RunState) -> Iterator[Figure]:
         return
     throughput = "not known yet" if seen.seconds is None else duration(seen.seconds)
     yield Figure(
-        "step_seconds", "a step takes", seen.seconds, throughput, "Seconds of a step, observed during the run; not stored"
+        "step_seconds",
+        "a step takes",
+        seen.seconds,
+        throughput,
+        "Seconds that a step takes, observed during the run; not stored",
     )
     left = "not known yet" if seen.left is None else f"about {duration(seen.left)}"
     yield Figure("seconds_left", "time left", seen.left, left, "Seconds until the last step, at the current pace")
@@ -165,11 +169,20 @@ def _sites(run: RunState) -> Iterator[Figure]:
         yield Figure("sites_awaited_seconds", "sites are awaited", left, f"{duration(left)} at most", what)
     for site in run.sites:
         label = {"site": site.name}
-        yield Figure("site_steps_answered", site.name, site.answered, f"{site.answered:,} answered", "Counted answers", label)
+        yield Figure(
+            "site_steps_answered",
+            site.name,
+            site.answered,
+            f"{site.answered:,} answered",
+            "Steps in which the site's answer was counted",
+            label,
+        )
         yield Figure("site_steps_missed", site.name, site.missed, f"{site.missed:,} missed", "Steps without an answer", label)
         if site.seconds is not None:
             took = duration(site.seconds)
-            yield Figure("site_seconds", site.name, site.seconds, took, "Seconds of the site's last answer; not stored", label)
+            yield Figure(
+                "site_seconds", site.name, site.seconds, took, "Seconds that the site's last answer took; not stored", label
+            )
         if awaited is not None:
             waiting = float(site.name in awaited[1].awaited)
             yield Figure(

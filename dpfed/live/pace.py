@@ -19,7 +19,7 @@ _COMMIT = re.compile(r"(\d+)\.state")
 def pace_of_files(folder: Path, ledger: Ledger | None) -> Throughput:
     """Estimates a run's pace from the times of its checkpoints, of its last commit, and of its releases. Opens no file.
 
-    A commit is the state of the training that a run writes before it charges the steps since the commit before.
+    A commit is the state of the training, which a run writes to disk before it charges the steps since its previous commit.
 
     Args:
         folder: Folder of the run.

@@ -95,7 +95,7 @@ class Pages:
             name: Name of the run.
             query: Text that was searched for; empty: nothing was searched yet.
             answers: Pictures found, as ``data:`` addresses.
-            trouble: Reason why there are no pictures; empty: there is none.
+            trouble: Reason why the search failed; empty: it did not fail.
             searched: Number of pictures that were searched.
         """
         made = self._render("search.html", name=name, query=escape(query), answers=answers, trouble=trouble, searched=searched)

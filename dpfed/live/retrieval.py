@@ -49,7 +49,7 @@ class SearchIndex:
     Attributes:
         encoder: Encoder of the run.
         pictures: Pictures that are searched.
-        vectors: L2-normalised embeddings of the pictures, shape ``(n, D)``.
+        vectors: L2-normalised embeddings of the n pictures, shape ``(n, D)``.
     """
 
     encoder: Encoder

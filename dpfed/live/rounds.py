@@ -38,9 +38,9 @@ def sites_of(names: Sequence[str], steps: Sequence[Mapping[str, Any]], arrival_l
     """Returns the row of every site.
 
     Args:
-        names: Names of the sites in the terms.
-        steps: Last line of the journal about each step, in order.
-        arrival_log: Arrival times of the answers to the last steps, while the run continues.
+        names: Names of the sites in the federation's terms.
+        steps: Last line of the coordinator's journal about each step, in order.
+        arrival_log: Arrival times of the answers to the last steps, by step; empty unless the run continues.
     """
     over = [line for line in steps if line["event"] != "opened"]
     counted = Counter(site for line in over if line["event"] == "collected" for site in line.get("arrived", ()))

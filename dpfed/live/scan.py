@@ -32,9 +32,9 @@ class Seen:
         run_state: State according to the run's files; ``None``: the files cannot be read.
         trouble: Reason why the files cannot be read, a sentence; empty: they can be read.
         state: ``finished``, ``running``, ``stopped`` (or running where this machine cannot see it), or ``damaged``.
-        seconds: Seconds of a step; ``None``: not known, or the run is not running.
+        seconds: Seconds that a step takes; ``None``: not known, or the run is not running.
         left: Seconds until the last step; ``None``: not known, or the run is not running.
-        last: Time of the last step, seconds since the epoch; ``None``: not known, or the run is not running.
+        last: Time of the last step, in seconds since the epoch; ``None``: not known, or the run is not running.
         elsewhere: Whether `state` is ``stopped`` only because this machine sees no process that works on the run, and cannot
             see other machines or containers.
     """
@@ -57,7 +57,7 @@ class Scan:
 
     Args:
         root: Folder of runs, a run, or a site's folder.
-        clock: Function that returns the time, seconds since the epoch.
+        clock: Function that returns the time in seconds since the epoch.
 
     Raises:
         UserError: If the folder does not exist.
@@ -89,7 +89,7 @@ class Scan:
         return [self._look(name, folder) for name, folder in self.folders().items()]
 
     def one(self, name: str) -> Seen | None:
-        """Returns a run as it is now; ``None`` if the folder has no run of that name. No name leads out of the folder."""
+        """Returns a run as it is now; ``None`` if `folders` has no run of that name. A name such as ``../x`` finds nothing."""
         folder = self.folders().get(name)
         return None if folder is None else self._look(name, folder)
 

@@ -40,10 +40,10 @@ class RunState:
         kind: Kind of the run, in words, such as ``one worker``.
         finished: Whether the run is finished.
         ledger: Ledger of the privacy spent; ``None``: the run has no ledger yet.
-        budget: Largest epsilon that a site agreed to, or the smallest epsilon of the budgets in `lifetime`; ``None``: there is
-            none.
-        lifetime: Lifetime budgets with a reservation of this run: each budget in words, and the fraction of the budget that all
-            runs together take.
+        budget: For a site, the largest epsilon that it agreed to; for a run, the smallest epsilon of the budgets in `lifetime`.
+            ``None``: no such limit.
+        lifetime: A pair for each lifetime budget in which this run has reserved something: the budget in words, and the
+            fraction of it that all runs together take.
         metrics: Lines of metrics.jsonl.
         results: Evaluations in results.json; empty until the run is finished.
         card: Text of the privacy card, or of the page that replaces it for a run without a guarantee; empty: not written yet.
@@ -80,12 +80,12 @@ class RunState:
 
     @property
     def done(self) -> int:
-        """Number of steps done; for a site, up to the last step that it answered."""
+        """Number of steps done; for a site, all steps up to the last one that the site answered."""
         return self.ledger.last_step + 1 if self.ledger else 0
 
     @property
     def has_guarantee(self) -> bool:
-        """Returns whether a guarantee holds; without one, epsilon is not shown."""
+        """Whether a guarantee holds; if none does, epsilon is not shown."""
         if self.card:
             return not is_void(self.card)
         return self.plan is not None and self.plan.has_guarantee and not any(mark.voids for mark in self._marks)
@@ -107,7 +107,7 @@ class RunState:
 
     @property
     def expected(self) -> list[tuple[int, float]]:
-        """Pairs of a step and the planned epsilon by then."""
+        """Pairs of a step and the epsilon that the plan spends up to this step."""
         return planned_curve(self.plan) if self.plan and self.has_guarantee else []
 
     @property
@@ -167,7 +167,7 @@ class RunState:
 
 
 def is_run(folder: Path) -> bool:
-    """Returns whether a folder is a run's, and not a similar folder, such as a coordinator's."""
+    """Returns whether a folder holds a run; a coordinator's folder, which looks similar, does not."""
     return (folder / "config.toml").is_file() and (folder / ".lock").is_file() and not (folder / "identity.key").exists()
 
 
@@ -228,7 +228,7 @@ def _site(folder: Path, name: str) -> RunState:
     return RunState(
         name=name,
         title=str(settings.get("name", folder.name)),
-        kind=f"a site among {others}, trust {terms['trust']}" if terms else "a site that has joined no federation",
+        kind=f"one of {others} sites, trust {terms['trust']}" if terms else "a site that has joined no federation",
         finished=bool(ledger and ledger.last_step + 1 >= ledger.plan.steps),
         ledger=ledger,
         budget=float(budget) if isinstance(budget, int | float) and _is_number(budget) else None,

@@ -1,4 +1,4 @@
-"""Words the result of an audit, which attacks a run's claim, for cards and reports."""
+"""Words the result of an audit, which attacks a run's claimed epsilon, for privacy cards and reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def label(finding: dict[str, Any]) -> str:
 
 
 def on_card(audit: dict[str, Any]) -> str:
-    """Returns the text for a card: the day, the attacked mechanism, the verdict, and the result of each attack."""
+    """Returns the text for a privacy card: the day, the attacked mechanism, the verdict, and the result of each attack."""
     each = "; ".join(f"{label(attack)}: {round_down(attack['epsilon'])}" for attack in audit["findings"])
     return f"{audit['day']}, {attacked(audit)}: {verdict(audit)} Lower bounds on epsilon, by attack: {each}"
 

@@ -87,14 +87,14 @@ def _protected(facts: CardFacts) -> Iterator[str]:
     yield "The promise holds against everybody who sees the model, now or later, whatever else they know."
     yield (
         "It does not hold against those who keep the records or run the machines: they can read the records, as before. While "
-        f"the model was trained, the trust was {facts.trust_mode}."
+        f"the model was trained, the mode of trust was {facts.trust_mode}."
     )
 
 
 def _learnt(facts: CardFacts) -> Iterator[str]:
     yield (
         f"Something about one {facts.one}, but not more than the picture above allows. If all records come from one clinic, "
-        "already the fact that a record was used tells something about the person."
+        "the mere fact that a record was used tells something about the person."
     )
     yield (
         "What holds for many people. If the model learns that smokers fall ill more often, this also concerns smokers whose "

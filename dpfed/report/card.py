@@ -24,8 +24,9 @@ _MARK = "**Mark:** "
 def privacy_card(facts: CardFacts) -> str:
     """Returns the facts of a run as Markdown.
 
-    If a mark voids the guarantee, or epsilon is not finite, the first line says that no guarantee holds. The run's epsilons
-    then appear only in rows that call them figures of the accountant, not a guarantee, and in the result of an audit.
+    If a mark (`dpfed.report.facts.Mark`) voids the guarantee, or epsilon is not finite, the first line says that no guarantee
+    holds. The run's epsilons then appear in two places only: in rows that call them the accountant's figures, not a guarantee,
+    and in the result of an audit.
     """
     reasons = void_reasons(facts)
     title = _CARD if facts.plan.bounding.method.sound else _NO_CARD
@@ -95,7 +96,7 @@ def lead(markdown: str) -> str:
 
 
 def marks_of(markdown: str) -> list[str]:
-    """Returns the marks of a card that do not void its guarantee."""
+    """Returns the marks of a card (statements besides the guarantee that a reader must know), without marks that void it."""
     return [line.removeprefix(_MARK) for line in markdown.splitlines() if line.startswith(_MARK)]
 
 
@@ -161,7 +162,7 @@ def _protected(facts: CardFacts) -> Iterator[str]:
     )
     yield (
         f"Those who take part may see more. The mode of trust was {facts.trust_mode}. Anybody who runs, or breaks into, a "
-        "machine that holds records, or sums without noise, can read these."
+        "machine can read the records and the sums without noise that it holds."
     )
     yield (
         "Not promised: that nothing is learnt about people in general. The model may learn what holds for many records. Such "
@@ -256,7 +257,8 @@ def _clipping(plan: PrivacyPlan) -> str:
     if plan.bounding.clipping == "adaptive" and plan.progress is not None:
         return (
             f"gradients are clipped to a norm that starts at C and follows, by noisy counts, the {plan.progress.quantile:g} "
-            "quantile of all norms; each sum is scaled by C over this norm, so that a record moves it by no more than with C"
+            "quantile of all norms; each sum is multiplied by C and divided by this norm, so its sensitivity is as with "
+            "clipping to C"
         )
     return ""
 
@@ -266,10 +268,10 @@ def _released(plan: PrivacyPlan) -> str:
     if plan.progress is not None:
         share = plan.progress.share
         return (
-            "in every step, the groups' mean loss and the shares of their norms below thresholds, in the same noisy sum as the "
-            f"gradients. Alone, these figures would have noise multiplier {plan.noise.multiplier / math.sqrt(share):.6g}, "
-            f"and the gradients {plan.noise.multiplier / math.sqrt(1 - share):.6g}; "
-            "together they cost as much as one release with sigma"
+            "in every step, the groups' mean loss and how many of their gradients have norms below thresholds, in the same "
+            "noisy sum as the gradients. Released alone, these figures would have noise multiplier "
+            f"{plan.noise.multiplier / math.sqrt(share):.6g}, and the gradients "
+            f"{plan.noise.multiplier / math.sqrt(1 - share):.6g}; together they cost as much as one release with sigma"
         )
     rest = 1 - plan.gradient_share
     if not rest:

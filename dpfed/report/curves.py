@@ -46,7 +46,7 @@ def training_note(windows: Sequence[MetricsWindow], void: bool) -> str:
     if not windows:
         return ""
     last = windows[-1]
-    share = f"{percent(last.below)} ± {percent(last.share_error)} of the norms were below it in the last phase"
+    share = f"{percent(last.below)} ± {percent(last.share_error)} of the norms were below it in the last window of steps"
     covered = "" if void else ", and epsilon covers them"
     return (
         f"These figures were released with the gradients, under the same noise{covered}. Each point is a mean over up to "

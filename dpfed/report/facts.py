@@ -33,8 +33,8 @@ LAST_BITS = (
     "defence against attacks on these bits. privacy.noise = 'discrete' closes this gap."
 )
 ASSUMED_OF_BITS = (
-    "A device that breaks the proof's assumptions: a group adds the same bits whichever other groups there are, and nobody can "
-    "distinguish the bits of AES-256 from uniform ones."
+    "A device that breaks the proof's assumptions: that a group adds the same bits whichever other groups there are, and that "
+    "nobody can distinguish the bits of AES-256 from uniform ones."
 )
 SHARED_PASSES = (
     "A machine on which a group's gradient depends on the groups computed with it (bounding.engine = 'layerwise'): the proof "
@@ -48,7 +48,8 @@ OTHER_RUNS = (
 NOT_PROTECTED = (
     "Evaluation figures: they are exact functions of held-out records and labels.",
     OTHER_RUNS,
-    "The public figures: N, q, K, T, C and sigma are known to everyone.",
+    "The public numbers: N (training records or units), q (sampling rate), K (groups), T (steps), C (clip norm) and sigma "
+    "(noise multiplier) are known to everyone.",
     "Anything, against somebody who has a copy of the run's secret key: they can compute the noise again and subtract it.",
     LAST_BITS,
     "Timing: how long a step takes can depend on its records. Somebody who watches the machine, or sees the times of the run's "
@@ -127,7 +128,7 @@ def foreign_loss(said: str) -> str:
 _OWN_PARTS = {
     "data.source": (
         "That each item of the data set {said} is a function of its own record. Every item was read, some of them twice and "
-        "in another order, and these were equal. A data set that changes later, or rarely, would not be noticed."
+        "in another order, with equal results. A data set that changes later, or rarely, would not be noticed."
     ),
     "views.transform": (
         "That a view by {said} is a function of its image and of the random numbers that the record draws. It was tried twice, "
@@ -189,7 +190,7 @@ class CardFacts:
         sites: Lines about the sites of a federation, one for each site.
         marks: Marks that a reader must know.
         not_protected: Statements of what the guarantee does not cover.
-        options: Public numbers of the method.
+        options: Further public numbers of the bounding method, in words; empty: the method has none.
         secrets: Statements of what must stay secret, and who has it.
         budget: Lifetime budget of the records, in words.
         audit: Result of attacks on the claim, in words; empty: there was no audit.

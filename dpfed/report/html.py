@@ -49,7 +49,7 @@ CONFUSION_NOTE = (
 )
 ERROR_BARS = (
     "± is the 95% interval over the draw of held-out records. The difference compares both models on the same records, and its "
-    "± also covers what noise without any signal does to the figures. “Within error” marks a difference that a run "
+    "± also covers the change that noise alone, without any signal, causes. “Within error” marks a difference that a run "
     "which learns nothing may show, too. The ± does not say how much trained models differ from run to run."
 )
 
@@ -68,7 +68,7 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> N
         UserError: If there are no runs, or the path cannot be written.
     """
     if not runs:
-        raise UserError("a report needs at least one run. [report-runs-missing]")
+        raise UserError("a report needs at least one run, and `runs` is empty: give a RunView. [report-runs-missing]")
     values = _single(runs[0]) if len(runs) == 1 else _comparison(runs)
     try:
         path_of(path, "the report").write_text(_page().render(values, note=note), encoding="utf-8")
@@ -77,7 +77,7 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> N
 
 
 def page_style() -> Markup:
-    """Returns the style sheet of the pages, which comes from their template and contains nothing of any run."""
+    """Returns the style sheet of all pages. It is part of the report's template, and contains nothing of any run."""
     return Markup(palette() + _template().partition("{{ style }}")[2].partition("</style>")[0])  # noqa: S704
 
 

@@ -25,7 +25,7 @@ def embedding_maps(features: list[Tensor], store: RecordSet, indices: np.ndarray
     The result is empty if no record has a label, or there are fewer than 12 records.
 
     Args:
-        features: Features of each model, ``(n, F)``, the trained model last.
+        features: For each model, its features of n records, ``(n, F)``; the trained model is last.
         store: Records with their labels; the caller has checked that they are public.
         indices: Indices of the records, ``(n,)``.
     """

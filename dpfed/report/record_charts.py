@@ -39,8 +39,8 @@ class Confusion:
     Attributes:
         label: Label that is predicted, such as ``shape``.
         names: Names of C classes; at most `SHOWN`, the most frequent.
-        after: Counts of the trained model, C rows, one for each true class: the number of records assigned to each class and,
-            if classes are left out, last the number assigned to the others.
+        after: Counts of the trained model, C rows, one for each true class. A row holds the number of its records that the
+            model assigned to each of the C classes. If classes are left out, a last number counts those assigned to them.
         before: Counts of the untrained model; empty: not known.
     """
 
@@ -74,7 +74,7 @@ def from_json(kept: Mapping[str, Any]) -> tuple[tuple[EmbeddingMap, ...], tuple[
     """Restores the charts from the output of `as_json`.
 
     Raises:
-        ValueError, KeyError, TypeError, OverflowError: If the input is not such an output.
+        ValueError, KeyError, TypeError, OverflowError: If `kept` is not an output of `as_json`.
     """
     maps = tuple(
         EmbeddingMap(

@@ -19,8 +19,8 @@ def timeline_plot(steps: Sequence[Mapping[str, Any]]) -> Figure:
     """Draws a row for each site, with a bar of one colour for each period in which the site's state stays the same.
 
     Args:
-        steps: Steps in order, each as the journal's last line about it: ``step``, ``event``, ``arrived`` and ``missing``. At
-            least one of them names a site.
+        steps: Last line of the coordinator's journal about each step, in order, with the keys ``step``, ``event``, ``arrived``
+            and ``missing``. At least one line names a site.
     """
     sites = sites_in(steps)
     canvas, axes = figure(_WIDTH, _ROW * len(sites) + 0.8)

@@ -120,9 +120,10 @@ class RunView:
 
     @property
     def noise_norm(self) -> float | None:
-        """The approximate norm of a step's noise, std sqrt(P) / divisor, for P parameters.
+        """The approximate norm of the noise of a step, std sqrt(P) / divisor.
 
-        ``None``: the norm differs between steps, or there is no noise, or a number is not known.
+        Here std is the standard deviation of the noise on the sum, P the number of trained parameters, and divisor the number
+        by which the noisy sum is divided. ``None``: the norm differs between steps, there is no noise, or a number is unknown.
         """
         privacy = self.results["privacy"]
         # Sites that share the noise may add more than the plan requires.

@@ -21,10 +21,12 @@ def reproduce(
     epsilon: Annotated[list[float] | None, typer.Option(help="Train only for this epsilon; may be repeated.")] = None,
     scale: Annotated[
         Literal["cpu", "gpu"],
-        typer.Option(help="gpu: the paper's hyperparameters; cpu: a smaller model, batch and fewer steps."),
+        typer.Option(help="gpu: the paper's hyperparameters; cpu: a smaller model, a smaller batch and fewer steps."),
     ] = "cpu",
     methods: Annotated[str | None, typer.Option(help="Compare only these methods, such as group,batch.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="Anyone may see the records: reports may show them.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Declare that anyone may see the records, and reports may show them.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder in which the runs and the results are written.")] = Path("runs/reproduce"),
     listed: Annotated[
         bool, typer.Option("--list", help="List the experiments, their data sets and their numbers of runs.")
@@ -81,8 +83,8 @@ def _list(scale: Literal["cpu", "gpu"]) -> None:
         console.print(f"[bold]{item.name}[/]  {item.title}", highlight=False, soft_wrap=True)
         console.print(f"    [dim]{runs} runs for each of {', '.join(item.data)}{gpu}[/]", highlight=False, soft_wrap=True)
     console.print(
-        "shapes is generated; for the others, give your copy of the data (--path). cpu has a smaller model and batch, and "
-        "fewer steps than the paper: its figures are not comparable with the paper's.",
+        "shapes is generated; for the others, give your copy of the data (--path). Scale cpu has a smaller model, a "
+        "smaller batch and fewer steps than the paper, so its figures are not comparable with the paper's.",
         highlight=False,
         soft_wrap=True,
     )

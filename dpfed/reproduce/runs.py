@@ -149,8 +149,8 @@ def require_right_data(request: Request, planned: list[Planned], progress: Progr
     if request.data.classes not in counts.values():
         words = ", ".join(f"{count} classes of '{name}'" for name, count in counts.items()) or "no labels"
         raise UserError(
-            f"{request.data.name} has {request.data.classes} classes, and {request.path} has {words}: give the right place "
-            "with --path. [experiment-classes]"
+            f"{request.data.name} has {request.data.classes} classes, and {request.path} has {words}: give the path of "
+            "the right records with --path. [experiment-classes]"
         )
 
 
@@ -184,7 +184,10 @@ def _base(request: Request) -> dict[str, Any]:
     tree = read_toml(configs() / request.data.config, "config")
     if not request.data.generated:
         if not request.path.exists():
-            raise UserError(f"nothing at {request.path}: give the place of {request.data.name} with --path. [experiment-path]")
+            raise UserError(
+                f"there is nothing at {request.path}: give the path of the {request.data.name} records with --path. "
+                "[experiment-path]"
+            )
         source = "store" if is_store(request.path) else detect(request.path)
         for key, value in {"source": source, "path": str(request.path), "public": request.public}.items():
             put(tree, f"data.{key}", value)
