@@ -164,7 +164,7 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
     """Runs a mechanism with some of its canaries, and scores all of them.
 
     The scores are logarithms of likelihood ratios under the claimed noise and the claimed rate. For the weights, the score is
-    the shift of the canary's coordinate itself. Poor scores make no bound wrong: the lower bounds hold for any scores.
+    the shift of the canary's coordinate instead. Poor scores make no bound wrong: the lower bounds hold for any scores.
 
     Args:
         board: Mechanism with its canaries.
