@@ -42,8 +42,8 @@ class Samples:
     def keep(self, id: str) -> None:
         """Stores a sample of the store's records for a budget, unless an intact sample exists or the records are public.
 
-        Public records need no sample: their fingerprint stays the same in a repeated import. All sets of generated records have
-        the same names.
+        Public records need no sample: their fingerprint stays the same in a repeated import. A sample would even mislead for
+        generated records, because all sets of them have the same names.
 
         Args:
             id: Id of the budget.
