@@ -144,7 +144,8 @@ def _public(given: Any, name: str, private: Rows) -> Rows:
         )
     if rows.columns is not None and private.columns is not None and rows.columns != private.columns:
         raise ArrayError(
-            f"the columns of {name} have other names, or another order, than those of {private.name}. [arrays-basis-names]"
+            f"the columns of {name} have other names, or another order, than those of {private.name}: give the same columns in "
+            "the same order. [arrays-basis-names]"
         )
     return rows
 

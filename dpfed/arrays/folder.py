@@ -56,7 +56,8 @@ class Saved:
         card: Privacy card, Markdown.
         ledger: Privacy ledger, JSON lines.
         columns: Names of the columns of X; ``None``: X had none.
-        basis: Fingerprint of the public basis, whose used rows are among the heads; ``None``: the basis is random.
+        basis: Fingerprint of the public basis; `heads` has the rows of the basis that the fit used. ``None``: the basis is
+            random.
     """
 
     parameters: dict[str, Any]

@@ -58,7 +58,7 @@ class Board:
 
     @classmethod
     def build(cls, under: UnderTest) -> Board:
-        """Gives each canary of a mechanism its coordinate, and determines how far a canary moves the sum there."""
+        """Assigns a coordinate to each canary of a mechanism, and determines how far a canary moves the sum there."""
         plan = under.parts.plan
         arrangement = arrangement_of(plan.bounding.method)
         coordinates = {"group": under.fillers, "own": 1 + under.canaries, "one": 1}[arrangement]

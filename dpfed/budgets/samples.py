@@ -161,4 +161,6 @@ def _read(path: Path) -> tuple[np.ndarray, Contents | None]:
             raise ValueError("expected two hashes for each name")
         return names, contents
     except (OSError, ValueError, TypeError, LookupError) as error:
-        raise UserError(f"{path} is damaged ({error}): remove it; the store's next run writes it. [registry-sample]") from error
+        raise UserError(
+            f"{path} is damaged ({error}): remove it; the next run on the store writes it anew. [registry-sample]"
+        ) from error

@@ -1,4 +1,4 @@
-"""Draws Poisson samples by gaps: distributed as if a coin were thrown for every record in every step, in less time.
+"""Draws Poisson samples by gaps, at a cost proportional to the batch; the draws are as if a coin were thrown for every record.
 
 If a record is drawn with probability q in each step independently, the gaps between its draws are independent and geometric.
 So no coin has to be thrown for every record in every step. A record's gaps are drawn from a stream that is a function of the

@@ -98,7 +98,7 @@ class Method:
             settings for which the method has no bound.
         singleton_groups: Whether every drawn record (or unit) forms a group of its own.
         public_records: Whether public records, which the section ``[public]`` names, join each group. The loss of a group then
-            consists of the private records' own terms.
+            has terms for its private records only.
         closed_form: Whether towers are frozen and every record takes part in each step. The step's noisy sum, divided by the
             divisor, is then not a gradient: it is written into the weights unchanged.
         picks_engine: Whether ``bounding.engine`` selects one of the engines of `dpfed.bounding.engines`; otherwise the method
