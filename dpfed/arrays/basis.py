@@ -28,8 +28,8 @@ class PublicArrays:
     """A basis, and the public rows from which it was computed.
 
     Attributes:
-        bases: Bases of X, ``image``, and of Y, ``text``.
-        fingerprint: Fingerprint of all numbers of the bases, as in a run.
+        bases: Basis of X under the key ``image``, and of Y under the key ``text``.
+        fingerprint: Fingerprint of all numbers of the bases, computed as in a run.
         rows: Public rows of X and of Y.
     """
 
@@ -45,15 +45,16 @@ def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int
         given: Basis as the user gave it: ``None``, ``"random"``, or a pair of matrices of public rows, for X and for Y.
         x: Private rows of X.
         y: Private rows of Y; ``None``: the fit has no Y.
-        aligned: Whether the features of a record are similar already; they then take no public basis.
-        dimensions: Number of dimensions, k; ``None``: the user did not set it.
+        aligned: Whether the two features of a record are similar already, as those of a CLIP model; such features take no
+            public basis.
+        dimensions: Number of dimensions after the projection, k; ``None``: the user did not set it.
 
     Returns:
         The basis; ``None`` for a random basis.
 
     Raises:
-        ArrayError: If `given` is neither ``None`` nor ``"random"`` and yields no basis: it is no pair of suitable matrices, or
-            the fit has no Y or aligned features.
+        ArrayError: If `given` is not ``None``, ``"random"`` or a pair of suitable matrices, or if it is a pair although the fit
+            has no Y, or its features are aligned.
     """
     if given is None or (isinstance(given, str) and given == RANDOM):
         return None
@@ -107,7 +108,7 @@ def padded(basis: Basis, rows: int) -> Basis:
 
 
 def bases_in(heads: Mapping[str, np.ndarray]) -> dict[Side, Basis]:
-    """Returns the bases that the tensors of a fit's heads contain: those rows of the bases that the fit used.
+    """Returns the bases that are stored among the tensors of a fit's heads; they have only the rows that the fit used.
 
     Raises:
         KeyError: If the heads hold no bases.
@@ -138,12 +139,13 @@ def _public(given: Any, name: str, private: Rows) -> Rows:
         )
     if rows.width > _MOST_COLUMNS:
         raise ArrayError(
-            f"{name} has {rows.width:,} columns, and a basis is made of {_MOST_COLUMNS:,} at most: project public and private "
+            f"{name} has {rows.width:,} columns, and a basis can have {_MOST_COLUMNS:,} at most: project public and private "
             "rows with one public matrix first, or leave basis out. [arrays-basis-wide]"
         )
     if rows.columns is not None and private.columns is not None and rows.columns != private.columns:
         raise ArrayError(
-            f"the columns of {name} have other names, or another order, than those of {private.name}. [arrays-basis-names]"
+            f"the columns of {name} have other names, or another order, than those of {private.name}: give the same columns in "
+            "the same order. [arrays-basis-names]"
         )
     return rows
 

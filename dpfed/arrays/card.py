@@ -1,4 +1,4 @@
-"""The privacy card of a fit on arrays, in the form of a run's card."""
+"""Writes the privacy card of a fit on arrays, in the form of a run's privacy card."""
 
 from __future__ import annotations
 

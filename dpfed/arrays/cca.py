@@ -32,16 +32,15 @@ _KEPT = ("folder", "budget", "random_state", "basis")  # parameters that are not
 class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Canonical correlation of two feature matrices under differential privacy, with the interface of scikit-learn's ``CCA``.
 
-    Row i of X and row i of Y hold features of record i, which must depend on that record alone, such as those of frozen towers.
+    Row i of X and row i of Y hold features of record i. They must depend on that record alone, as those of frozen towers do.
     `fit` adds noise once to the means and moments of the rows, and computes two linear heads from them in closed form
     (docs/moments.md). Each call of `fit` spends `epsilon` again.
 
     Args:
         epsilon: Privacy loss of one fit; required.
-        delta: Delta of the guarantee; default: 1/(N ln N), where N counts records, or groups.
+        delta: Delta of the guarantee; default: 1/(N ln N), where N is the number of records, or of groups if there are any.
         n_components: Number of most correlated directions to keep, as in ``CCA``; useful if X and Y share few directions.
-            ``None``: heads of k columns, as in a run; k is `dimensions`. `with_components` changes the number at no privacy
-            cost.
+            ``None``: the heads have `dimensions` columns, as in a run. `with_components` changes the number at no privacy cost.
         dimensions: Number of dimensions after a public projection of the features, k. ``None``: chosen from N and the noise;
             for X alone and for aligned matrices the number of columns, at most N.
         basis: Public rows from which the projection is computed, ``(public_X, public_Y)``: they have the columns of X and Y,
@@ -106,7 +105,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def fit(self, X: Any, Y: Any = None, groups: Any = None) -> PrivateCCA:
         """Computes the heads from X and Y, and spends epsilon.
 
-        A row, or one view of a row, that is all zeros or has a number that is not finite adds nothing to the sums.
+        A row (or a view of a row) whose numbers are all zero, or not all finite, adds nothing to the sums.
 
         Args:
             X: Features, ``(N, F)``: array, tensor, data frame, sparse matrix, or path of a file that `dpfed embed` wrote;
@@ -116,7 +115,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 row with None, NaN or a blank name is a group by itself; spaces around a name do not count.
 
         Raises:
-            UserError: If the rows, the parameters or `folder` cannot be used, or a lifetime budget has no room for the fit; no
+            UserError: If the rows, the parameters or `folder` cannot be used, or the fit would exceed a lifetime budget; no
                 epsilon has been spent then. Also if the ledger or the results cannot be written, or the budget cannot be
                 settled; epsilon may have been spent then.
         """
@@ -182,8 +181,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def transform(self, X: Any, Y: Any = None) -> Any:
         """Maps rows to embeddings of unit length. The inner product of an X embedding and a Y embedding is the pair's score.
 
-        Embeddings are exact functions of the rows, so epsilon does not cover them. A row, or one view of a row, that is all
-        zeros or has a number that is not finite has the embedding 0.
+        Embeddings are exact functions of the rows, so epsilon does not cover them. A row (or a view of a row) whose numbers are
+        all zero, or not all finite, has the embedding 0.
 
         Args:
             X: Features, ``(n, F)``, see `fit`, or ``(n, V, F)``; ``None``: only Y is embedded.
@@ -236,7 +235,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         for name, side in zip("XY", sides, strict=True):
             if side.ndim != 2:
                 raise ArrayError(
-                    f"{name} has views: beside another matrix, score expects (rows, columns); give one view of each record. "
+                    f"{name} has views: with both X and Y, score expects (rows, columns); give one view of each record. "
                     "[arrays-score-views]"
                 )
         return recall(*sides)
@@ -253,8 +252,9 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     @classmethod
     def load(cls, folder: str | Path) -> PrivateCCA:
-        """Loads a fit that `save` wrote, or `fit` with the parameter `folder`; of several fits, the last complete one.
+        """Loads a fit that `save` wrote, or that `fit` wrote into the estimator's `folder`.
 
+        From a folder of several fits, the last complete fit is loaded.
         The parameters `basis`, `folder`, `budget` and `random_state` are not saved: they get their defaults.
 
         Raises:

@@ -26,8 +26,8 @@ def embedded(rows: Rows, heads: dict[str, np.ndarray], side: Literal["image", "t
         side: Tower whose head is applied.
 
     Returns:
-        The embeddings, ``(n, D)``, or ``(n, V, D)`` for rows with views, float32; zeros for each row, or view of a row, that is
-        all zeros or has a number that is not finite.
+        The embeddings, ``(n, D)``, or ``(n, V, D)`` for rows with views, float32; zeros for each row (or view of a row) whose
+        numbers are all zero, or not all finite.
     """
     head = PublishedHeads({name: torch.from_numpy(value) for name, value in heads.items()}).head(side)
     width = head.matrix.shape[1]

@@ -55,7 +55,7 @@ class Wanted:
     Attributes:
         epsilon: Epsilon of the fit's guarantee.
         delta: Delta of the guarantee; ``None``: 1/(N ln N).
-        dimensions: Number of dimensions, k; ``None``: chosen from N and sigma, or for similar features from their widths.
+        dimensions: Number of dimensions, k; ``None``: chosen from N and sigma, or, for aligned features, from their widths.
         aligned: Whether the two features of a record are similar already, as those of a CLIP model are.
         noise: Kind of the noise, ``gaussian`` or ``discrete``.
         device: Device that computes the sums, ``auto``, ``cpu``, ``cuda`` or ``mps``.
@@ -70,7 +70,7 @@ class Wanted:
 
 
 def plan_of(wanted: Wanted, records: ArrayRecords, public: bool = False) -> PrivacyPlan:
-    """Makes the privacy plan of a fit, which is the plan of a run of private moments over as many records.
+    """Makes the privacy plan of a fit, which is the plan of a run of private moments with the same number of records.
 
     Args:
         wanted: Parameters of the fit.
@@ -103,9 +103,9 @@ def plan_of(wanted: Wanted, records: ArrayRecords, public: bool = False) -> Priv
 class Shape:
     """The public inputs of the heads, in addition to the released sums.
 
-    A matrix with fewer columns than the heads have dimensions is padded with columns of zeros; otherwise the other matrix would
-    have to be projected to as few dimensions. A public basis with too few rows is padded, too. The noise in padded dimensions
-    is dropped.
+    The heads of X and Y have the same number of dimensions. If a matrix has fewer columns than that, it is padded with columns
+    of zeros, so that the other matrix need not be projected to so few dimensions. A public basis with too few rows is padded
+    with rows of zeros. The noise in padded dimensions is dropped.
 
     Attributes:
         plan: Privacy plan of the fit.
@@ -134,8 +134,8 @@ class Shape:
             )
         if wanted > min(widest, n):
             raise ArrayError(
-                f"dimensions = {wanted} is too much for {widest:,} {kind} and {n:,} records (or groups): lower it, or leave it "
-                "out. [arrays-dimensions]"
+                f"dimensions = {wanted} is too much for {widest:,} {kind} and {n:,} records (or groups): lower it to "
+                f"{min(widest, n):,} or less, or leave it out. [arrays-dimensions]"
             )
 
     @property
@@ -173,7 +173,7 @@ class Shape:
 
         Args:
             heads: Heads that hold the released sums.
-            components: Number of most correlated directions to keep; ``None``: the heads of a run.
+            components: Number of most correlated directions to keep; ``None``: the heads are those of a run.
         """
         sides = _SIDES[: len(self.widths)]
         if components is None:

@@ -56,7 +56,8 @@ class Saved:
         card: Privacy card, Markdown.
         ledger: Privacy ledger, JSON lines.
         columns: Names of the columns of X; ``None``: X had none.
-        basis: Fingerprint of the public basis, whose used rows are among the heads; ``None``: the basis is random.
+        basis: Fingerprint of the public basis; `heads` has the rows of the basis that the fit used. ``None``: the basis is
+            random.
     """
 
     parameters: dict[str, Any]
@@ -153,7 +154,7 @@ def charged_in(folders: list[Path]) -> list[Ledger]:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Reports that the ``with`` block, in which a fit takes its steps, could not write the fit's ledger.
+    """Guards the ``with`` block in which a fit takes its steps: an ``OSError`` means that the ledger could not be written.
 
     Args:
         folder: Folder of the fit, for the message.
@@ -208,7 +209,7 @@ def save_into(folder: Path, saved: Saved) -> None:
 
 @contextlib.contextmanager
 def intact(folder: Path) -> Iterator[None]:
-    """Reports an error in the ``with`` block, which interprets the files of a fit, as damage to the fit.
+    """Guards the ``with`` block that interprets the files of a fit: an error in the block means that the fit is damaged.
 
     Args:
         folder: Folder of the fit, for the message.

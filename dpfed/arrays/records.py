@@ -70,7 +70,7 @@ class ArrayRecords(RecordSet):
 
     @functools.cached_property
     def keys(self) -> np.ndarray:  # type: ignore[override]
-        """See `RecordSet`; a key hashes a row, together with the row's number among equal rows."""
+        """See `RecordSet`; a key is a hash of a record's row (or rows), and of its number among records with equal rows."""
         seen: dict[bytes, int] = {}
         keys = np.empty(len(self), np.uint64)
         for rows in self.x.blocks():
@@ -134,7 +134,7 @@ class ArrayViews(ViewMaker):
 
 
 def same(row: np.ndarray) -> bytes:
-    """Returns a row as bytes by which a budget recognises it: the same numbers in another type are the same row."""
+    """Returns bytes by which a budget recognises a row; they depend on the row's numbers as float32, not on its type."""
     with np.errstate(over="ignore"):
         return (row.astype(np.float32) + np.float32(0)).tobytes()  # the addition turns -0 into 0
 
@@ -161,7 +161,7 @@ def _refuse_lengths(x: Rows, y: Rows | None) -> None:
     for rows in (x, y):
         if rows.views:
             raise ArrayError(
-                f"{rows.name} has the shape {rows.shape}: beside another matrix, expected (rows, columns). Average views or "
+                f"{rows.name} has the shape {rows.shape}: with both X and Y, expected (rows, columns). Average views or "
                 "captions of each record first. [arrays-views-beside]"
             )
     if len(x) != len(y):

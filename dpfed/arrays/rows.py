@@ -181,8 +181,8 @@ def _of_array(given: Any, name: str) -> Rows:
 
 def _no_matrix(name: str, error: Exception) -> ArrayError:
     return ArrayError(
-        f"{name} is not a matrix of numbers ({error}): give an array of shape (rows, columns), for a list of vectors "
-        f"np.stack(list). [arrays-not-numbers]"
+        f"{name} is not a matrix of numbers ({error}): give an array of shape (rows, columns); np.stack(list) "
+        "makes one of a list of vectors. [arrays-not-numbers]"
     )
 
 

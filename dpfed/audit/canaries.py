@@ -66,10 +66,10 @@ class CanaryModel(nn.Module):
     Args:
         fillers: Number of fillers, F; records with numbers from F on are canaries.
         coordinates: Number of parameters, P.
-        arrangement: Parameters that the gradients move. ``group``: a group's gradient has a single entry other than 0, at the
-            number of its filler with the largest hash (`read`), and a canary in the group reverses its sign; the engine must
-            compute each group separately. ``own``: each canary moves a parameter of its own. ``one``: all records move the same
-            parameter.
+        arrangement: Parameters that the gradients move. ``group``: a group's gradient moves a single parameter. The index of
+            this parameter is the number of the filler with the largest hash in the group (`read`), and a canary in the group
+            reverses the gradient's sign. The engine must compute each group separately. ``own``: each canary moves a parameter
+            of its own. ``one``: all records move the same parameter.
         against: Whether the canaries' gradients point in the opposite direction to the fillers'.
         scrambled: Whether a hash of all records of a group decides the sign of its gradient. This reveals a record that changes
             more than its own group. The engine must take groups one by one.

@@ -63,8 +63,8 @@ class Watched:
     def step(self) -> Leaving:
         """Returns the sum that each channel implies for the step that has just ended, ``(P,)`` float64 by channel.
 
-        The weights imply the sum only under SGD without momentum: their change is divided by the learning rate. A second moment
-        implies absolute values only.
+        The weights imply the sum only under SGD without momentum: their change is divided by the learning rate. An optimizer's
+        second moment implies only the absolute values of the sum.
         """
         group = self._optimizer.param_groups[0]
         now = {WEIGHTS: self._vector.gather().double(), **self._states()}

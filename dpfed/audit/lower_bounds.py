@@ -1,6 +1,6 @@
 """Computes an upper bound on the noise multiplier sigma from the scores of canaries (f-DP).
 
-The bound compares the plan's mechanism with mechanisms that differ from it in sigma only, each by its whole trade-off function.
+The plan's mechanism is compared with mechanisms that differ from it in sigma only, by their whole trade-off functions.
 An outcome that rules out the claimed epsilon rules out the claimed sigma as well.
 """
 

@@ -83,8 +83,8 @@ class Outcome:
         attack: Name of the attack.
         title: Title of the attack for readers.
         weights: Weights under attack: those of the run, or those before training.
-        auc: Area under the curve of true over false positive rates; the intervals of all attacks on
-            these weights hold jointly.
+        auc: Area under the curve of the true positive rate over the false positive rate, with its interval. The intervals of
+            all attacks on these weights hold jointly.
         points: Success at the false positive rates that the number of records can resolve.
     """
 
@@ -102,8 +102,8 @@ class MembershipAudit:
     Attributes:
         name: Name of the run.
         public: Whether all records of the audit are public.
-        members: Number of attacked members. The adversary knew as many further members, or one more, and the references
-            (`dpfed.audit.signals`).
+        members: Number of attacked members. The adversary also knew the membership of equally many other members, or of one
+            more, and of the references (`dpfed.audit.signals`).
         non_members: Number of attacked non-members.
         promise: Guarantee of the run.
         outcomes: Success of every attack on the trained and on the untrained weights.

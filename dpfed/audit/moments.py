@@ -73,7 +73,8 @@ class MomentTrial:
     def build(cls, plan: PrivacyPlan, folder: Path, world_size: int = 1) -> MomentTrial:
         """Makes a small run that imitates a given run.
 
-        Sigma, the kind of the noise and each step's fraction of 1 / sigma^2 are those of the given run.
+        Sigma, the kind of the noise and each step's fraction of the privacy, measured as 1 / sigma^2, are those of the given
+        run.
 
         Args:
             plan: Plan of the given run.

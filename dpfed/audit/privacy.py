@@ -181,7 +181,8 @@ def _poisson(plan: PrivacyPlan, steps: int) -> tuple[float, float, int]:
     same = plan.mechanism.poisson_steps(steps)
     if same is None:
         raise UserError(
-            f"bounding.method = '{plan.bounding.method_name}' draws no Poisson samples, which an audit needs. [audit-sampling]"
+            f"bounding.method = '{plan.bounding.method_name}' draws no Poisson samples, which an audit needs: choose another "
+            "method, such as 'group'. [audit-sampling]"
         )
     return same
 

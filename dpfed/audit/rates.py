@@ -51,9 +51,9 @@ def tpr_at_fpr(members: np.ndarray, non_members: np.ndarray, fpr: float, confide
     """Measures the true positive rate at a fixed false positive rate.
 
     The value uses the lowest threshold that at most a fraction `fpr` of the given non-members exceeds; ties count against the
-    attack. The interval is for the rate at the threshold that a fraction `fpr` of ALL non-members exceeds: two order statistics
-    of the non-members enclose that threshold, and Clopper-Pearson bounds the members' rate at each, with a quarter of the error
-    for each of the four bounds. The interval holds for any distribution of scores.
+    attack. The interval is for the rate at another threshold, which a fraction `fpr` of ALL non-members exceeds: two order
+    statistics of the given non-members enclose it, and Clopper-Pearson bounds the members' rate at each of the two. Each of the
+    four bounds gets a quarter of the error. The interval holds for any distribution of scores.
 
     Args:
         members: Scores of members, ``(n,)``.

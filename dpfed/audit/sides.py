@@ -92,7 +92,7 @@ class Sides:
         return torch.cat([torch.arange(len(indices)) >= len(indices) // 2 for indices in self.indices])
 
     def views(self) -> Iterator[dict[str, Tensor]]:
-        """Yields the views of one record after another, in J draws each; the members come first.
+        """Yields the views of one record after another, drawn J times for each record; the members come first.
 
         Yields:
             ``{"image": (J, V, 3, side, side), "text": (J, W, L)}``: V views of the image, and W texts of L tokens. There is no

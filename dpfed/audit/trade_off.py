@@ -122,8 +122,8 @@ class Family:
         """Returns an upper bound on the noise multiplier from an outcome, rounded up; infinity: the outcome gives no bound.
 
         Args:
-            compatible: Function that returns whether the outcome is possible under a trade-off function. An outcome that is
-                possible must stay possible with less noise.
+            compatible: Function that returns whether the outcome is possible under a trade-off function. An outcome that
+                is possible must also be possible under the functions of less noise.
         """
         low, high = (0, _MOST) if compatible(self.claimed) else (_LEAST, 0)
         if compatible(self.at(_MOST)):

@@ -1,8 +1,8 @@
 """The mechanism of a run at a small scale: its plan, workers, transport, coordinator and ledger, with a model of canaries.
 
 Noise, clip norm, method, optimizer and the number of workers are the run's own. The optimizer has no warm-up and no averaged
-weights, and adaptive clipping becomes fixed clipping. The audit chooses the sampling rate. N, B and the groups are smaller: at
-a given sampling rate, neither the noise nor epsilon depends on their size.
+weights, and adaptive clipping becomes fixed clipping. The audit chooses the sampling rate. The numbers of records in the data
+set, in a batch and in a group are smaller: at a given sampling rate, neither the noise nor epsilon depends on them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Scale:
     """The size of the small run.
 
     Attributes:
-        records: N, number of fillers and canaries together; a canary may be a unit of several records.
+        records: Number of fillers and canaries together, N; a canary counts once, even if it is a unit of several records.
         batch: Expected batch size, B; B/N is the sampling rate.
         group_size: Expected group size, S.
         steps: Number of steps, T.

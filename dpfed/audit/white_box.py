@@ -58,7 +58,7 @@ class Board:
 
     @classmethod
     def build(cls, under: UnderTest) -> Board:
-        """Gives each canary of a mechanism its coordinate, and determines how far a canary moves the sum there."""
+        """Assigns a coordinate to each canary of a mechanism, and determines how far a canary moves the sum there."""
         plan = under.parts.plan
         arrangement = arrangement_of(plan.bounding.method)
         coordinates = {"group": under.fillers, "own": 1 + under.canaries, "one": 1}[arrangement]
@@ -164,7 +164,7 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
     """Runs a mechanism with some of its canaries, and scores all of them.
 
     The scores are logarithms of likelihood ratios under the claimed noise and the claimed rate. For the weights, the score is
-    the shift of the canary's coordinate itself. Poor scores make no bound wrong: the lower bounds hold for any scores.
+    the shift of the canary's coordinate instead. Poor scores make no bound wrong: the lower bounds hold for any scores.
 
     Args:
         board: Mechanism with its canaries.

@@ -42,13 +42,13 @@ def set_given(records: RecordSet, budget: Budget, unit: Unit) -> None:
 
     Args:
         records: Records of the run.
-        budget: Budget as epsilon, or as (epsilon, delta); the default of delta is 1/(N ln N) for a new budget, where N counts
-            records (or units), and the present delta for an existing one.
+        budget: Budget as epsilon, or as (epsilon, delta). Without delta, an existing budget keeps its delta, and a new one gets
+            1/(N ln N), where N is the number of records (or units).
         unit: Privacy unit of the run.
 
     Raises:
-        UserError: If `dpfed.budgets.spending.set_budget` refuses the budget, or if the records come from a record set whose
-            budget, which they keep, differs.
+        UserError: If `dpfed.budgets.spending.set_budget` refuses the budget, or if the records come from a record set with
+            another budget, which they keep.
     """
     epsilon, delta = numbers_of(budget)
     matches = budgets_of(records)

@@ -27,17 +27,17 @@ _Cost = Annotated[float, Field(ge=-1e-9)]  # rounding may make a tiny cost sligh
 
 
 class Head(BaseModel):
-    """The first line of a ledger: the identity of the budget, and the orders at which it counts. It never changes.
+    """The first line of a ledger: the budget's identity, and the Renyi orders at which cost is counted. The line never changes.
 
     Attributes:
-        budget: Version of the format.
+        budget: Version of the ledger's format.
         id: Id of the budget, the same in every replica.
         unit: Privacy unit: a record, or all records of a user.
         fingerprint: Fingerprint of the record set.
         store: Path of the record set when the budget was set, for readers.
         orders: Renyi orders at which the budget's privacy filter counts cost.
         shares: Fractions of delta that are assigned to the orders, one for each order.
-        distinct: Ids of budgets of other record sets with the same record names -> reason why the record sets differ.
+        distinct: Id of a budget of another record set with the same record names -> reason why the record sets differ.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -64,8 +64,8 @@ class Entry(BaseModel):
         id: Id of the entry.
         event: Kind of the entry.
         day: Day of the entry, UTC, for readers.
-        number: Number of the entry; among the entries about one account, and among those of event ``set``, the entry with the
-            largest number counts. If another settlement of the account has more steps than this entry, those steps count.
+        number: Number of the entry. Among the entries about one account, and among those of event ``set``, only the entry with
+            the largest number counts. If another settlement of the account has more steps, its steps and cost count instead.
         epsilon: New epsilon; event ``set``.
         delta: New delta; event ``set``.
         of: Id of the run that holds the account. This field and those up to `cost` belong to the events ``reserve`` and

@@ -117,7 +117,7 @@ def _counted(steps: int) -> str:
 def most_steps(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> int:
     """Returns how many steps at the plan's noise fit into the rest of the budget; never more than the plan has.
 
-    The result is 0 if the method fixes the number of steps, and all of them do not fit.
+    The result is 0 if the method fixes the number of steps, and they do not all fit.
     """
     if plan.bounding.method.closed_form:
         return plan.steps if _fits(budget, spent, plan) else 0

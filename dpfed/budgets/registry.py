@@ -2,8 +2,8 @@
 
 The registry is a folder of this user (or the folder that DPFED_BUDGETS names). It holds every budget that this user set or used
 on this machine. So a store is recognised even if it was copied, if its ledger was removed, or if its ledger is older than the
-last run. The registry recognises it by the fingerprint of its records, which a copy keeps, and by the names of its training
-records (hashed with a secret of the registry), which a repeated import keeps. The union of two replicas counts, and each
+last run. The registry recognises a copy of a store by the fingerprint of the records, and a repeated import of the same records
+by the names of the training records, which are hashed with a secret of the registry. The union of two replicas counts, and each
 replica receives the entries that it lacks.
 """
 
@@ -39,7 +39,7 @@ class Found:
         budget: Ledger, as the union of its replicas.
         by_name: Fraction of the budget's sampled records whose names are in the store; ``None``: the store has the budget's
             fingerprint, or its ledger.
-        equal: Fraction of the records with these names whose contents are equal as well; ``None``: unknown.
+        equal: Fraction of the records with matching names whose contents match as well; ``None``: unknown.
     """
 
     budget: BudgetLedger
@@ -56,7 +56,7 @@ def registry() -> Path:
     """Returns the folder of this user's registry.
 
     Raises:
-        UserError: If the user has no home directory, as a random user id in a container has none; or if the path depends on the
+        UserError: If the user has no home directory, like a random user id in a container; or if the path depends on the
             current folder, so that budgets could be overlooked.
     """
     if given := os.environ.get(_FOLDER):
@@ -107,8 +107,9 @@ def budgets_of(store: RecordSet) -> list[Found]:
     """Returns the budgets that, as far as this user's files show, hold for a store's records. The function writes no file.
 
     Raises:
-        UserError: If a replica of a ledger is damaged, or a sample or the secret in the registry, if two replicas of a ledger
-            have different first lines, if the store's ledger belongs to other records, or if the registry has no folder.
+        UserError: If a replica of a ledger is damaged, if a sample or the secret in the registry is damaged, if two replicas of
+            a ledger have different first lines, if the store's ledger belongs to other records, or if the registry has no
+            folder.
     """
     if not possible(store.budget_folder):
         return []

@@ -21,10 +21,10 @@ from dpfed.privacy.ledger import link
 
 
 def read(path: Path) -> BudgetLedger | None:
-    """Reads a replica of a ledger and checks every line; ``None``: the file is missing, or its first line is truncated.
+    """Reads a replica of a ledger and checks every line.
 
-    A first line is written atomically, so a truncated first line means damage: callers refuse it unless they find another
-    replica.
+    Returns ``None`` if the file is missing, or its first line is truncated. A first line is written atomically, so a truncated
+    first line means damage: callers refuse it unless they find another replica.
 
     Raises:
         UserError: If the file cannot be read, or is damaged; the message names the line.

@@ -42,8 +42,8 @@ class Samples:
     def keep(self, id: str) -> None:
         """Stores a sample of the store's records for a budget, unless an intact sample exists or the records are public.
 
-        Public records need no sample: their fingerprint stays the same in a repeated import. All sets of generated records have
-        the same names.
+        Public records need no sample: their fingerprint stays the same in a repeated import. A sample would even mislead for
+        generated records, because all sets of them have the same names.
 
         Args:
             id: Id of the budget.
@@ -161,4 +161,6 @@ def _read(path: Path) -> tuple[np.ndarray, Contents | None]:
             raise ValueError("expected two hashes for each name")
         return names, contents
     except (OSError, ValueError, TypeError, LookupError) as error:
-        raise UserError(f"{path} is damaged ({error}): remove it; the store's next run writes it. [registry-sample]") from error
+        raise UserError(
+            f"{path} is damaged ({error}): remove it; the next run on the store writes it anew. [registry-sample]"
+        ) from error

@@ -73,9 +73,9 @@ def set_budget(
         budget = ledger.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
         if not budget.filter.admits(budget.spent):
             raise UserError(
-                f"({epsilon!r}, {round_up(delta)}) is less than what runs on the records of {store.path} spent and reserved: "
-                f"that is {percent(budget.filter.part(budget.spent))} of it. Set a larger budget, or settle runs that will not "
-                "continue; `dpfed budget show` has the numbers. [budget-below-spent]"
+                f"({epsilon!r}, {round_up(delta)}) is too small a budget: runs on the records of {store.path} have spent and "
+                f"reserved {percent(budget.filter.part(budget.spent))} of it. Set a larger budget, or settle runs that will "
+                "not continue; `dpfed budget show` has the numbers. [budget-below-spent]"
             )
         keep(budget, store)
         return budget
@@ -84,8 +84,8 @@ def set_budget(
 def reserve(store: RecordSet, reservations: Sequence[Reservation], dry: bool = False) -> list[BudgetLedger]:
     """Reserves plans in every budget that holds for a store's records: all of the plans, or none.
 
-    A run that has reserved its plan already reserves nothing more when it continues. If a settled run continues, it reserves
-    again what its settlement returned.
+    When a run continues, it reserves nothing more, because its plan is reserved already. If the run was settled before, it
+    reserves again what its settlement returned.
 
     Args:
         store: Store of the records.

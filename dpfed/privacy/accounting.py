@@ -1,6 +1,6 @@
 """Computes the epsilon of many steps of a mechanism, and calibrates the noise to a promised (epsilon, delta).
 
-Both follow from the mechanism's event, a description of its draws and its noise that dp_accounting understands
+Both computations take the mechanism's event: an object of dp_accounting that describes the mechanism's draws and noise
 (`dpfed.privacy.mechanism`). The noise multiplier sigma is the noise divided by a release's sensitivity, so this module needs to
 know neither groups nor clip norms.
 """
@@ -45,7 +45,7 @@ class Unresolved(UserError):
 
 
 def default_delta(records: int) -> float:
-    """Returns the default delta for N records: 1/(N ln N) (DP-GCL, appendix B.1), or 1/N if that is smaller, as for N = 2.
+    """Returns the default delta for N records: the smaller of 1/(N ln N) (DP-GCL, appendix B.1) and 1/N.
 
     The function returns a value for every number of records, even for numbers that a plan refuses later.
     """
@@ -172,7 +172,7 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
 
     Args:
         target: Epsilon that must not be exceeded.
-        draft: Mechanism; its own noise multiplier is ignored.
+        draft: Mechanism to calibrate; its own noise multiplier is ignored.
         steps: Number of steps, T.
         delta: Delta of the promise.
         accountant: Accountant that computes epsilon, see `epsilon`.
@@ -181,10 +181,11 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
         The mechanism with that noise multiplier.
 
     Raises:
-        UserError: If no noise multiplier up to `MOST_NOISE` keeps epsilon at or below `target`, or none is found; if even
-            `LEAST_NOISE` keeps it there; or if the accountant does not cover the mechanism's sampler.
-        Unresolved: If PLD accounting cannot compute epsilon, or bounds epsilon less tightly than RDP accounting, which does
-            find a multiplier.
+        UserError: If epsilon exceeds `target` even at the largest noise multiplier, `MOST_NOISE`, or is at most `target` even
+            at the smallest, `LEAST_NOISE`; if the search finds no multiplier; or if the accountant does not cover the
+            mechanism's sampler.
+        Unresolved: If PLD accounting cannot compute epsilon, or its bound is looser than that of RDP accounting; RDP
+            accounting then finds a multiplier.
     """
     return _with(draft, _multiplier(target, _with(_accounted(draft), 1.0), steps, delta, accountant))
 

@@ -1,8 +1,8 @@
 """Cuts a long sum into blocks, each with its own noise key and, with SHA-256, its own digest.
 
 Threads can therefore process blocks in parallel, and the result does not depend on the number of threads. How a sum is cut
-depends on its length alone. A short sum is one block. Its noise has the coordinator's own key, and its digest is that of its
-bits. docs/guarantee.md explains why each number gets its noise exactly once.
+depends on its length alone. A short sum is one block. Its noise has the coordinator's own key, and its digest is computed
+directly from its bits. docs/guarantee.md explains why each number gets its noise exactly once.
 """
 
 from __future__ import annotations
@@ -115,14 +115,14 @@ class SumNoise:
             ValueError: If the sum is one block: its noise has the coordinator's own key.
         """
         if self.blocks.count == 1:
-            raise ValueError("this sum is one block, which has no keys of blocks: its noise has the coordinator's own key")
+            raise ValueError("this sum is one block: its noise has the coordinator's own key, and there are no keys of blocks")
         return [self._randomness.key("block of noise", block, step) for block in range(first, end)]
 
     def noisy(self, values: Tensor, step: int) -> Tensor:
         """Returns a whole exact sum plus the noise of a step.
 
         Args:
-            values: Exact sum, ``(P,)`` int64, in steps of the sum's grid.
+            values: Exact sum, ``(P,)`` int64, as whole numbers of grid steps (`dpfed.privacy.sum_grid`).
             step: Training step.
 
         Returns:
@@ -147,7 +147,8 @@ def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[by
 
     Args:
         blocks: Division of the sum into blocks.
-        values: Exact sum, or some consecutive blocks of it, flat, int64, in steps of the sum's grid; not modified.
+        values: Exact sum, or some consecutive blocks of it: flat int64 tensor of whole numbers of grid steps
+            (`dpfed.privacy.sum_grid`); not modified.
         noise: Kind and scale of the noise.
         keys: Key of each block in `values`, in order, see `SumNoise.keys`.
         context: Context of the noise keys, see `SumNoise.context_of`.

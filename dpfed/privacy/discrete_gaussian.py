@@ -6,9 +6,9 @@ bits are uniform. No draw depends on private numbers, so the time that rejection
 Sources: coins of probability exp(-x) from a von Neumann series (Canonne, Kamath and Steinke 2020, algorithm 1); a whole and a
 fractional number of standard deviations, drawn one after the other (Karney 2016, algorithm D).
 
-**Lemma.** For any integer vector s, s + X with X of parameter m is a post-processed continuous Gaussian N(s, a^2), a^2 = m^2 -
-b^2, up to a factor of 1 + theta for each number, |theta| <= theta_b = 2.01 exp(-2 pi^2 b^2); b = 4 gives 1e-136 and a >= m -
-1.
+**Lemma.** Let s be a vector of integers, and X a vector of independent draws of parameter m. Then s + X is a post-processed
+continuous Gaussian N(s, a^2), where a^2 = m^2 - b^2, up to a factor of 1 + theta in the probability of each number, where
+|theta| <= theta_b = 2.01 exp(-2 pi^2 b^2). For b = 4, theta_b is 1e-136, and a >= m - 1.
 
 **Proof.** Draw T from N(s, a^2) in each coordinate, and round it at random: Y = z with probability proportional to
 exp(-(z - T)^2 / 2 b^2). By Poisson summation the sum of these weights over all integers z is sqrt(2 pi) b (1 + theta) with

@@ -1,4 +1,4 @@
-"""Draws Poisson samples by gaps: as if a coin were thrown for every record in every step, at a cost proportional to the batch.
+"""Draws Poisson samples by gaps, at a cost proportional to the batch; the draws are as if a coin were thrown for every record.
 
 If a record is drawn with probability q in each step independently, the gaps between its draws are independent and geometric.
 So no coin has to be thrown for every record in every step. A record's gaps are drawn from a stream that is a function of the
@@ -133,7 +133,7 @@ def _gaps(words: np.ndarray, thresholds: np.ndarray, leading: np.ndarray) -> np.
 
 @functools.lru_cache(maxsize=4)
 def gaps_by_leading_bits(rate: float, length: int) -> np.ndarray:
-    """Returns a table from the leading bits of a uniform word to the gap that the word gives.
+    """Returns a table that maps the leading bits of a uniform word to the gap to which the whole word is converted.
 
     Args:
         rate: Sampling probability, q, below 1.

@@ -1,11 +1,13 @@
 """Computes the noise and the privacy cost of group statistics, which a step releases with its gradients for training curves.
 
-Every clipped gradient is extended by a few numbers, each in [-1/2, 1/2]: the group's loss, and the side of a threshold on which
-its norm lies. Gradient and numbers form one vector. These vectors are added up over the groups, and the sum gets noise once. C
-is the clip norm. If each of the m numbers is multiplied by w first, a group's vector lies within C sqrt(1 + m w^2 / 4 C^2) of
-zero, while its gradient lies within C. With w = 2 C sqrt(p / ((1 - p) m)) that is C / sqrt(1 - p): the noise on the gradients
-grows by the factor 1 / sqrt(1 - p), and p is the fraction of 1 / sigma^2 that the statistics get (docs/guarantee.md,
-Private progress).
+Every clipped gradient is extended by m numbers, each in [-1/2, 1/2]: for the group's loss, and for whether its gradient's norm
+lies below a threshold. Gradient and numbers form one vector. These vectors are added up over the groups, and the sum gets noise
+once.
+
+Let C be the clip norm, so a group's gradient has a norm of at most C. If each of the m numbers is multiplied by w first, the
+group's vector has a norm of at most C sqrt(1 + m w^2 / 4 C^2). For w = 2 C sqrt(p / ((1 - p) m)) this bound is C / sqrt(1 - p).
+So the noise on the gradients grows by the factor 1 / sqrt(1 - p): of the step's privacy, measured as 1 / sigma^2, the fraction
+p is spent on the statistics (docs/guarantee.md, Private progress).
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ class GroupStatistics:
 
     Args:
         names: Names of the numbers, in order: `BELOW` (whether the norm is below the threshold that follows a quantile),
-            `LOSS`, and, with ``fixed`` clipping, `WITHIN` (whether the norm is at most C).
+            `LOSS`, and, with ``fixed`` clipping, `WITHIN` (whether the norm is at most the clip norm).
         progress: Settings of the statistics in the plan.
         phase: Number of steps over which figures are averaged.
         unit: Width w that a number's range has in the sum: a number in [-1/2, 1/2] is multiplied by w before it is added up.
-            The width is on the scale of the gradients, like C.
+            The width is on the scale of the gradients, like the clip norm.
         groups: Expected number of groups that have a gradient in a step.
         groups_std: Standard deviation of the number of groups that have a gradient in a step, or an upper bound on it.
     """
@@ -92,7 +94,7 @@ class GroupStatistics:
         error = self.error(noise_std, self.phase)
         if not error <= _TELLING:
             raise UserError(
-                f"diagnostics = 'private' would release noise alone: a figure of a phase of {self.phase:,} steps has an error "
+                f"diagnostics = 'private' would release noise alone: a figure averaged over {self.phase:,} steps has an error "
                 f"of {error:.3g} times its range. Raise progress.share (now {self.progress.share:g}) or progress.phase, have "
                 "more groups (privacy.batch / bounding.group_size), or set diagnostics = 'none'. [noise-alone]"
             )

@@ -1,8 +1,8 @@
 """Computes AES-256 in counter mode on a GPU, by a Triton kernel, with the bits of `Randomness.stream`, for many keys at once.
 
 One Triton program computes the cipher's blocks of one key for a range of counter values. Each block takes 14 rounds, whose
-substitutions are read from a table of 1 KB. Before a process uses the kernel, its bits are compared with the host's on two
-fresh keys.
+substitutions are read from a table of 1 KB. Before a process uses the kernel, the kernel's bits are compared with the host's on
+two fresh keys.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Keeps the ledger of a run: an append-only file of its privacy charges, written before any charged release is used.
 
-One JSON object per line. The first line describes the plan. Each further line records a release (the step, whether it was
+Each line is one JSON object. The first line describes the plan. Each further line records a release (the step, whether it was
 charged, and a digest of the released noisy sum), a new largest number of workers, a resume after an interruption, or the hashes
-of card and model. Every line carries a hash over itself and all lines before it, so damage is detected, and so are edits,
-unless somebody computes the hashes anew. A line without its newline is ignored: a release is used only after its whole line is
-on disk.
+of privacy card and model. Every line carries a hash over itself and all lines before it, so damage is detected. Edits are
+detected unless somebody computes the hashes anew. A line without its newline is ignored: a release is used only after its whole
+line is on disk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """The hashes of card and model that the ledger records.
+    """The hashes of privacy card and model that the ledger records.
 
     Attributes:
         card: SHA-256 of the privacy card.
@@ -64,14 +64,15 @@ class Ledger:
     Attributes:
         path: Path of the file.
         plan: Plan of the run.
-        marks: Facts that the privacy card must state beyond the plan, see `create`.
+        marks: Facts that the privacy card must state in addition to the plan, see `create`.
         replays: Number of times that a charged release was repeated.
         world_size: Largest number of workers that ever shared a step of the run.
         resumed: List with the step at which the run continued, for each resume after an interruption.
-        repeated_after: List with one step for each resume and each replay: the largest step that was charged by then; -1: none.
-        artifacts: Hashes of the newest card and model; ``None`` if none were written yet.
+        repeated_after: List with one step for each resume and each replay: the largest step that was charged by then; -1 if no
+            step was.
+        artifacts: Hashes of the newest privacy card and model; ``None`` if none were recorded yet.
         fingerprint: Fingerprint of the plan, as computed by the version of dpfed that made the ledger.
-        head: Hash over all lines up to the last line that does not record card and model: 16 hexadecimal digits.
+        head: Hash over the file as far as its last line that is not about card and model: 16 hexadecimal digits.
         block: Length of a block of the sum, see `create`.
         universal: Whether digests are computed by `dpfed.privacy.universal_hash`, see `create`.
     """
@@ -119,8 +120,8 @@ class Ledger:
         Args:
             path: Path of the new file.
             plan: Plan of the run.
-            marks: Facts that the privacy card must state beyond the plan, by name; they never change. The only one is
-                ``fixed_seed``.
+            marks: Facts that the privacy card must state in addition to the plan, name -> whether the fact holds; they never
+                change. The only name is ``fixed_seed``.
             block: Length of a block of the sum (`dpfed.privacy.blocks`). Each block has its own noise key, and with SHA-256 its
                 own digest. ``None`` if a sum is one block.
             universal: Whether digests are computed by `dpfed.privacy.universal_hash`, for sums of several blocks, and not by
@@ -185,8 +186,8 @@ class Ledger:
             marks, fingerprint = header["marks"], header["fingerprint"]
         except (TypeError, LookupError, AttributeError):  # a ledger of another version has other fields
             raise UserError(
-                f"{path} is not a ledger that this version of dpfed can read, of format {FORMAT}: give a ledger.jsonl, or use "
-                "the version of dpfed that wrote the file. [ledger-format]"
+                f"{path} is not a ledger of the format that this version of dpfed reads, format {FORMAT}: give a "
+                "ledger.jsonl, or use the version of dpfed that wrote the file. [ledger-format]"
             ) from None
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
@@ -196,8 +197,8 @@ class Ledger:
             raise _damaged(path, 1)
         if digest not in (None, UNIVERSAL):
             raise UserError(
-                f"{path} has digests of the kind {digest!r}, and this version of dpfed knows '{UNIVERSAL}': use the version of "
-                "dpfed that wrote the file. [ledger-digest]"
+                f"{path} has digests of the kind {digest!r}, and this version of dpfed knows only '{UNIVERSAL}': use the "
+                "version of dpfed that wrote the file. [ledger-digest]"
             )
         ledger = cls(path, plan, marks, charged, replays, chain, block, digest == UNIVERSAL)
         ledger._lines, ledger.head, ledger.fingerprint = lines, head, fingerprint
@@ -242,12 +243,12 @@ class Ledger:
 
     @property
     def promised_epsilon(self) -> float | None:
-        """Epsilon that the plan promises for what was spent so far; ``None``: it promises none, or no finite one."""
+        """Epsilon that the plan promises for the charged steps; ``None`` if there is no promise, or no finite epsilon."""
         spent = self.epsilon if self.plan.has_guarantee else math.inf
         return spent if math.isfinite(spent) else None
 
     def epsilon_after(self, steps: int) -> float:
-        """Returns the epsilon charged for the first `steps` steps, whenever they were charged."""
+        """Returns the epsilon of the charged steps among the first `steps` steps, in whatever order they were charged."""
         return self.plan.epsilon(sum(step < steps for step in self._by_step))
 
     def release_of(self, step: int) -> Release | None:
@@ -299,7 +300,10 @@ class Ledger:
         self.repeated_after.append(self.last_step)
 
     def note_world_size(self, world_size: int) -> None:
-        """Records the number of workers that share a step, and may see sums without noise, if it is the largest so far."""
+        """Records the number of workers that share a step, if this number is the largest so far.
+
+        Each of these workers may see sums without noise.
+        """
         if world_size > self.world_size:
             self._append({"owners": world_size})
             self.world_size = world_size
@@ -324,10 +328,10 @@ class Ledger:
             self._goes_on = None
 
     def note_artifacts(self, card: str, model: str) -> None:
-        """Records the hashes of the card and of the model that follow from the releases so far.
+        """Records the hashes of the privacy card and of the model that follow from the releases so far.
 
         Args:
-            card: SHA-256 of the card, which states `head`.
+            card: SHA-256 of the privacy card, which states `head`.
             model: SHA-256 of the model's weights.
         """
         artifacts, head = Artifacts(card, model), self.head

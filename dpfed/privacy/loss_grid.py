@@ -28,7 +28,7 @@ def fitting_interval(noise_multiplier: float, sampling_rate: float, steps: int, 
         sampling_rate: Sampling probability, q.
         steps: Number of steps, T.
         wanted: Wanted distance between neighbouring grid points, in units of the privacy loss.
-        points: Largest acceptable work. Its unit is the work for one grid point of the composed losses.
+        points: Largest acceptable amount of work, in units of the work for one grid point of the composed losses.
 
     Returns:
         The interval; ``None`` if no interval up to 64 times the wanted one is fast enough.

@@ -18,11 +18,10 @@ class Mechanism:
 
     Args:
         sampler: Sampler that draws the participants of each step.
-        noise_multiplier: Standard deviation of the noise over the sensitivity of a release, sigma.
+        noise_multiplier: Standard deviation of the noise divided by the sensitivity of a release, sigma.
         releases: Number of releases from each step's sample, each with this noise multiplier.
-        shares: Fractions of 1 / sigma^2, one for each step, if the whole run is one Gaussian mechanism with this noise
-            multiplier, the steps are its parts, and every record takes part in each step. Empty if every step has this noise
-            multiplier.
+        shares: Fraction of 1 / sigma^2 that each step takes, if the steps are parts of one Gaussian mechanism with this noise
+            multiplier; every record then takes part in each step. Empty if every step has this noise multiplier.
 
     Raises:
         ValueError: If the sampler's participation is not in (0, 1], or if `shares` is not empty and a record may be
@@ -40,7 +39,10 @@ class Mechanism:
                 f"a record takes part with probability {self.sampler.participation}: expected more than 0, at most 1"
             )
         if self.shares and self.sampler.participation != 1:
-            raise ValueError("shares of a Gaussian mechanism are for steps in which every record takes part")
+            raise ValueError(
+                "shares are only for steps in which every record takes part, and here a record takes part with probability "
+                f"{self.sampler.participation}"
+            )
 
     def event(self, steps: int) -> dp_accounting.DpEvent:
         """Returns dp_accounting's event, which describes all releases in `steps` steps."""

@@ -4,7 +4,7 @@
 installed, and uses the file's `METHOD`; the file's docstring proves the sensitivity. Other packages announce their methods by
 entry points (`dpfed.discovery`). Plan, sampler, accounting, privacy card and the table of methods take everything about a
 method from that object. The functions of this object take `MechanismParameters` or `MethodInputs`, not a plan. The engines that
-compute the sum are not part of it (`dpfed.bounding.engines.by_method`).
+compute the sum are not part of the object (`dpfed.bounding.engines.by_method`).
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ class Method:
         gradient_share: Fraction of a step's privacy, measured as 1 / sigma^2, that is spent on the sum; the rest is spent on
             statistics that the engine releases. The noise of these statistics has the multiplier ``sigma / sqrt(1 - share)``,
             where share is this fraction.
-        options: Keys of the method in the section ``[bounding.options]``. A method that supports only certain losses has one
-            section for each of their names, and refuses all other losses.
+        options: Class that declares the method's keys in the section ``[bounding.options]``. For a method that supports only
+            certain losses, a mapping from the name of each of these losses to such a class; all other losses are refused.
         public_parameters: Function that returns the method's own public numbers, which become a part of the plan. It refuses
             settings for which the method has no bound.
         singleton_groups: Whether every drawn record (or unit) forms a group of its own.
         public_records: Whether public records, which the section ``[public]`` names, join each group. The loss of a group then
-            consists of the private records' own terms.
+            has terms for its private records only.
         closed_form: Whether towers are frozen and every record takes part in each step. The step's noisy sum, divided by the
             divisor, is then not a gradient: it is written into the weights unchanged.
         picks_engine: Whether ``bounding.engine`` selects one of the engines of `dpfed.bounding.engines`; otherwise the method
@@ -140,9 +140,9 @@ class Method:
     mechanism: Callable[[MechanismParameters], Mechanism] = poisson
 
     def contrasted(self, group_size: int, batch: int, public: int) -> int:
-        """Returns the usual number of records that are contrasted with each other.
+        """Returns the usual number of records that the loss contrasts with each other.
 
-        They are a group with its public records, or the batch.
+        This is the size of a group, with its public records, or of the batch.
 
         Args:
             group_size: Expected number of records of a group, S, if records are assigned to groups.
@@ -154,7 +154,7 @@ class Method:
         return batch if self.whole_batch else group_size
 
     def checked(self, loss: str, given: Mapping[str, Any]) -> Any:
-        """Returns the method's options as the section that it declares.
+        """Checks the values of ``[bounding.options]``, and returns them as an object of the class that `options` declares.
 
         Args:
             loss: Name of the loss of a group.

@@ -12,7 +12,7 @@ from typing import Any
 class MetricsWindow:
     """Figures computed from the noisy sums of some steps.
 
-    For some figures an error is given: in 95 % of cases the exact figure differs from the figure by at most this error.
+    For some figures an error is given: in 95 % of cases the exact figure differs from the released one by at most this error.
 
     Attributes:
         first: First step, counted from 1.
@@ -23,7 +23,7 @@ class MetricsWindow:
         clip_rate: Fraction of the groups whose gradient was clipped; ``None`` if every gradient is normalised instead.
         norm: Geometric mean, over the steps, of the threshold that follows a quantile of the gradients' norms.
         quantile: Quantile that the threshold follows.
-        below: Fraction of the groups whose norm was below the threshold.
+        below: Fraction of the groups whose gradient's norm was below the threshold.
         share_error: Error of `below` and of `clip_rate`.
     """
 

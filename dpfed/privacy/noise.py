@@ -83,7 +83,7 @@ class GaussianNoise:
 
     def __post_init__(self) -> None:
         if not 0 <= self.std < math.inf:
-            raise ValueError(f"noise has a standard deviation of 0 or more, and a finite one; got {self.std}")
+            raise ValueError(f"the standard deviation of the noise must be finite, and 0 or more, got {self.std}")
 
     @property
     def step_length(self) -> float:
@@ -123,7 +123,7 @@ class GaussianNoise:
 
 @dataclass(frozen=True)
 class DiscreteGaussianNoise:
-    """Discrete Gaussian noise, whose integers are added to integers, so that the promise holds for the released bits.
+    """Discrete Gaussian noise: integers that are added to sums of integers, so that the promise holds for the released bits.
 
     docs/guarantee.md has the proof (Noise to the last bit).
 
@@ -177,7 +177,7 @@ class KeyedNoise:
         purpose: Purpose of the noise, such as ``noise`` for the sum; noise of different purposes is independent.
         context: Public context, such as the fingerprint of the plan.
         rank: Rank of the process or client that draws the noise.
-        letters: Length of the digest of the numbers, which is part of the key, in hexadecimal letters of 4 bits each.
+        letters: Number of hexadecimal letters, of 4 bits each, in the digest of the numbers; the digest is part of the key.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Defines the public numbers of a mechanism, which a method's functions take; they depend on neither plans nor files."""
+"""Defines the public numbers of a mechanism, which a method's functions take; the module needs neither plans nor files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MechanismParameters:
         steps: Number of steps, T.
         groups: Number of groups, K, fixed in advance; 1 if the whole batch is one group.
         clip_norm: Largest L2 norm of a clipped vector, C.
-        noise_multiplier: Standard deviation of the noise over the sum's sensitivity, sigma.
+        noise_multiplier: Standard deviation of the noise divided by the sum's sensitivity, sigma.
         max_batch: Largest number of the drawn records that take part, b; ``None`` if the method has no such cap.
         options: Further public numbers, which belong to this method alone.
     """

@@ -93,7 +93,7 @@ class PrivacyPlan:
         require(
             not method.capped or (bounding.max_batch is not None and bounding.max_batch >= max(2, batch)),
             f"method '{name}' contrasts the whole batch and needs a cap, max_batch, of at least {max(2, batch)} (the expected "
-            f"batch, and 2 or more), got {bounding.max_batch}",
+            f"batch, but at least 2), got {bounding.max_batch}",
         )
         require(
             not method.closed_form or (batch == self.sampling.records and steps == STEPS_IN_CLOSED_FORM),
@@ -177,11 +177,11 @@ class PrivacyPlan:
             TypeError: If a name is unknown, or a number is missing.
         """
         if lacking := sorted(set(_NAMES) - numbers.keys()):
-            raise TypeError(f"a plan without {', '.join(lacking)}")
+            raise TypeError(f"the numbers of the plan lack {', '.join(lacking)}")
         return cls.of(**numbers)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all numbers in one flat dict, under the names used in ledgers and terms, such as ``noise_multiplier``."""
+        """Returns all numbers in a flat dict, under the names used in ledgers and federations, such as ``noise_multiplier``."""
         parts = dataclasses.asdict(self)
         noise = {f"noise_{name}": value for name, value in parts["noise"].items()}
         numbers = {**parts["promise"], **parts["sampling"], **parts["bounding"], **noise, "steps": self.steps}
@@ -327,26 +327,32 @@ class PrivacyPlan:
 
     @property
     def statistics_count(self) -> int:
-        """Number of statistics in the sum; they are its last numbers."""
+        """Number of statistics in the sum; they are the last entries of the sum."""
         return 0 if self.statistics is None else len(self.statistics.names)
 
     @property
     def sensitivity(self) -> float:
-        """Largest L2 change of the sum by one record (or unit): 2C for groups, and a little more with their statistics."""
+        """Largest L2 change of the sum by one record (or unit).
+
+        For group clipping it is twice the clip norm, or a little more if the sum contains the groups' statistics.
+        """
         return self.bounding.method.sensitivity(self.parameters) / self._gradient_part
 
     def sensitivity_of(self, step: int) -> float:
         """Returns the sensitivity of one step's sum: how far one record (or unit) can move it, as an L2 distance.
 
-        If the run divides 1 / sigma^2 among its steps (`Mechanism.shares`), this is `sensitivity` times the square root of the
-        step's fraction, because every step gets the same noise.
+        If the run divides its privacy, measured as 1 / sigma^2, among the steps (`Mechanism.shares`), the result is
+        `sensitivity` times the square root of the step's fraction, because every step gets the same noise.
         """
         shares = self.mechanism.shares
         return math.sqrt(shares[step]) * self.sensitivity if shares else self.sensitivity
 
     @property
     def longest_part(self) -> float:
-        """Largest L2 norm of a group's contribution to the sum: C, a little more with statistics; infinity without privacy."""
+        """Largest L2 norm of a group's contribution to the sum; infinity without privacy.
+
+        It is the clip norm, or a little more if the contribution contains the group's statistics.
+        """
         return self.bounding.bound / self._gradient_part
 
     @property
@@ -373,7 +379,8 @@ class PrivacyPlan:
     def noise_of(self, parties: int = 1) -> Noise:
         """Returns the noise on the sum, or each party's part of it.
 
-        If the method also releases statistics of its own, they get a fraction of 1 / sigma^2, and the sum gets more noise.
+        If the method also releases statistics of its own, the step's privacy, measured as 1 / sigma^2, is divided between them
+        and the sum, so the sum gets more noise.
 
         Args:
             parties: Number of parties; each adds the returned noise to its own sum, so that all together add the whole noise.
@@ -402,7 +409,7 @@ class PrivacyPlan:
         """Computes the epsilon of a number of steps at the plan's delta.
 
         Args:
-            steps: Number of steps, also above the plan's; default: all steps of the plan.
+            steps: Number of steps, which may exceed the plan's; default: all steps of the plan.
             accountant: Accountant that computes epsilon, ``pld`` or ``rdp``; default: the plan's.
 
         Returns:
@@ -462,6 +469,6 @@ class PrivacyPlan:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of all fields and of `ARITHMETIC` (how engines round); ledger, checkpoint and site recognise the plan by it."""
+        """Hash of all fields and of `ARITHMETIC` (how engines round); ledgers, checkpoints and sites identify plans by it."""
         text = json.dumps(self.as_dict() | {"arithmetic": ARITHMETIC}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -90,8 +90,8 @@ def require_batch(batch: int, records: int, group_size: int, least: int) -> None
         batch: Expected batch size, B.
         records: Number of training records (or units), N, or `MOST_RECORDS` if that number is not known yet.
         group_size: Expected group size in the configuration, S.
-        least: Smallest batch that the message advises: the number of records that a contrast needs. A smaller batch of at least
-            one record is not refused.
+        least: Smallest batch that the message advises, because a contrast needs so many records. A smaller batch is refused
+            only if it is empty.
 
     Raises:
         UserError: If the batch is empty or larger than N.

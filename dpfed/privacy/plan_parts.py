@@ -1,6 +1,6 @@
 """Defines the parts of a privacy plan: promise, sampling, bounding, noise and progress.
 
-Each part raises a `UserError` for impossible numbers; `dpfed.privacy.plan` checks conditions across parts. All their numbers
+Each part raises a `UserError` for impossible numbers; `dpfed.privacy.plan` checks conditions across parts. All numbers
 are public. Each part comes from the configuration's section of the same name, or from ``[privacy]``.
 """
 
@@ -38,7 +38,8 @@ class Promise:
         accountant: Accountant that computes epsilon, ``pld`` or ``rdp``.
         target_epsilon: Epsilon to which the noise was calibrated, and which the run never exceeds; ``None`` if the noise was
             not calibrated.
-        unit: What neighbouring data sets differ in: one ``record``, or one ``user``, that is, all records that share a unit.
+        unit: Privacy unit. Neighbouring data sets differ in one record if it is ``record``, and in all records of one unit,
+            such as a person, if it is ``user``.
     """
 
     delta: float
@@ -175,7 +176,7 @@ class Bounding:
         return self.clip_norm if self.method.private else math.inf
 
     def require_measured(self, wanted: str) -> None:
-        """Refuses a setting that requires one clipped gradient for each group, if the method does not have such groups.
+        """Refuses a setting that requires one clipped gradient for each group, if the method has no such gradients.
 
         Args:
             wanted: Description of the setting, for the message.
@@ -192,7 +193,7 @@ class Bounding:
         )
 
     def refuse_unmeant(self) -> None:
-        """Refuses an implausible clip norm or stability in a new plan; it is not called for a plan from a file.
+        """Refuses an implausible clip norm or stability in a new plan; plans from files are not checked.
 
         Raises:
             UserError: If a value lies outside its plausible range; the message states the range and a first value to try.
@@ -208,7 +209,7 @@ class NoiseScale:
     """The scale and kind of the noise, which is added once to a step's sum.
 
     Args:
-        multiplier: Standard deviation of the noise over the sum's sensitivity, sigma; 0 without privacy.
+        multiplier: Standard deviation of the noise divided by the sum's sensitivity, sigma; 0 without privacy.
         kind: Kind of the noise: ``gaussian``, which is computed in floating point, or ``discrete``, which is exact on a grid
             (`dpfed.privacy.noise`).
     """
@@ -241,7 +242,8 @@ class PrivateProgress:
 
     Args:
         share: Fraction of a step's privacy, measured as 1 / sigma^2, that is spent on the statistics, in (0, 1).
-        quantile: Quantile of the gradients' norms that the threshold follows, in (0, 1).
+        quantile: Quantile of the gradients' norms that a threshold follows, in (0, 1); one of the statistics is the fraction of
+            norms below this threshold.
         loss_range: Largest loss per record; larger losses are clipped to it.
         phase: Number of steps over which figures are averaged; ``None`` if dpfed chooses it from the noise.
     """

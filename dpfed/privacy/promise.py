@@ -51,7 +51,7 @@ def factor(epsilon: float) -> str:
 def guess(epsilon: float, delta: float) -> str:
     """Formats the largest accuracy, in percent, rounded up, with which a test can tell two neighbouring data sets apart.
 
-    Each of the two is used with probability 1/2.
+    The results under test come from either data set with probability 1/2.
     """
     # (e^epsilon + delta) / (e^epsilon + 1), written so that no exponential overflows.
     share = (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))

@@ -95,9 +95,9 @@ class Randomness:
 
         Args:
             purpose: Purpose of the words; words of different purposes are independent.
-            step: Training step, or another counter, such as a block of steps.
+            step: Training step, or another counter, such as the number of a block of steps.
             keys: Keys of the records, ``(n,)`` uint64.
-            number: Index of the pair of words among those of the record, from 0.
+            number: Number of the pair of words, from 0; other numbers give the record other, independent pairs.
 
         Returns:
             The words, ``(n, 2)`` uint64.

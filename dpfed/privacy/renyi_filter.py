@@ -70,15 +70,15 @@ class RenyiFilter:
 
     @functools.cached_property
     def limits(self) -> RenyiCurve:
-        """Largest cost at each order that the budget allows; negative at an order at which it allows nothing."""
+        """Largest cost that the budget allows, for each order; a negative limit allows nothing at its order."""
         orders = zip(self.orders, self.shares, strict=True)
         return tuple(limit(self.epsilon, share * self.delta, order) for order, share in orders)
 
     def part(self, cost: RenyiCurve) -> float:
         """Returns the fraction of the budget that a cost takes; the fraction is above 1 if the cost does not fit.
 
-        The cost takes another fraction at each order. The smallest of these fractions is returned, because a cost has to fit at
-        one order only.
+        The fraction differs from order to order. The smallest of these fractions is returned, because a cost has to fit at one
+        order only.
 
         Args:
             cost: Cost at each order.
@@ -124,11 +124,11 @@ def limit(epsilon: float, delta: float, order: float) -> float:
 def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> RenyiCurve:
     """Returns, at each order, a bound on the Renyi divergence of a number of steps, in both directions.
 
-    The bound is infinity if no bound is known. The accountant computes a series for a fractional order. It returns infinity if
-    the series does not converge. For many mechanisms this happens at all orders near 1, which decide if epsilon is large. At
-    such an order the bound of a higher order is used, such as the next integer, whose sum is finite. A Renyi divergence does
-    not decrease with its order (van Erven and Harremoes 2014, theorem 3), so the higher order's bound holds for this order as
-    well, step by step, as the filter's proof requires.
+    The bound is infinity if no bound is known. For a fractional order the accountant computes a series, and returns infinity if
+    the series does not converge. For many mechanisms this happens at all orders near 1, and these orders decide how much fits
+    into a budget with a large epsilon. At such an order, the bound at a higher order is used instead, such as the next integer,
+    at which the series has finitely many terms. A Renyi divergence does not decrease with its order (van Erven and Harremoes
+    2014, theorem 3), so a bound at a higher order holds at a lower order as well, step by step, as the filter's proof requires.
     """
     if steps == 0:
         return (0.0,) * len(orders)

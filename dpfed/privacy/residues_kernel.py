@@ -1,6 +1,6 @@
 """Computes the residues of `dpfed.privacy.universal_hash` on a GPU, by a Triton kernel with one program for each row.
 
-Before a process uses the kernel, its residues are compared with the host's on fresh words and keys.
+Before a process uses the kernel, the kernel's residues are compared with the host's on fresh words and keys.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def residues(words: Tensor, keys: Tensor, prime: int) -> Tensor:
 
     Args:
         words: Words of the tensor, ``(n,)`` int16, n even, on the GPU.
-        keys: Keys, ``(5, row)`` int32, on the same GPU; a row has a multiple of 2,048 words.
+        keys: Keys, ``(5, row)`` int32, on the same GPU; ``row``, the words of a row, is a multiple of 2,048.
         prime: Prime modulus, below 2^23, so that sums fit into 64 bits.
 
     Returns:
@@ -68,10 +68,10 @@ def residues(words: Tensor, keys: Tensor, prime: int) -> Tensor:
         ValueError: If the number of words or the shape of the keys is wrong.
     """
     if words.numel() % 2:
-        raise ValueError(f"expected an even number of words, as tensors of 4 or 8 bytes a number have, got {words.numel()}")
+        raise ValueError(f"expected numbers of 4 or 8 bytes, so an even number of 16-bit words, got {words.numel()} words")
     count, row = keys.shape
     if count != _KEYS or row % (2 * _TILE):
-        raise ValueError(f"expected {_KEYS} keys of a multiple of {2 * _TILE} words, got {count} of {row}")
+        raise ValueError(f"expected {_KEYS} keys, each of a multiple of {2 * _TILE} numbers, got {count} keys of {row}")
     pairs, rows = words.view(torch.int32), -(-words.numel() // row)
     out = torch.empty(rows, _KEYS, dtype=torch.int64, device=words.device)
     if rows:

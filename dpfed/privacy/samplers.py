@@ -77,7 +77,7 @@ class Sampler(ABC):
 
     @property
     def accounted(self) -> Sampler:
-        """Sampler that accounting uses in place of this one; samplers that make equal draws in different ways share it."""
+        """Sampler that accounting uses in place of this one: the same for all samplers whose draws have equal probabilities."""
         return self
 
     def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -141,10 +141,12 @@ class Sampler(ABC):
 
 @dataclass(frozen=True)
 class PoissonSampler(Sampler):
-    """Poisson sampling: every record is drawn independently, by the gaps between its draws (`dpfed.privacy.geometric_skips`).
+    """Poisson sampling: every record is drawn independently in every step.
+
+    What is drawn are the gaps between a record's steps (`dpfed.privacy.geometric_skips`).
 
     Args:
-        rate: Probability of each record in each step, q.
+        rate: Probability with which a record takes part in a step, q.
         block: Number of steps whose draws are made together.
     """
 

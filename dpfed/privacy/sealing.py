@@ -48,7 +48,8 @@ def opened(raw: np.ndarray, randomness: Randomness, purpose: str) -> np.ndarray 
         purpose: Purpose of the content, as given to `sealed`.
 
     Returns:
-        The content, ``(n,)`` uint8; ``None`` if the bytes were truncated or changed, or have another secret or purpose.
+        The content, ``(n,)`` uint8; ``None`` if the bytes were truncated or changed, or encrypted with another
+            secret or purpose.
     """
     if len(raw) < _TAG:
         return None

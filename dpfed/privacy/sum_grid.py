@@ -1,10 +1,10 @@
 """Defines the public grid on which sums are exact.
 
 Before a contribution to a sum (a group's clipped gradient, a record's moments) is added, it becomes a vector of whole numbers
-of grid steps, rounded towards zero. The rounding makes no vector longer. So a contribution whose length is at most C is at most
-R grid steps long. Whole numbers below 2^63 are added without rounding, in any order and in any number of pieces. So the sums of
-neighbouring data sets differ by exactly what one record changes, for any number of records and workers, and a sum has the same
-bits whichever workers compute it.
+of grid steps, rounded towards zero. The rounding makes no vector longer. So if a grid step is C / R, a contribution of length C
+or less is at most R grid steps long. Whole numbers below 2^63 are added without rounding, in any order and in any number of
+pieces. So the sums of neighbouring data sets differ by exactly what one record changes, for any number of records and workers,
+and a sum has the same bits whichever workers compute it.
 
 The noise is added to the whole numbers. It is a whole number of grid steps, too: Gaussian noise is rounded down. For a whole
 number k, ``k + floor(n) = floor(k + n)``. So the noisy sum is post-processing of the Gaussian mechanism on the exact sum. The
@@ -54,8 +54,8 @@ class SumGrid:
     def for_discrete(cls, bound: float, most: float, change: float, multiplier: float, parties: int = 1) -> SumGrid:
         """Makes the grid for discrete noise: the finest on which each party adds at least its part of the promised noise.
 
-        Discrete noise has a standard deviation of 2^31 steps of its own grid. The sum's grid is computed for one step less: the
-        spare step covers the difference between discrete and continuous noise.
+        Discrete noise has a standard deviation of 2^31 steps of its own grid. The sum's grid is computed as if these were one
+        step fewer: the spare step covers the difference between discrete and continuous noise.
 
         Args:
             bound: Largest L2 norm of a contribution to the sum, C.
