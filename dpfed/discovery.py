@@ -51,7 +51,7 @@ def part(room: Room, name: str) -> ModuleType:
 
 
 def methods() -> dict[str, str]:
-    """Returns the module names of dpfed's own bounding methods, by the name of the method. No module is imported."""
+    """Returns, for each of dpfed's own bounding methods, the name of its module; imports no module."""
     return {name: part.module for name, part in shipped("methods").items()}
 
 
@@ -92,7 +92,7 @@ class Announced:
 
     @property
     def place(self) -> str:
-        """The name ``module:attribute``, which a configuration may also use."""
+        """The import path ``module:attribute``, by which a configuration may also name the part."""
         return f"{self.module}:{self.attribute}"
 
     @property
@@ -152,15 +152,15 @@ def file_digest(module: str) -> str | None:
 
 
 def named(name: str, key: str) -> Any:
-    """Imports the object that a configuration names. Modules of the current folder are found, too.
+    """Imports the object that a configuration names, from an installed module or from a module in the current folder.
 
     Args:
         name: Name of the object, ``package.module:object``.
         key: Configuration key that holds the name, for messages.
 
     Raises:
-        UserError: If the object does not exist, cannot be imported, or was passed in Python, or if the name leads through one
-            module to another.
+        UserError: If the object does not exist or cannot be imported; if the name stands for an object that was passed in
+            Python; or if an attribute in the name is itself a module, as in ``package.module:torch.sum``.
     """
     module, _, attribute = name.partition(":")
     if in_python(name):
@@ -210,15 +210,16 @@ def call_named(name: str, key: str, options: dict[str, Any]) -> Any:
 def object_named(name: str, key: str, options: dict[str, Any]) -> Any:
     """Returns the callable that a configuration names.
 
-    If the name leads to a class, or if there are options, the named object is called first, and its result is returned.
+    If the name leads to a class, or if there are options, the function calls the named object once, with the options, and
+    returns what this call returns.
 
     Args:
         name: Name of the object, ``package.module:object``.
         key: Configuration key that holds the name, for messages.
-        options: Keyword arguments of the first call.
+        options: Keyword arguments with which the named object is called; empty: none.
 
     Raises:
-        UserError: If the object does not exist, if the first call fails, or if the result cannot be called.
+        UserError: If the object does not exist, if calling it fails, or if the returned value cannot be called.
     """
     value = named(name, key)
     made = _call(value, name, key, options) if inspect.isclass(value) or options else value

@@ -49,13 +49,13 @@ class Encoder:
     def features(self, images: Pictures) -> Tensor:
         """Computes features for k-NN, probes and other models.
 
-        The features are outputs of the image encoder, before its projection head. A model of private moments gives its
-        embeddings instead (`embed_images`).
+        The features are outputs of the image encoder, before its projection head. For a model of private moments, the
+        features are the embeddings (`embed_images`).
 
         Args:
-            images: A PIL image of any size and mode, a uint8 array ``(H, W, 3)`` or, grey, ``(H, W)``, or a uint8 tensor
-                ``(3, H, W)``; a list of these; an array ``(n, H, W, 3)`` or tensor ``(n, 3, H, W)``. All become square in
-                the same way, so one picture has the same features in every form.
+            images: One image: a PIL image of any size and mode, a uint8 array ``(H, W, 3)`` (grey: ``(H, W)``), or a uint8
+                tensor ``(3, H, W)``. Several images: a list of these, an array ``(n, H, W, 3)``, or a tensor
+                ``(n, 3, H, W)``. Every form is made square in the same way, so a picture has the same features in each.
 
         Returns:
             The features, ``(n, F)`` float32; n is 1 for one image.
@@ -127,14 +127,14 @@ class Encoder:
 def load(folder: str | Path) -> Encoder:
     """Loads the encoder of a run.
 
-    `dpfed.Trainer` refuses this model as the start of another run on private records, if private records trained it.
+    If the model was trained on private records, `dpfed.Trainer` refuses to train it further on private records.
 
     Args:
         folder: Run directory, or its ``model/`` folder.
 
     Raises:
-        UserError: If the folder contains no model, as that of an unfinished run; if the model is damaged; or if a part of it
-            was passed to a `dpfed.Trainer` in Python (`Run.encoder` returns such a model).
+        UserError: If the folder contains no model (an unfinished run has none yet); if the model is damaged; or if a part of
+            the model was passed to a `dpfed.Trainer` in Python: `Run.encoder` returns such a model.
     """
     given = folder = path_of(folder, "the folder of a run or of its model")
     if (folder / "config.toml").is_file():

@@ -1,4 +1,4 @@
-"""A trained encoder of the user's own, which prepares images as evaluation prepared the records of its run."""
+"""A trained encoder of the user's own. It prepares images in the way in which the run's evaluation prepared records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OwnEncoder:
         module: The model's image encoder, trained, in evaluation mode: images ``(n, C, H, W)`` -> features ``(n, F)``. If the
             model has neither ``encoder`` nor ``image_encoder``, this is the whole model.
         model: Whole model, with its heads.
-        plain: Function that turns an image into a tensor ``(C, H, W)``, as it is done for evaluation.
+        plain: Function that turns an image into the tensor ``(C, H, W)`` that the run's evaluation would make of the image.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class OwnEncoder:
         """Computes features of images, for k-NN, probes and other models.
 
         Args:
-            images: An image, or an item as the data set gives it; a list of these; a tensor ``(n, C, H, W)``; or a data set.
+            images: An image, or an item in the form in which the run's data set returns items; a list of these; a tensor
+                ``(n, C, H, W)``; or a data set.
 
         Returns:
             The features, ``(n, F)`` float32 on the CPU; n is 1 for one image.

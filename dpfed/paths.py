@@ -90,7 +90,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with which connections within this machine bypass the proxy that an environment names.
+    """Returns environment variables that exempt connections within this machine from the proxy set in `environment`.
 
     gRPC, which Flower and Ray use, reads ``no_grpc_proxy`` or else ``no_proxy``, in small letters only.
 

@@ -44,7 +44,7 @@ class Throughput:
     """Durations of the last steps, in seconds. They stay in memory: a step's duration depends on the records that it drew.
 
     Attributes:
-        last: Time at which the last step ended, as `see` got it, in seconds; ``None``: not known yet.
+        last: Time in seconds at which the last step ended, from the argument `at` of `see`; ``None``: not known yet.
     """
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class Throughput:
 
         Args:
             done: Number of steps done.
-            at: Time at which the last of them ended, seconds.
-            again: Number of repeated steps and interruptions so far. If it has changed, the time since the last call is not
-                counted, because new steps did not take all of it.
+            at: Time in seconds at which the last of these steps ended.
+            again: Number of repeated steps and interruptions so far. If this number has changed since the last call, the time
+                since then is not counted, because new steps took only a part of that time.
         """
         if self._point is None or done < self._point[0] or at < self._point[1]:
             self._took.clear()  # the run was resumed from an earlier step, or another run replaced it
@@ -93,7 +93,7 @@ def duration(seconds: float) -> str:
 
 
 def import_progress(progress: Progress, name: str = "records") -> Callable[..., None]:
-    """Shows the progress of an import. Its stage begins only when records are imported, because most runs import nothing.
+    """Makes a function that shows the progress of an import. The first call begins a stage; most runs import nothing.
 
     Args:
         progress: Display of the stage.

@@ -63,7 +63,8 @@ class Privacy:
         options: Options of the method.
         accountant: Privacy accountant: ``"pld"``, or ``"rdp"`` as in the papers.
         noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof also covers the rounding of numbers.
-        seed: Seed, for tests only. With a seed the noise is not secret, so no guarantee holds, and the card says so.
+        seed: Seed, for tests only. With a seed the noise is not secret, so no guarantee holds, and the run's privacy card says
+            so.
     """
 
     epsilon: float | None = None
@@ -126,23 +127,24 @@ class Trainer:
         records: Data set with ``len()`` and ``[]``, `Records` of a data set, or a `RecordStore`.
         privacy: Privacy guarantee and mechanism.
         views: Transform, or `Views`. Default: random crops, flips and colours of square images of `size` pixels.
-        loss: Loss of `dpfed.losses`, or any function of the embeddings of one group: ``loss(image (S, V, D))``, or
-            ``loss(image (S, V, D), text (S, W, D))`` for models that read text: S records, V views and W texts of each record,
-            D dimensions. If the function has a parameter ``label``, it receives an ``(S,)`` int64 tensor, in which records of
-            the same class have equal numbers. The function returns a scalar, the mean over the group's records. Default:
-            InfoNCE.
+        loss: Loss of `dpfed.losses`, or a function of one group's embeddings: ``loss(image)``, or ``loss(image, text)`` for
+            models that read text. ``image`` has shape ``(S, V, D)``: S records, V views of each, D dimensions; ``text`` has
+            shape ``(S, W, D)``, with W texts of each record. If the function has a parameter ``label``, it receives an
+            ``(S,)`` int64 tensor, in which records of the same class have equal numbers. The function returns a scalar, the
+            mean over the group's records. Default: InfoNCE.
         optimizer: Function from the parameters to a torch optimizer with its own learning rates, or keys of the section
             ``[optimizer]`` as a mapping. Default: Adam with a learning rate of 1e-3.
-        schedule: Function from that optimizer to a torch scheduler, which is stepped after each step.
+        schedule: Function from the optimizer to a torch scheduler, which is stepped after each step of the optimizer; only
+            with a function as `optimizer`.
         callbacks: Callbacks, or one callback, called while the model trains.
         size: Side of the images of the default views, pixels. Default: 32.
         device: Device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
         precision: Precision of the forward pass: ``"fp32"`` or ``"bf16"``.
         progress: Display of the stages. ``None``: progress bars in terminals and notebooks, and nothing elsewhere; ``True``:
-            elsewhere a line now and then; ``False``: nothing.
+            progress bars there, and elsewhere a line now and then; ``False``: nothing.
         name: Name of the run on its card.
-        settings: Further keys of the configuration, by section, such as ``{"training": {"checkpoint_every": 10}}``, or alone,
-            such as ``{"diagnostics": "private"}``.
+        settings: Further keys of the configuration: by section, such as ``{"training": {"checkpoint_every": 10}}``, or, for a
+            key that belongs to no section, directly, such as ``{"diagnostics": "private"}``.
         budget: Lifetime budget of the records for all runs together, epsilon or (epsilon, delta) (docs/budget.md).
 
     Attributes:
@@ -243,7 +245,8 @@ class Trainer:
     def fit(self, folder: str | Path) -> Run:
         """Trains, evaluates, and writes model, card and report into the run's folder.
 
-        The same call resumes an interrupted run, and returns a finished run. In each case the model gets the run's weights.
+        If the folder holds an interrupted run, the same call resumes it; a finished run is only returned. In all cases the
+        model ends with the run's weights.
 
         Args:
             folder: Folder of the run; no other run may use it.
@@ -252,8 +255,8 @@ class Trainer:
             The finished run.
 
         Raises:
-            UserError: If the settings, the records, the model or the folder cannot be used, or a lifetime budget has no room
-                for the run. Every error that can be found in advance is raised before any epsilon is spent.
+            UserError: If the settings, the records, the model or the folder cannot be used, or too little of a lifetime budget
+                is left for the run. Every error that can be found in advance is raised before any epsilon is spent.
         """
         run = RunDirectory(folder)
         if not RunDirectory.unused(folder) and RunDirectory.open(folder).finished:
@@ -270,9 +273,9 @@ class Trainer:
     def open(self, folder: str | Path, manual: bool = False) -> Iterator[Session | Over]:
         """Opens a run for a training loop of your own: a step is on disk and charged before the loop's body sees it.
 
-        After the last step, the run is evaluated, and model, card and report are written. If the block is left earlier, the
-        same lines resume the run later. A finished run yields no steps, and the model keeps its weights; `fit` loads those of
-        the run.
+        After the last step, the run is evaluated, and model, card and report are written. If the block is left earlier,
+        running the same lines again resumes the run. For a finished run there are no steps, and the model's weights stay as
+        they are; call `fit` to load the run's weights.
 
         Args:
             folder: Folder of the run; no other run may use it.
@@ -283,7 +286,8 @@ class Trainer:
             The remaining steps: iterate over them.
 
         Raises:
-            UserError: If `fit` would raise it, or `manual` is combined with a schedule, a warm-up or an average of the weights.
+            UserError: For the reasons given at `fit`; also if `manual` is combined with a schedule, a warm-up or an average of
+                the weights.
         """
         rates = self.config.optimizer
         if manual and (rates.ema or rates.warmup or rates.schedule != "constant" or self._schedules):
@@ -380,7 +384,7 @@ def _refuse_loss(model: nn.Module, loss: Any) -> None:
     shipped = isinstance(loss, Loss) and not isinstance(loss, Prediction)
     if isinstance(model, BYOL) and (loss is None or shipped):
         raise UserError(
-            "a BYOL gives projections and predictions, which other losses would take for embeddings: give "
+            "a BYOL returns projections and predictions, which other losses would take for embeddings: give "
             "loss=dpfed.losses.Prediction(). [own-byol-loss]"
         )
 

@@ -36,9 +36,9 @@ class Expectation:
 
     Attributes:
         figure: Name of the predicted metric, such as ``"R@10"``; ``None``: nothing is predicted.
-        before: Value before training, percent; ``None``: unknown, and `after` is then a gain, percentage points.
-        after: Value after training, percent; ``None``: nothing is predicted.
-        error: Error of `after`, percentage points; eight of ten runs reach a figure within this error of `after`. ``None``:
+        before: Value before training in percent; ``None``: unknown. `after` is then the gain in percentage points.
+        after: Value after training in percent; ``None``: nothing is predicted.
+        error: Error of `after` in percentage points; eight of ten runs reach a figure within this error of `after`. ``None``:
             nothing is predicted.
         sentence: Prediction in words.
     """

@@ -23,7 +23,7 @@ _IMAGES = 16  # images in a timed pass of frozen towers
 
 
 def seconds_of(config: Config, plan: PrivacyPlan, progress: Progress) -> float:
-    """Estimates a run's duration in seconds: of all noisy steps or, for private moments, of computing the features.
+    """Estimates a run's duration in seconds: the time of all noisy steps or, for private moments, of computing the features.
 
     The estimate leaves out features that earlier runs kept beside the store. It needs neither a procedural initialisation nor a
     basis of generated records, which may not exist yet. If dpfed must still make such a basis, which it does once for each pair

@@ -91,7 +91,7 @@ class Situation:
 
     @property
     def protected(self) -> str:
-        """What is protected, and counted by N: ``"record"``, or a unit such as ``"patient"``."""
+        """What the guarantee protects and N counts: ``"record"``, or a unit such as ``"patient"``."""
         by_record = self.given.get("privacy.unit", "user") == "record"
         return "record" if by_record else self.survey.unit_name or "record"
 

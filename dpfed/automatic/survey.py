@@ -1,7 +1,7 @@
 """Reads the public facts of the records at a path before an import, such as their number, their kind and the size of images.
 
-The choices depend on these facts of the data set and on no others. The facts count as public, as N, the number of training
-records, does in every run.
+The choices depend on these facts of the data set and on no others. dpfed treats the facts as public; the number of training
+records is public in every run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Survey:
 
     @property
     def classes(self) -> int:
-        """The number of classes of the label that has most; 0: there are no labels."""
+        """The number of classes of the label with the most classes; 0: there are no labels."""
         return max((len(names) for names in self.labels.values()), default=0)
 
 

@@ -88,7 +88,7 @@ def given_towers(name: str, reads_text: bool, given: dict[str, Any]) -> Towers:
 
 
 def named_tower(name: str, weights: str | None = None) -> PublicTower:
-    """Loads a pretrained tower by its ``--model`` name (`given_towers`), or a text tower without an image tower.
+    """Loads pretrained towers by their ``--model`` name (see `given_towers`), or a text tower alone.
 
     Args:
         name: Name of the tower; also ``sentence-transformers/NAME``, or the folder of a text tower in the Hugging Face format.

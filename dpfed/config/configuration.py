@@ -108,7 +108,7 @@ class Config(Section):
             )
 
     def without_effect(self) -> dict[str, When]:
-        """Returns all keys without an effect, given or not, each with its first condition that fails."""
+        """Returns all keys without an effect, given or not, each with the first of its conditions that fails."""
         return _CONDITIONS.without_effect(self)
 
     def effective(self) -> Self:
@@ -122,7 +122,10 @@ class Config(Section):
 
     @property
     def cached_views(self) -> int:
-        """V, the number of views of each image whose features are computed once; 0: none, or the method is private moments."""
+        """V, the number of views of each image whose features are computed once (`views.cached`).
+
+        0: no such views; always 0 for private moments, which count their views in an option of their own.
+        """
         return self.views.cached if self.images_are_frozen else 0
 
     @property
@@ -134,7 +137,7 @@ class Config(Section):
     def images_are_frozen(self) -> bool:
         """Returns whether the image tower comes from another library (open_clip, timm or torchvision) and is not trained.
 
-        For private moments, which train no tower, the answer is right once the configuration is resolved.
+        For private moments, which train no tower, the answer is right only for a resolved configuration.
         """
         return self.model.external and self._image_training == "frozen"
 
@@ -196,8 +199,8 @@ class ResolvedConfig(Config):
     """A configuration with which a run can start: every automatic choice has been made. `dpfed.runs.build.build` makes it.
 
     Paths are absolute. These values are set: the size of the images and how they become square, the device, the engine (unless
-    the method has its own), and the bias of a loss that has one. If a tower comes from another library, `model.digest` is set;
-    if the image tower does, so is `adaptation.image`.
+    the method has its own), and the bias of a loss that has one. `model.digest` is set if a tower comes from another library,
+    and `adaptation.image` is set if the image tower comes from another library.
     """
 
     @model_validator(mode="after")

@@ -121,10 +121,12 @@ class PrivacyConfig(Section):
     """The privacy guarantee. Give `epsilon` (the noise is calibrated to it) or `noise_multiplier` (epsilon follows from it)."""
 
     epsilon: float | None = Field(None, description="the guarantee for the whole run: smaller is more private and noisier")
-    noise_multiplier: float | None = Field(None, description="sigma: standard deviation of the noise over the sensitivity")
+    noise_multiplier: float | None = Field(
+        None, description="sigma: standard deviation of the noise, divided by the sensitivity"
+    )
     delta: float | None = Field(None, description="default 1/(N ln N)")
     noise: Literal["gaussian", "discrete"] = Field(
-        "gaussian", description="gaussian: fast, in floating point; discrete: proven to the last bit, on a grid"
+        "gaussian", description="gaussian: fast, in floating point; discrete: the proof also covers the rounding of numbers"
     )
     accountant: Literal["pld", "rdp"] = Field(
         "pld", description="how epsilon is computed; pld is tighter, rdp is used in the papers"
@@ -175,7 +177,7 @@ class ProgressConfig(Section):
         0.01, ge=1e-6, lt=1, description="fraction of each step's privacy cost (1 / sigma^2) spent on these metrics"
     )
     phase: int | None = Field(
-        None, ge=1, description="steps whose figures are averaged; default: as many as the noise requires"
+        None, ge=1, description="number of steps over which a figure is averaged; default: as many as the noise requires"
     )
     quantile: float = Field(0.5, ge=0.01, le=0.99, description="tracked quantile of the groups' gradient norms")
     loss_range: float | None = Field(

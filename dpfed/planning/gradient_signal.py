@@ -45,7 +45,7 @@ class Signal:
         error: Relative standard error of `length`; infinity if `length` is 0.
         response: Change of the embeddings by the mean clipped gradient, divided by their change by noise of standard
             deviation 1.
-        seconds: Time of a step, divided by the number of its sampled records, in seconds.
+        seconds: Time of a step in seconds, divided by the number of records that the step samples.
     """
 
     group_size: int
@@ -63,7 +63,7 @@ def measured(simulated: SimulatedRun, plan: PrivacyPlan, budget: float) -> Signa
     Args:
         simulated: Parts of the run over public records; the model's parameters are not changed.
         plan: Plan of the private run, which gives the group size and the clipping rule.
-        budget: Time in which to measure, in seconds; a slow machine may take longer.
+        budget: Seconds that the measurement should take; a slow machine may take longer.
     """
     size, seconds = plan.bounding.group_size, _seconds_of_a_group(simulated, plan)
     groups = int(min(_MOST_GROUPS, max(_LEAST_GROUPS, budget / (_SUMS * seconds))))

@@ -116,7 +116,7 @@ def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: fl
 
 
 def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0) -> PrivacyPlan | None:
-    """Returns the plan with another batch, number of steps or epsilon, and with about the sigma that this needs.
+    """Returns the plan with another batch, number of steps or epsilon, and with about the sigma that this change requires.
 
     Sigma is found by Renyi accounting, which is fast, in a few iterations. The Renyi epsilon of the result is `factor` times
     the Renyi epsilon of the given plan, usually to within 1 %, at worst to within 5 %. A group size larger than the new batch
@@ -126,7 +126,7 @@ def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0)
         plan: Given plan.
         batch: Batch of the new plan, B.
         steps: Steps of the new plan, T.
-        factor: Epsilon of the new plan over the epsilon of the given plan.
+        factor: Epsilon of the new plan, divided by the epsilon of the given plan.
 
     Returns:
         The plan; ``None`` if no plan with this batch and these steps is possible, or no sigma is found in these iterations.
@@ -155,5 +155,5 @@ def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0)
 
 
 def finite(value: float) -> float | None:
-    """Returns the value as JSON can hold it: ``None`` if it is not finite."""
+    """Returns the value, or ``None`` if it is not finite, because JSON has only finite numbers."""
     return value if math.isfinite(value) else None

@@ -211,7 +211,7 @@ def _trained(
         raise UserError(
             f"{stand.title}: of the {count:,} public records for training, a step samples {rate * count:.1f} (q = "
             f"{rate:.3g}): fewer than two groups of {size}. Raise privacy.batch, or give at least {least:,} public records "
-            "(--public, --public-records); no more are used than the private run has. [rehearsal-few-records]"
+            "(--public, --public-records). A rehearsal uses at most as many as the private run has. [rehearsal-few-records]"
         )
     started = time.perf_counter()
     config = _changed(config, {"bounding.engine": engines.get(size, config.bounding.engine)})

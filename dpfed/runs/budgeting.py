@@ -1,7 +1,7 @@
 """Handles a run's lifetime budgets: reserves its whole plan before the first step, and settles the charged steps at the end.
 
-If the records have a budget, releases that it does not cover, such as figures computed from training labels, are refused unless
-the operator gives a reason. The budget's ledger then records the reason.
+A budget does not cover all releases, for example not figures computed from training labels. If the records have a budget,
+releases that are not covered are refused unless the operator gives a reason. The budget's ledger then records the reason.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def preflight_budget(folder: str | Path, config: Config, store: RecordSet, plan:
 
 
 def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) -> None:
-    """Reserves a run's whole plan, before its first step, with every budget of its records. A second call changes nothing.
+    """Reserves the cost of a run's whole plan in every lifetime budget of the run's records, before the first step.
+
+    A second call changes nothing.
 
     Args:
         run: Directory of the run, locked by the caller.
@@ -72,7 +74,7 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
         progress: Progress, which shows how much of the budget is taken.
 
     Raises:
-        UserError: See `dpfed.budgets.spending.reserve`; also if the ledger of a budget with which the run has reserved is gone.
+        UserError: See `dpfed.budgets.spending.reserve`; also if the run has a reservation in a budget whose ledger is gone.
     """
     if _of_institutions(run):  # the sites reserve
         return
@@ -85,9 +87,9 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
     budgets = reserve(store, [reservation], dry=True)
     if gone := set(reservation.reserved_with) - {budget.head.id for budget in budgets}:
         raise UserError(
-            f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, and neither "
-            f"{store.path} nor {registry()} has its ledger any more: restore one from a backup, `{BUDGET_LEDGER}` in the store "
-            "or `ID.jsonl` in the other folder. [budget-run-gone]"
+            f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, and its "
+            f"ledger is neither in {store.path} nor in {registry()}: restore it from a backup, as `{BUDGET_LEDGER}` in the "
+            "first folder or as `ID.jsonl` in the second. [budget-run-gone]"
         )
     if not budgets:
         return
@@ -134,9 +136,9 @@ def may_have_budget(config: Config) -> bool:
 
 
 def hold_sweep(store: RecordSet, plans: dict[Path, tuple[str, PrivacyPlan]]) -> None:
-    """Reserves the plans of all given runs of a sweep, or none if they do not fit.
+    """Reserves the plans of all given runs of a sweep in the records' lifetime budgets, or none if not all of them fit.
 
-    The runs have not begun. A run takes its reservation over when it begins.
+    None of the runs may have begun. Each run takes over its reservation when it begins.
 
     Args:
         store: Records of the runs.
@@ -151,7 +153,7 @@ def hold_sweep(store: RecordSet, plans: dict[Path, tuple[str, PrivacyPlan]]) -> 
 
 
 def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) -> None:
-    """Settles a run with its records' budgets after its last step, also a run that began before its records had a budget.
+    """Charges a run's steps to the budgets of the run's records after the last step, even if a budget was set after the start.
 
     Args:
         run: Directory of the run, locked by the caller.
@@ -160,7 +162,7 @@ def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Pro
         progress: Progress, which shows why a run that began before the budget cannot be recorded.
 
     Raises:
-        UserError: See `settled`, if the run reserved before its first step.
+        UserError: If the run reserved before its first step, and `settled` raises this error.
     """
     if run.budget.is_file():
         settled(run, ledger, parts.store)
@@ -232,7 +234,10 @@ def settled(run: RunDirectory, ledger: Ledger, store: RecordSet | None = None) -
 
 
 def not_covered(run: RunDirectory, store: RecordSet, what: str, why: str | None) -> bool:
-    """Refuses an exact figure of records under a budget, or notes it, with the operator's reason, in the budget's ledger.
+    """Handles the release of an exact figure, which a lifetime budget of the records does not cover.
+
+    The function notes the release, with the operator's reason, in the budget's ledger; without a reason, it refuses the
+    release.
 
     Args:
         run: Directory of the run that releases the figure.

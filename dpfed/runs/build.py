@@ -139,11 +139,11 @@ def build(
         progress: Progress, which shows the stages.
         rank: Number of this process among those that share the work, from 0.
         world_size: Number of processes that share the work.
-        terms: Terms of the federation that this process is a party of; they hold the plan.
-        stand_in_plan: Plan of other records, for which these public records stand in (`dpfed.planning.proxy`). The number of
-            the public records is not checked.
-        known: Plan of these records, if the number of records was known before.
-        start: Starting weights, if they were found before.
+        terms: Terms of the federation in which this process is a party; they hold the plan.
+        stand_in_plan: Plan of the private run, if public records replace its private ones (`dpfed.planning.proxy`). The number
+            of the public records is not checked. ``None``: the configuration names the run's own records.
+        known: Plan that the caller has already computed for these records; ``None``: this function computes it.
+        start: Starting weights that the caller has already found; ``None``: this function looks for them.
         features: Folder for features of frozen towers that are not kept beside their store; ``None``: they stay in memory only.
         given: The user's own parts that were passed in Python. Parts that the configuration names are looked up.
 

@@ -46,14 +46,14 @@ def add_moment_heads(
     widths = feature_widths(model, image_size(config), tokenizer)
     if basis is not None and tuple(tower_basis.rows.shape[1] for tower_basis in basis.values()) != widths:
         raise UserError(
-            f"the public basis is for other towers: these have {' and '.join(map(str, widths))} features. Give the towers that "
-            "the basis was made for, or start a new run. [basis-towers]"
+            "the public basis was made for other towers than the run's, whose numbers of features are "
+            f"{' and '.join(map(str, widths))}. Give the towers that the basis was made for, or start a new run. [basis-towers]"
         )
     give_heads(model, moment_heads(plan, widths, aligned, noise_std, noise_parties, basis, FEWEST_IMAGES))
 
 
 def said_of_layers(model: nn.Module) -> str:
-    """Describes how many layers of each tower give the heads their features."""
+    """Describes from how many layers of each tower the heads take their features."""
     counts = layers_of(model).items()
     return "the heads get features of " + " and ".join(
         f"{count} layer{'s' * (count > 1)} of the {side} tower" for side, count in counts
@@ -72,8 +72,8 @@ def moment_heads(
     """Makes heads that are computed from noisy moments, for features of any origin.
 
     Args:
-        plan: Plan of the run. It may give the number of dimensions; otherwise N and sigma decide the number, for aligned
-            features the widths (and N).
+        plan: Plan of the run. If its options leave the number of dimensions open, the number follows from the plan's N and
+            sigma, or, for aligned features, from the widths (with two towers at most N).
         widths: Widths of the features, image first.
         aligned: Whether the towers were aligned before the run, so that the features of a pair are alike.
         noise_std: Standard deviation of the noise on each number of the noisy sums.
@@ -113,7 +113,7 @@ def layout_of(plan: PrivacyPlan, dimensions: int, towers: int, noise_parties: in
 
     Args:
         plan: Plan of the run.
-        dimensions: k, number of dimensions.
+        dimensions: Number of dimensions that the heads keep.
         towers: Number of towers: 2 for image and text, 1 for images only.
         noise_parties: Number of parties that add the noise together.
     """

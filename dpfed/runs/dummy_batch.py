@@ -73,9 +73,9 @@ def one_group(batch: GroupBatch, config: Config) -> GroupBatch:
 def largest_pass(config: Config, plan: PrivacyPlan) -> int:
     """Estimates how many records pass through the model at once in the largest group; returns 64 at most.
 
-    For methods that contrast the whole batch, a microbatch takes the place of the group. The function
-    `dpfed.models.validation.check_independence` tries the model on as many random images. Images of more than 64 x 64 pixels
-    lower the limit, to 2 records at least.
+    For methods that contrast the whole batch, the batch counts as the group, and a microbatch is a further limit. The function
+    `dpfed.models.validation.check_independence` tries the model on this number of random images. For images of more than
+    64 x 64 pixels the limit is lower than 64, but at least 2.
 
     Args:
         config: Configuration with its defaults resolved.

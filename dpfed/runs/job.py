@@ -44,7 +44,9 @@ def say_what_is_trained(parts: Parts, progress: Progress) -> None:
     progress.note(f"trains {trained}; the sum of a step has {trained.bytes_per_aggregate:,} bytes")
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
-        progress.note(f"a {parts.store.unit_name} may be in both the train and the {split} split: figures then look better")
+        progress.note(
+            f"a {parts.store.unit_name} may be in both the train and the {split} split: evaluation figures then look too good"
+        )
     heads = getattr(parts.model, ATTRIBUTE, None)
     if isinstance(heads, MomentHeads) and heads.noise.leaves_public(heads.layout.towers):
         progress.note(
@@ -87,7 +89,7 @@ def create_job(
     Args:
         preflight: Preflight of the run.
         progress: Progress, which shows the stages.
-        randomness: Secret randomness of the run; default: `secret_of` the configuration.
+        randomness: Secret randomness of the run; default: what `secret_of` returns.
         terms: Terms of the federation that the run is for.
         files: Contents of further files of the run, by name.
         given: The user's own parts that were passed in Python.
@@ -149,7 +151,7 @@ def resume_job(
     given: OwnParts | None = None,
     budget: Budget | None = None,
 ) -> Job:
-    """Opens an unfinished run, for the first of `world_size` processes; there may be more or fewer of them than before.
+    """Opens an unfinished run, in the process of rank 0; `world_size` may differ from that before the interruption.
 
     Args:
         run: Directory of the run, locked by the caller.
@@ -182,7 +184,7 @@ def resume_job(
 
 
 def refuse_federations(run: RunDirectory) -> None:
-    """Refuses the run of a federation, simulated or not, which one owner of records cannot resume.
+    """Refuses the run of a federation, simulated or not: such a run cannot be resumed like that of one owner of records.
 
     Raises:
         UserError: If the run is a federation's.

@@ -1,4 +1,4 @@
-"""Finds the label that a loss reads, and refuses a loss that reads labels which the records or the method do not give it."""
+"""Finds the label that a loss reads; refuses the loss if the records have no such label, or the method passes it none."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def label_of(config: Config, loss: GroupLoss, records: RecordSet) -> str | None:
         records: Records of the run.
 
     Raises:
-        UserError: If the records have no labels, lack the chosen label, or have several and none is chosen; if the method
-            gives a loss no labels; if the loss reads labels and compares only images, and the model also reads text.
+        UserError: If the loss reads a label, and the records have no labels, lack the chosen label, or have several labels of
+            which none is chosen; if the method passes no labels to a loss; or if the loss compares only images by their
+            labels, although the model reads captions as well.
     """
     if isinstance(loss, OwnLoss):
         reads, wanted = loss.reads_labels, getattr(loss.function, "label", None)
@@ -38,8 +39,8 @@ def label_of(config: Config, loss: GroupLoss, records: RecordSet) -> str | None:
     method = method_named(config.bounding.method)
     if not method.picks_engine or method.public_records:
         raise UserError(
-            f"the loss {name} reads labels, and bounding.method = '{method.name}' gives it none: set bounding.method = "
-            "'group'. [loss-labels-method]"
+            f"the loss {name} reads labels, and bounding.method = '{method.name}' passes no labels to a loss: set "
+            "bounding.method = 'group'. [loss-labels-method]"
         )
     there = sorted(records.labels)
     if not there:

@@ -107,11 +107,12 @@ def require_memory(config: Config, device: torch.device) -> None:
 
 
 def records_of_a_pass(config: Config, device: torch.device) -> int | None:
-    """Chooses how many records of several groups the layerwise engine passes through the model at once, a public number.
+    """Chooses how many records of several groups the layerwise engine passes through the model at once.
 
-    The result is one of 512, 384, 256, 192, 128, 96, 64 and 32: the largest with which a third of the GPU's memory can hold
-    the gradients of the groups in a pass, and twice the lower bound on what the layers keep; 32 if none fits. The result is
-    ``None`` if the device is not ``cuda``, and for models whose needs are not known, a user's own among them.
+    The number is public. It is the largest of 512, 384, 256, 192, 128, 96, 64 and 32 for which a third of the GPU's memory
+    can hold the gradients of these records' groups and, twice, the least that the layers keep for these records; 32 if no
+    number fits. The result is ``None`` if the device is not ``cuda``, and for models whose memory cannot be counted, such as
+    a user's own.
 
     Args:
         config: Configuration with its defaults resolved.

@@ -56,8 +56,9 @@ _RANDOM, _PUBLIC = _Curve(16, 0.2, 1.2), _Curve(2.5, 0.44, 1.07)
 
 
 def kept_by(records: int, noise_multiplier: float, candidates: int, public: bool = False) -> float:
-    """Estimates the fraction, from 0 to 1, of the heads' gain over the towers alone that remains under noise.
+    """Estimates how much of the heads' gain remains under noise, as a fraction of their gain without noise, from 0 to 1.
 
+    The gain is the improvement of evaluation figures when heads are added to the towers.
     Args:
         records: N, number of records.
         noise_multiplier: Noise multiplier sigma.
@@ -76,7 +77,8 @@ class MomentRow:
         plan: Plan with its noise multiplier.
         candidates: C, number of held-out records that retrieval chooses among.
         public: Whether the basis is made of public features.
-        aligned: Whether the towers are aligned before the run, so that the heads keep all dimensions unless the plan gives k.
+        aligned: Whether the towers are aligned before the run; the heads then keep all dimensions of the features, unless the
+            plan's options set a number of dimensions.
     """
 
     what: str
@@ -97,11 +99,14 @@ class MomentRow:
 
     @property
     def kept(self) -> float:
-        """Estimated fraction, from 0 to 1, of the heads' gain over the towers alone that remains under noise."""
+        """Estimated gain of the heads under noise, as a fraction of their gain without noise, from 0 to 1; see `kept_by`."""
         return kept_by(self.plan.sampling.records, self.plan.noise.multiplier, self.candidates, self.public)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the forecast as a JSON object. ``dimensions`` is k; ``None``: all dimensions of the features."""
+        """Returns the forecast as a JSON object.
+
+        Its key ``dimensions`` is the number of dimensions that the heads keep; ``None``: all dimensions of the features.
+        """
         plan = self.plan
         numbers = {"records": plan.sampling.records, "epsilon": plan.epsilon(), "noise_multiplier": plan.noise.multiplier}
         k = None if self.aligned else dimensions_for(plan.sampling.records, plan.noise.multiplier, (), self.public)
@@ -124,7 +129,7 @@ class MomentForecast:
 
     @property
     def records_needed(self) -> int:
-        """The number of records N with which the heads keep three quarters of their gain under noise of the same sigma."""
+        """The number of records with which three quarters of the heads' gain would remain, at the configured sigma."""
         first = self.rows[0]
         return first.curve.records_for(_GOOD, first.plan.noise.multiplier, first.candidates)
 

@@ -1,13 +1,13 @@
 """Measures the effect of noise alone on a model's figures: training that learns nothing must not count as a gain.
 
-Noise moves the weights, and so the figures, whether or not there is anything to learn. Its effect is measured on models whose
-weights differ from the untrained weights by as much as the trained weights do in each coordinate, but with random signs.
+Noise moves the weights, and so the figures, whether or not there is anything to learn. The effect of noise is measured on
+further models. Training changed each weight by some amount; in the further models, this change has a random sign.
 **Why.** Without any signal the coordinates of the noisy gradient are independent Gaussian noise, as likely as their negatives.
 SGD, Adam and AdamW treat each coordinate separately. So the trained weights have the same distribution as the weights with
 random signs. (With weight decay or LARS this holds only approximately.) A run of private moments uses the released numbers as
 its weights; for such a run, fresh noise of the same standard deviation takes the place of the weights.
 
-These models follow from the released weights, so they cost no privacy beyond that of the figures themselves.
+The further models follow from the released weights, so making them costs no privacy. Their figures are exact, like all others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def noise_alone(parts: Parts, start: Tensor) -> list[list[Evaluation]]:
     """Measures models with weights that noise alone may have produced.
 
     Args:
-        parts: Parts of the run; the model has the weights that are measured and published.
+        parts: Parts of the run; their model must hold the published weights.
         start: Trainable weights before training, ``(P,)``.
 
     Returns:

@@ -124,12 +124,12 @@ def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger, untrained: nn
 
 
 def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) -> None:
-    """Writes card and report of a finished run again, with every mark that applies by now.
+    """Writes card and report of a finished run again; the card then has every mark (warning) that applies by now.
 
     Args:
         run: Directory of the run, locked by the caller.
         parts: Parts of the run; their evaluation may differ from the run's own.
-        results: Content of results.json, present or future; this function adds the ledger's hash.
+        results: Content that results.json has or is about to get; this function adds the ledger's hash to it.
     """
     ledger, stored = ledger_of(run), run.config()
     config = parts.config.model_copy(update={"evaluation": stored.evaluation})
@@ -256,7 +256,7 @@ def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) ->
         where = " at one site" if parts.terms else ""
         unit = f"one {protected}: all records{where} that share a value of '{protected}' (a record that names none is "
         unit += "its own unit)"
-        sampler += f"; of a drawn {protected}, at most {plan.sampling.per_unit} of its records take part"
+        sampler += f"; at most {plan.sampling.per_unit} records of a drawn {protected} take part"
     return CardFacts(
         name=config.name,
         plan=plan,

@@ -43,13 +43,13 @@ def open_own(config: Config, parts: OwnParts, progress: Progress) -> tuple[ItemV
         progress: Progress, which shows the items that are read.
 
     Returns:
-        The views, with the records (``None``: records and views are dpfed's), and the configuration with the shape and number
-        of views, and with a split that the records have.
+        The views, which hold the records (``None``: the user gave neither records nor views), and a configuration that states
+        the shape and number of views. In it, another evaluation split or ``none`` replaces ``test`` if the records lack it.
 
     Raises:
-        UserError: See `ItemViews.of`; also if a record that is read twice differs; if the method makes its own views; if images
-            have other channels than the default views take; if the model reads no text and there are fewer than two views of an
-            image.
+        UserError: See `ItemViews.of`; also if reading a record twice gives different results; if the method makes its own
+            views; if the default views cannot take the images' number of channels; if the model reads no text and there are
+            fewer than two views of an image.
     """
     if parts.records is None and parts.views is None:
         return None, config
@@ -100,13 +100,13 @@ def _tried(config: Config, records: Records, views: Views, default: int) -> Item
 
 
 def tokenizer_of(config: Config, parts: OwnParts) -> Tokenizer | None:
-    """Returns the tokenizer of the user's own model, or the configuration's; ``None`` for models of images."""
+    """Returns the tokenizer of the user's own model, or else the configuration's; ``None`` if the model reads no text."""
     tokenizer = getattr(parts.model, "tokenizer", None)
     return tokenizer if isinstance(tokenizer, OwnTokenizer) else tokenizer_for(config.model)
 
 
 def finished_model(config: Config, model: nn.Module, tokenizer: Tokenizer | None) -> nn.Module:
-    """Completes a user's own model, so that all its layers know their widths, and returns it.
+    """Runs a user's own model once, so that its lazy layers learn the width of their input, and returns the model.
 
     Raises:
         UserError: See `finish_model`.
@@ -126,8 +126,8 @@ def own_loss(config: Config, parts: OwnParts, model: nn.Module, views: RecordVie
     if isinstance(loss, OwnLoss):
         if method_named(config.bounding.method).public_records:
             raise UserError(
-                "bounding.method = 'public' needs one of dpfed's losses, because dpfed must know what a record adds beside "
-                "public records: leave your loss out, or choose another method. [loss-public]"
+                "bounding.method = 'public' needs one of dpfed's own losses, because dpfed must know how much one record adds "
+                "to a group of public records: leave your loss out, or choose another method. [loss-public]"
             )
         if isinstance(loss.function, Loss) and loss.function.objective.get("name") not in OBJECTIVES:
             loss.function.prepare(model, config.bounding.group_size)
@@ -163,8 +163,8 @@ def _refuse_channels(records: Records | None) -> None:
         return
     if isinstance(image, torch.Tensor) and len(image) not in (1, 3):
         raise UserError(
-            f"the default views take images of 1 or 3 channels, and these have {len(image)}: give views=, a transform of your "
-            "own. [views-channels]"
+            f"the default views take images of 1 or 3 channels, and these images have {len(image)}: give a transform of your "
+            "own (views= of dpfed.Trainer). [views-channels]"
         )
 
 

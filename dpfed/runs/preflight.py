@@ -236,7 +236,7 @@ def refuse_inexact(config: Config) -> None:
     """
     if config.privacy.noise != "discrete":
         return
-    said = "privacy.noise = 'discrete' promises only what is proven in floating point, too, and "
+    said = "privacy.noise = 'discrete' requires proofs that include floating-point rounding, and "
     if config.bounding.engine == "layerwise":
         raise UserError(
             f"{said}bounding.engine = 'layerwise' passes several groups through the model at once. That each group is rounded "

@@ -72,7 +72,7 @@ class PublicBasis:
         """The basis of each tower.
 
         Raises:
-            UserError: If `content` does not hold a basis, which is possible if it comes from the terms of a federation.
+            UserError: If `content` does not hold a basis, which is possible if the terms of a federation provide it.
         """
         try:
             return read(self.content)
@@ -84,7 +84,7 @@ class PublicBasis:
 
     @property
     def text(self) -> str:
-        """The basis in base64, as a federation's terms hold it."""
+        """The basis in base64, the form in which the terms of a federation hold it."""
         return base64.b64encode(self.content).decode()
 
 
@@ -92,8 +92,8 @@ def kind_of(config: Config) -> Kind:
     """Returns the kind of basis that a run of private moments uses.
 
     Raises:
-        UserError: If the towers are aligned already, or there is only an image tower, and the configuration asks for a public
-            basis or for several layers of a tower.
+        UserError: If the configuration asks for a public basis or for several layers of a tower, although the towers are
+            aligned already or there is only an image tower.
     """
     given: Kind | None = options_of(config).basis
     if not config.is_aligned:

@@ -49,7 +49,7 @@ def evaluate_run(
 
     Raises:
         UserError: If there is nothing to measure, the mark cannot be written, figures computed from training labels lack a
-            reason, or a reason is given that nothing needs.
+            reason that the budget requires, or a reason is given although none is required.
     """
     run = RunDirectory.open(folder)
     if isinstance(tasks, str):

@@ -128,7 +128,7 @@ def refuse_engine(config: Config) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """Returns the device that a configuration asks for; ``auto`` takes cuda, then mps, then cpu.
+    """Returns the device that a configuration asks for; ``auto`` means the first of cuda, mps and cpu that there is.
 
     Raises:
         UserError: If this machine does not have the device.

@@ -48,7 +48,8 @@ def run_job(
         The finished run.
 
     Raises:
-        UserError: For a damaged ledger, another plan, a lifetime budget without room, or a folder that cannot be written.
+        UserError: For a damaged ledger, a plan that is not the ledger's, too little left of a lifetime budget, or a folder that
+            cannot be written.
     """
     with Session(job, progress, connect, callbacks) as session:
         return session.run()

@@ -47,8 +47,8 @@ def settings_of(parts: OwnParts) -> dict[str, str]:
 def refuse_other_parts(kept: Mapping[str, str], now: Mapping[str, str], where: object) -> None:
     """Refuses to resume a run with a part whose settings differ.
 
-    Two kinds of parts are not compared: those of which the run kept no hash, and functions if another version of Python (the
-    patch release counts) began the run, because it compiles the same code differently.
+    A part is not compared if the run kept no hash of its settings. A function is not compared either if another version or
+    patch release of Python began the run, because that Python compiles the same code differently.
 
     Args:
         kept: Hashes at the run's beginning (`settings_of`); a run of an older dpfed holds the settings themselves.

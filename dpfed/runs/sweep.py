@@ -84,14 +84,15 @@ def sweep(base: Config, file: str | Path, folder: str | Path, progress: Progress
 
     Args:
         base: Configuration that all runs have in common.
-        file: TOML file with ``name``, ``about`` and ``[[run]]`` tables of ``name`` and ``set`` (keys such as
-            ``"adaptation.rank"`` to values), or the name of a sweep that dpfed ships, such as ``table5``.
+        file: TOML file, or the name of a sweep that dpfed ships, such as ``table5``. The file has ``name``, ``about`` and, for
+            each run, a table ``[[run]]`` with ``name`` and ``set``: a table of changed values, by dotted key such as
+            ``"adaptation.rank"``.
         folder: Folder that holds the sweeps' folders.
         progress: Progress, which shows the stages.
 
     Raises:
-        UserError: Before anything is trained, for a bad entry, a folder that holds another run, or a lifetime budget without
-            room; later, for a run that `pretrain` or `resume` refuses. The runs that are finished by then stay.
+        UserError: Before anything is trained, for a bad entry, a folder that holds another run, or too little left of a
+            lifetime budget; later, for a run that `pretrain` or `resume` refuses. The runs that are finished by then stay.
     """
     progress = progress or Silent()
     asked = read_sweep(file, base)

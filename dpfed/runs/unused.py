@@ -18,8 +18,8 @@ def refuse_unused(model: nn.Module, group: GroupBatch, loss: LossOfViews, by_emb
         model: Model in the form that training uses, on its device.
         group: One group of random records.
         loss: Loss of the model on a group.
-        by_embeddings: Whether to ask for the embeddings instead of the loss, for methods that contrast the whole batch in their
-            own way. The temperature and the bias are then left out.
+        by_embeddings: Whether parameters must take part in the embeddings instead of the loss, for methods that contrast the
+            whole batch in their own way. Temperature and bias, which no embedding uses, are then not checked.
 
     Raises:
         UserError: If there is such a parameter; the message names the first.

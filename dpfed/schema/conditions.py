@@ -107,7 +107,7 @@ class Conditions:
         return tuple(other for other in dict.fromkeys(keys) if other != key)
 
     def without_effect(self, config: Section) -> dict[str, When]:
-        """Returns all keys without an effect in a configuration, given or not, each with its first condition that fails."""
+        """Returns all keys without an effect in a configuration, given or not, each with the first of its failed conditions."""
         failed = {
             key: [when for section, when in conditions if not when.holds(getattr(config, section) if section else config)]
             for key, conditions in self._of.items()

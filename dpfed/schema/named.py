@@ -1,4 +1,4 @@
-"""Handles the names of a user's own objects in a configuration, ``package.module:object``, and the type of their arguments."""
+"""Handles names by which a configuration refers to a user's own objects, such as ``package.module:object``."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _DIGITS = 10**20  # a seed may have 64 bits
 class Section(BaseModel):
     """Base class of all sections, which are frozen.
 
-    A section rejects unknown keys, values of a wrong type (such as true for 1), numbers that are not finite or are whole with
+    A section rejects unknown keys, values of a wrong type (such as true for 1), infinite numbers and NaN, whole numbers of
     more than 20 digits, empty texts, and texts with control characters.
     """
 

@@ -150,7 +150,7 @@ def test_a_person_with_all_records_is_protected_where_units_are(card_of):
     )
     assert "whether one particular person with all its records took part" in card and "that one person was there" in card
     assert "| Adjacency | add or remove one person with all its records |" in card
-    assert "at most 3 of its records take part" in card and "| Training units N (public) | 120 |" in card
+    assert "at most 3 records of a drawn person take part" in card and "| Training units N (public) | 120 |" in card
     assert "Mark" not in card and "Several names:" in card and "Several records:" not in card
 
 
