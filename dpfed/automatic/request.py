@@ -45,8 +45,9 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The run's name, which is made from the path of the data set."""
-        return name_from(local_path(self.data, "data"))
+        """Name of the run: the key ``name`` if the user set it, otherwise the last part of the data set's path."""
+        named = leaves(assigned(self.assignments)).get("name")
+        return named if isinstance(named, str) and named else name_from(local_path(self.data, "data"))
 
     def given(self) -> dict[str, Any]:
         """Returns the values of the keys that the user set, by dotted key; a key whose value is ``None`` gets its default.

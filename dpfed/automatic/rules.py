@@ -230,7 +230,7 @@ def _training(situation: Situation, method: str) -> Iterator[Choice]:
     records, pairs = situation.known_records, situation.reads_text
     adapters = situation.towers.pretrained == "aligned"
     if method_named(method).singleton_groups:
-        most, contrast = 512, "3 public records beside each"
+        most, contrast = 512, "one record and 3 public ones in each"
         yield Choice("groups", contrast, "as in dpfed's recipes", {"public.records": 3})
     elif not method_named(method).whole_batch:
         size = 4 if pairs else 8

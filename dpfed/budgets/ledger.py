@@ -136,7 +136,7 @@ class Account:
         cost: Cost of these steps at each order.
         settled: Whether the latest entry is a settlement.
         number: Number of the latest entry.
-        least: Largest number of steps with which the account was ever settled.
+        least: Lower bound of the steps in the run's own ledger: the largest number with which the account was ever settled.
     """
 
     id: str

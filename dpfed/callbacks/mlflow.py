@@ -42,11 +42,11 @@ class MLflow(Tracker):
     module = "mlflow"
 
     def __init__(
-        self, uri: str | None = None, experiment: str | None = None, run_id: str | None = None, every: int | None = None
+        self, uri: str | Path | None = None, experiment: str | None = None, run_id: str | None = None, every: int | None = None
     ) -> None:
         super().__init__(every)
         # Read here: on a cluster, another process with another environment sends the figures.
-        self._uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
+        self._uri = str(uri) if uri else os.environ.get("MLFLOW_TRACKING_URI")
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "dpfed"
         self._given, self._id, self._seen = run_id, "", -1
         self._client: Any = None

@@ -1,6 +1,6 @@
-"""Makes the figures of a run. Terminal, page and monitors all show these figures, so they cannot contradict each other.
+"""Collects the numbers of a run and their texts. Terminal, page and monitors show these, so what they show cannot differ.
 
-For monitors, the module also returns the figures in Prometheus's text format, and the health of all runs.
+For monitors, the module also returns the numbers in Prometheus's text format, and the health of all runs.
 """
 
 from __future__ import annotations

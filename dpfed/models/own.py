@@ -171,11 +171,12 @@ class OwnTokenizer:
 
 
 def as_model(given: Any) -> nn.Module:
-    """Returns a model that keeps the contract: the given model itself, or a `SimCLR` around the given encoder.
+    """Returns a model that `dpfed.Trainer` can train: the given model itself, or a `SimCLR` around the given encoder.
 
     Args:
-        given: A `SimCLR`, a `TwoTower`, another model that keeps the contract (docs/commands.md), or an encoder. A module
-            without the attribute ``temperature`` or without the method ``features`` counts as an encoder.
+        given: A `SimCLR`, a `TwoTower`, another model with ``forward(views)`` (docs/commands.md), ``temperature`` and
+            ``features``, or an encoder of images. A module without the attribute ``temperature`` or without the method
+            ``features`` counts as an encoder.
 
     Raises:
         UserError: If `given` is not a module.

@@ -70,13 +70,13 @@ class Trust:
             raise UserError(f"of {n} sites {d} may drop out, which leaves none: drops must be below {n}. [trust-drops]")
         if not self.shared:
             return
+        if self.mode == "secure" and n < 2:
+            raise UserError(f"secure aggregation hides a site among others: it needs at least 2 sites, got {n}. [trust-alone]")
         if d + c >= n:
             raise UserError(
                 f"of {n} sites {d} may drop out and {c} collude: none is left for the noise; lower one of the two "
                 "numbers. [trust-colluders]"
             )
-        if self.mode == "secure" and n < 2:
-            raise UserError(f"secure aggregation hides a site among others: it needs at least 2 sites, got {n}. [trust-alone]")
         if self.mode == "secure" and 2 * d >= n:
             raise UserError(
                 f"secure sums of {n} sites, of which {c} may collude, can do without {max(0, n - c - 1) // 2} of them in a "

@@ -191,7 +191,9 @@ def _finish(job: Job, steps: Steps, measurement: Measurement, progress: Progress
     with steps.averaged_weights():
         last = steps.ledger.release_of(steps.plan.steps - 1)
         if steps.plan.bounding.method.closed_form and last is not None and last.digest == DISCARDED:
-            progress.note("no moments were released, so the model is the public one; another run costs its epsilon again")
+            progress.note(
+                "no moments were released, so the model is the one that the run started from. The epsilon is spent all the same"
+            )
         measured = "measuring the trained model, and " if parts.evaluator.tasks else ""
         progress.note(f"{measured}writing model, card and report")
         measurement.after()

@@ -148,7 +148,10 @@ def idle_error(origin: str, said: str, keys: list[str]) -> UserError:
         keys: Dotted names of the keys.
     """
     options = " ".join(f"--set {key}=" for key in keys)
-    return UserError(f"{origin}: {said}. [setting-idle]", command=f"On the command line, that is {options}")
+    return UserError(
+        f"{origin}: {said}. [setting-idle]",
+        command=f"To leave {'them' if len(keys) > 1 else 'it'} out on the command line: {options}",
+    )
 
 
 def is_given(config: Section, key: str) -> bool:

@@ -156,3 +156,9 @@ def test_an_expectation_without_gain_gives_advice_that_helps(kind, towers, epsil
     assert not said.gains or held_out > 10
     assert ("hold out more" in str(said)) == (held_out <= 10)
     assert epsilon < 8 or "or epsilon 8, would help" not in str(said)
+
+
+def test_a_name_that_the_user_sets_is_that_of_the_run_and_its_folder():
+    assert Request("my/photos", 8.0).name == "photos"
+    assert Request("my/photos", 8.0, assignments=("training.device=cpu", "name=second")).name == "second"
+    assert Request("my/photos", 8.0, assignments=("name=",)).name == "photos"

@@ -148,9 +148,11 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Computes and records ``F.batch_norm`` on ``(n k, C, ...)`` with running statistics, or on a convolution's kernel.
+    """Computes and records ``F.batch_norm`` of activations with running statistics, or of a kernel with its own statistics.
 
-    It returns ``NotImplemented`` for statistics of a batch, which would mix records.
+    Activations are ``(n k, C, ...)``. The second case is weight standardisation, as timm computes it for the kernels of
+    convolutions. For all other calls the function returns ``NotImplemented``; statistics of a batch, for example, would mix
+    records.
     """
     if recorder.source(input) is not None:
         bare = training and all(value is None for value in (running_mean, running_var, weight, bias))
