@@ -81,7 +81,7 @@ def test_a_card_that_the_coordinator_replaced_is_found_out(sites, agree, tmp_pat
 def test_after_joining_only_members_can_be_confirmed(sites, agree, tmp_path):
     sites[0].join(agree())
     with pytest.raises(
-        UserError, match=r"in its place\. \[card-stranger\]"
+        UserError, match=r"replaced its card\. \[card-stranger\]"
     ):  # nothing was written, so nothing is to be removed
         sites[0].confirm([SiteCard.load(invented(tmp_path, "east")).fingerprint])
     sites[0].confirm([sites[1].own_card().fingerprint.upper().replace(" ", "-")])
