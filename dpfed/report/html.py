@@ -49,7 +49,7 @@ CONFUSION_NOTE = (
 )
 ERROR_BARS = (
     "± is the 95% interval over the draw of held-out records. The difference compares both models on the same records, and its "
-    "± also covers the change that noise alone, without any signal, causes. “Within error” marks a difference that a run "
+    "± also covers the change that noise without any signal causes. “Within error” marks a difference that a run "
     "which learns nothing may show, too. The ± does not say how much trained models differ from run to run."
 )
 
