@@ -127,7 +127,8 @@ class Encoder:
 def load(folder: str | Path) -> Encoder:
     """Loads the encoder of a run.
 
-    If the model was trained on private records, `dpfed.Trainer` refuses to train it further on private records.
+    If the model was trained on private records, no other run starts from it, because the card of that run would not count
+    their epsilon; `model.start` in a configuration does count it.
 
     Args:
         folder: Run directory, or its ``model/`` folder.

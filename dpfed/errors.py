@@ -119,3 +119,8 @@ def nearest(given: str, valid: Iterable[str]) -> str:
     if match:
         return f"did you mean '{match[0]}'?"
     return f"valid: {', '.join(names[:_MOST])}" + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message without its last punctuation; empty if there is no message."""
+    return (str(error).splitlines() or [""])[0].rstrip(".:; ")

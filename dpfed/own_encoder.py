@@ -124,6 +124,8 @@ class OwnEncoder:
     def _ready(self, image: Any, number: int) -> Tensor:
         try:
             return tensor_of(self.plain(self._parts.image_of(image)), "Views.plain")
+        except UserError:
+            raise
         except Exception as error:
             why = str(error) if isinstance(error, BrokenItem) else f"{type(error).__name__}: {error}"
             raise UserError(f"image {number} ({described(image)}) cannot be used: {why}. [encoder-image]") from error

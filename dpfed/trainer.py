@@ -15,6 +15,7 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.budgets.given import Budget, numbers_of
 from dpfed.building.own import OwnParts
 from dpfed.callbacks import Callback, StepSummary
+from dpfed.callbacks.callback import listed
 from dpfed.config import Config, OptimizerConfig
 from dpfed.config.reading import parse_config
 from dpfed.console.library import shown
@@ -26,7 +27,7 @@ from dpfed.losses import Loss, Prediction
 from dpfed.models.byol import BYOL
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.own import as_model
-from dpfed.models.trained import mark_trained, trained_in
+from dpfed.models.trained import mark_trained
 from dpfed.own_encoder import OwnEncoder
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Progress
@@ -182,7 +183,7 @@ class Trainer:
         self._records = records if isinstance(records, Records) else Records(records)
         _refuse_loss(self.model, loss)
         self._views = views if isinstance(views, Views) or views is None else Views(views)
-        self._callbacks, self._progress, self._budget = _callbacks(callbacks), progress, budget
+        self._callbacks, self._progress, self._budget = listed(callbacks), progress, budget
         if budget is not None:
             numbers_of(budget)
         own_loss = None if loss is None or (isinstance(loss, Loss) and loss.objective) else loss
@@ -308,7 +309,6 @@ class Trainer:
 
     def _job(self, folder: str | Path, progress: Progress) -> Job:
         if RunDirectory.unused(folder):
-            _refuse_trained(self.model, self._records.public)
             preflight = Preflight.of(self.config, folder, progress=progress)
             return create_job(preflight, progress, given=self._own, budget=self._budget)
         run = RunDirectory.open(folder)
@@ -350,26 +350,9 @@ class Trainer:
         return Run(run.path, encoder)
 
 
-def _refuse_trained(model: nn.Module, public: bool) -> None:
-    """Refuses a model that a run has trained: the new card would not count the epsilon that this run spent."""
-    if (folder := trained_in(model)) is not None and not public:
-        raise UserError(
-            f"the run {folder} trained this model on private records, and the card of another run would not count that "
-            "epsilon. Make the model anew for each run. [own-trained]"
-        )
-
-
 def reads_text(model: nn.Module) -> bool:
     """Returns whether a model has a text tower."""
     return callable(getattr(model, "embed_text", None))
-
-
-def _callbacks(given: Any) -> list[Callback]:
-    callbacks = [given] if isinstance(given, Callback) or not isinstance(given, Iterable) else list(given)
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise UserError(f"expected dpfed.Callback objects as callbacks, got {described(callback)}. [own-callbacks]")
-    return callbacks
 
 
 def _encoder_of(model: nn.Module) -> nn.Module:

@@ -66,6 +66,15 @@ def small(width: int = 8) -> nn.Module:
     return encoder(width=width)
 
 
+def trained() -> nn.Module:
+    """An encoder that a run on private records has trained, as `dpfed.load` marks it."""
+    from dpfed.models.trained import mark_trained
+
+    net = encoder()
+    mark_trained(net, "runs/first")
+    return net
+
+
 class Scaled:
     """A loss with an option."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
@@ -68,7 +69,7 @@ def test_the_whole_job_and_the_encoder_back(tiny_config, tmp_path):
 @pytest.mark.parametrize("public", [False, True])
 def test_a_loaded_model_that_private_records_trained_is_not_trained_again(tiny, tmp_path, public):
     stores = {}
-    for marked in {public, False}:
+    for marked in (False, True):
         with dpfed.StoreWriter(tmp_path / f"store-{marked}", name="some", kind="image", size=16, public=marked) as writer:
             for number in range(100):
                 noise = np.random.default_rng((number, marked)).integers(0, 256, (16, 16, 3), dtype=np.uint8)
@@ -77,14 +78,28 @@ def test_a_loaded_model_that_private_records_trained_is_not_trained_again(tiny, 
     tree = {**tiny, "data": {**tiny["data"], "path": str(stores[public].path)}, "model": {"kind": "image", "width": 8}}
     run = dpfed.pretrain(dpfed.parse_config(tree | {"evaluation": {"split": "none"}}), tmp_path / "run")
     for number, folder in enumerate((run.path, run.model)):
-        privacy, again = dpfed.Privacy(epsilon=8, batch=16, steps=2), tmp_path / f"again-{number}"
-        trainer = dpfed.Trainer(dpfed.load(folder).model, stores[False], privacy=privacy, size=16)
-        if public:
-            assert trainer.fit(again).finished
-        else:
-            with pytest.raises(dpfed.UserError, match=f"the run {folder} trained this model.*own-trained"):
-                trainer.fit(again)
-            assert not again.exists()
+        for next_public, store in stores.items():  # a public run would lose what its model has seen
+            privacy, again = dpfed.Privacy(epsilon=8, batch=16, steps=2), tmp_path / f"again-{number}-{next_public}"
+            trainer = dpfed.Trainer(dpfed.load(folder).model, store, privacy=privacy, size=16)
+            if public:
+                assert trainer.fit(again).finished
+            else:
+                with pytest.raises(dpfed.UserError, match=f"comes from the run {folder}, .*own-trained"):
+                    trainer.fit(again)
+                assert not again.exists()
+
+
+def test_starting_weights_are_not_named_for_a_model_that_is_given(tiny, tmp_path):
+    start = tmp_path / "start.safetensors"
+    save_file({"weight": torch.zeros(1)}, start)
+    store, privacy = dpfed.RecordStore.open(tiny["data"]["path"]), dpfed.Privacy(epsilon=8, batch=16, steps=2)
+    images = [store.images(np.array([row]), 16)[0] for row in range(40)]
+    settings = {"model": {"start": str(start)}, "evaluation": {"split": "none"}}
+    trainer = dpfed.Trainer(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), images, privacy=privacy,
+        size=16, settings=settings)  # fmt: skip
+    with pytest.raises(dpfed.UserError, match="load the weights into the model.*own-start"):
+        trainer.fit(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long

@@ -167,16 +167,22 @@ def test_pretrain_says_what_a_configuration_is(config, expected, tmp_path):
 @pytest.mark.parametrize(
     "given, expected",
     [
-        ({"config": "quickstart", "callbacks": "tensorboard"}, "trackers.*pretrain-callbacks"),
-        ({"config": "quickstart", "callbacks": [dpfed.Callback]}, "pretrain-callbacks"),
-        ({"config": "quickstart", "callbacks": 7}, "pretrain-callbacks"),
-        ({"data": "images", "epsilon": 8, "overrides": "privacy.batch=64"}, "pretrain-overrides-text"),
+        ({"config": "quickstart", "callbacks": "tensorboard"}, "trackers.*callbacks-kind"),
+        ({"config": "quickstart", "callbacks": [dpfed.Callback]}, "the class Callback.*callbacks-kind"),
+        ({"config": "quickstart", "callbacks": 7}, "callbacks-kind"),
+        ({"data": "images", "epsilon": 8, "overrides": "privacy.batch=64"}, "config-overrides-text"),
     ],
 )
 def test_what_pretrain_cannot_use_is_refused_before_the_folder_is_made(given, expected, tmp_path):
     with pytest.raises(UserError, match=expected):
         dpfed.pretrain(**given, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_resume_refuses_what_is_no_callback_without_its_contents(tmp_path):
+    with pytest.raises(UserError, match="a list of 1: .*callbacks-kind") as refused:
+        dpfed.resume(tmp_path / "run", callbacks=[["a private caption"]])
+    assert "caption" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

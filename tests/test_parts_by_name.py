@@ -44,6 +44,13 @@ def test_a_configuration_names_all_parts(run):
     assert run.config().views.shape == (3, 10, 10) and run.config().views.count == 2
 
 
+def test_an_encoder_that_private_records_trained_starts_no_run_by_name_either(tmp_path):
+    named = config(model={"image": "tests.own_parts:trained", "embedding": 8, "head_hidden": 8})
+    with pytest.raises(dpfed.UserError, match="comes from the run runs/first,.*own-trained"):
+        dpfed.pretrain(named, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.long
 def test_the_models_folder_is_read_back_by_the_encoders_name(run):
     model = dpfed.load(run.path).model

@@ -176,7 +176,7 @@ def configured(choices: list[Choice], given: dict[str, Any], name: str) -> Confi
         UserError: If a key that the user set is wrong, or has no effect.
     """
     keys = _merged(choices, given)
-    tree = _tree({"name": name} | keys)
+    tree = _tree({"name": name} | {key: value for key, value in keys.items() if key != "name" or value})
     for key in Config.unchecked(**tree).without_effect():
         if key in keys and key not in given:
             put(tree, key, None)

@@ -21,6 +21,7 @@ from dpfed.runs.moment_forecast import kept_by
 
 _AMONG = 10  # k of R@k
 _OTHERWISE = 8.0  # the epsilon that a prediction is compared with
+_FAR = 0.7 * _OTHERWISE  # below it, the comparison says something
 _ERROR, _ERROR_OF_IMAGES = 8.0, 2.0  # points
 # Without noise, heads between towers reach about a + b log10 N - c log10 C percent, and at most `_MOST`.
 _WITH_RANDOM_BASIS, _WITH_PUBLIC_BASIS, _MOST = (72.0, 19.0, 34.0), (78.0, 27.0, 46.0), 95.0
@@ -135,12 +136,12 @@ def _of_moments(plan: PrivacyPlan, held_out: int, public: bool) -> Expectation:
     after = recall_of_moments(records, plan.noise.multiplier, held_out, public)
     if after - before < 1:
         need = "more records would help"
-        if epsilon < 0.7 * _OTHERWISE:
+        if epsilon < _FAR:
             need = f"about {_rounded(records * _OTHERWISE / epsilon)} records, or epsilon {_OTHERWISE:g}, would help"
         said = f"no gain: with {records:,} records at epsilon {round_up(epsilon)}, noise hides their signal; {need}"
         return Expectation("R@10", before, before, _ERROR, said)
     said = f"R@10 from {before:.0f} to about {after:.0f} %, among {held_out:,} held-out records, ± {_ERROR:.0f}"
-    if (other := _at(plan, _OTHERWISE)) is not None and epsilon < 0.7 * _OTHERWISE:
+    if (other := _at(plan, _OTHERWISE)) is not None and epsilon < _FAR:
         better = recall_of_moments(records, other.noise.multiplier, held_out, public)
         said = f"{said}; at epsilon {_OTHERWISE:g} about {better:.0f} %"
     return Expectation("R@10", before, after, _ERROR, said)

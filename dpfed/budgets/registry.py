@@ -21,10 +21,10 @@ from dpfed.budgets.replicas import damaged, read, write_missing
 from dpfed.budgets.samples import Samples
 from dpfed.data.record_set import RecordSet
 from dpfed.errors import UserError
+from dpfed.files.hidden import visible_files
 from dpfed.files.locking import file_lock
 
 BUDGET_LEDGER = "budget.jsonl"
-_LEDGERS = "[!.]*.jsonl"  # file systems add hidden files of their own, such as ._0123.jsonl
 _LOCK = ".budget.lock"
 _FOLDER = "DPFED_BUDGETS"
 _MOSTLY = 0.5  # above this fraction of equal records, two stores hold the same record set
@@ -100,7 +100,7 @@ def possible(folder: Path | None) -> bool:
     Raises:
         UserError: If the registry has no folder, see `registry`.
     """
-    return (folder is not None and os.path.lexists(folder / BUDGET_LEDGER)) or any(registry().glob(_LEDGERS))
+    return (folder is not None and os.path.lexists(folder / BUDGET_LEDGER)) or bool(visible_files(registry(), ".jsonl"))
 
 
 def budgets_of(store: RecordSet) -> list[Found]:
@@ -237,7 +237,7 @@ def _in_registry() -> tuple[dict[str, BudgetLedger], list[Path]]:
     """Returns the registry's ledgers by id, and the files whose first line is truncated."""
     budgets: dict[str, BudgetLedger] = {}
     cut: list[Path] = []
-    for path in sorted(registry().glob(_LEDGERS)):
+    for path in visible_files(registry(), ".jsonl"):
         if (budget := read(path)) is not None:  # several files may be replicas of one budget
             budgets[budget.head.id] = _together(budget, budgets.get(budget.head.id))
         else:

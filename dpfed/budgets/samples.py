@@ -18,12 +18,12 @@ from dpfed.data.record_set import RecordSet
 from dpfed.data.store.index import blocks
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
+from dpfed.files.hidden import visible_files
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 
 _SAMPLE = 256  # number of sampled records of a set: those with the smallest hashed names
 _FILES = ".names.json"
-_SAMPLES = f"[!.]*{_FILES}"  # file systems add hidden files of their own, such as ._0123.names.json
 
 Contents = list[list[str]]  # for each record: hash of its image, and hash of all its captions ("" without captions)
 
@@ -78,7 +78,7 @@ class Samples:
         Raises:
             UserError: If a sample or the registry's secret is damaged.
         """
-        if not any(self._folder.glob(_SAMPLES)):
+        if not visible_files(self._folder, _FILES):
             return {}
         secret = self._secret()
         paths = {id: self._folder / f"{id}{_FILES}" for id in ids}
@@ -127,7 +127,7 @@ class Samples:
     def _secret(self) -> Randomness:
         """Returns the registry's secret for the hashes; it is created with the first sample, under the registry's lock."""
         path = self._folder / "secret.key"
-        if not path.exists() and not any(self._folder.glob(_SAMPLES)):
+        if not path.exists() and not visible_files(self._folder, _FILES):
             write_atomically(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
         try:
             key = read_bytes(path)

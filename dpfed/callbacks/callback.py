@@ -8,10 +8,12 @@ covers these figures.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from dpfed.errors import UserError
 
 if TYPE_CHECKING:
     from dpfed.evaluation.measured import Evaluation
@@ -171,3 +173,22 @@ class Callback:
 
         A training without a run does not call this method; see `on_run`.
         """
+
+
+def listed(given: Any) -> list[Callback]:
+    """Returns the callbacks that the user gives, as a list; a single callback needs no list.
+
+    Raises:
+        UserError: If something else than callbacks is given; the message describes it without its contents.
+    """
+    several = not isinstance(given, Callback | str) and isinstance(given, Iterable)
+    callbacks = list(given) if several else [given]
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            from dpfed.data.items.item import described  # loads PyTorch
+
+            raise UserError(
+                f"callbacks= contains {described(callback)}: expected dpfed.Callback objects, such as those that "
+                "dpfed.callbacks.trackers('tensorboard') makes. [callbacks-kind]"
+            )
+    return callbacks

@@ -70,8 +70,10 @@ class Tracker(Callback):
     module = ""
 
     def __init__(self, every: int | None = None) -> None:
-        if every is not None and every < 1:
-            raise UserError(f"{self.title}: every = {every}: expected a number of steps, at least 1, or None. [tracker-every]")
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise UserError(
+                f"{self.title}: every = {every!r}: expected a number of steps, at least 1, or None. [tracker-every]"
+            )
         self.every = every
         self._run: RunInfo | None = None
         self._waiting: list[Evaluation] = []

@@ -132,7 +132,10 @@ def forget(store: Annotated[str, typer.Argument(help="A record store, or the pat
             f"there is no record store at {path}, and no features are kept beside that path: give the store's folder. "
             "[forget-nothing-there]"
         )
-    _say(f"deleted the features in {kept.place_of(path)}: {freed:,} bytes" if freed else f"no features are kept beside {path}")
+    place = kept.place_of(path)
+    if place.is_dir():
+        _say(f"{place} stays, because it holds files that dpfed did not write: look at them")
+    _say(f"deleted the features in {place}: {freed:,} bytes" if freed else f"no features are kept beside {path}")
 
 
 def _say(sentence: str) -> None:

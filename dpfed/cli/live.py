@@ -43,7 +43,7 @@ def watch(
         while True:
             seen = scan.all()
             shown = view(seen, single, scan.left_out)
-            if single and seen and seen[0].state == "finished":
+            if single and (not seen or seen[0].state == "finished"):
                 return live.update(shown)  # the whole view stays on the screen, which scrolls
             live.update(fitted(shown, console))
             time.sleep(_AGAIN)

@@ -126,10 +126,7 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
         try:
             refusal = in_a_thread(trainer.fit).return_value  # type: ignore[attr-defined]  # Ray types Train v1
         except WorkerGroupError as error:
-            reasons = (
-                f"worker {hosts.worker(rank)}: {(str(reason).strip().splitlines() or [type(reason).__name__])[-1]}"
-                for rank, reason in error.worker_failures.items()
-            )
+            reasons = (f"worker {hosts.worker(rank)}: {_last_line(reason)}" for rank, reason in error.worker_failures.items())
             often = f" {sized.restarts + 1} times, the last time" if sized.restarts else ""
             raise UserError(
                 f"workers died{often} with: {'; '.join(reasons)}. {_continued(task)}. [ray-workers-died]"

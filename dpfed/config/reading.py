@@ -32,10 +32,6 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         UserError: If the file is missing or no TOML, `overrides` is a text, or an assignment is wrong (see `assigned`); or see
             `parse_config`.
     """
-    if isinstance(overrides, str):
-        raise UserError(
-            f"the overrides are a text: expected a list of assignments, such as [{overrides!r}]. [config-overrides-text]"
-        )
     tree = read_toml(find_config(path_of(path, "the configuration")), "config")
     return parse_config(assigned(overrides, tree), str(path))
 
@@ -51,8 +47,12 @@ def assigned(overrides: Sequence[str], tree: dict[str, Any] | None = None) -> di
         The changed dictionaries.
 
     Raises:
-        UserError: If a text is not a valid assignment, or two assignments give one key two values.
+        UserError: If `overrides` is a text, one of them is not a valid assignment, or two assignments give one key two values.
     """
+    if isinstance(overrides, str):
+        raise UserError(
+            f"the overrides are a text: expected a list of assignments, such as [{overrides!r}]. [config-overrides-text]"
+        )
     tree = {} if tree is None else tree
     given: dict[str, str] = {}
     for assignment in overrides or ():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.automatic.request import Request
 from dpfed.callbacks import Callback
+from dpfed.callbacks.callback import listed
 from dpfed.config import Config, load_config
 from dpfed.console.terminal import console, watching
 from dpfed.errors import UserError, short_traceback
@@ -109,7 +110,7 @@ def pretrain(
     folder = _one_of(folder, out)
     options: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "model": model, "method": method, "minutes": minutes}
     options |= {"batch": batch, "steps": steps, "public": public}
-    callbacks = _listed(callbacks)
+    callbacks = listed(callbacks)
     if data is None:
         if config is None:
             raise UserError(
@@ -129,14 +130,10 @@ def pretrain(
         raise UserError("with data=... dpfed makes the choices itself: give either data or a configuration. [pretrain-two]")
     if epsilon is None:
         raise UserError("data=... needs an epsilon, too: epsilon=8 is usual, epsilon=1 is strong. [pretrain-promise]")
-    if isinstance(overrides, str):
-        raise UserError(
-            "overrides= is a text: expected a list of assignments, such as ['privacy.batch=64']. [pretrain-overrides-text]"
-        )
     from dpfed.automatic.running import pretrain as automatic
 
     with shown(progress) as seen:
-        request = Request(data, assignments=tuple(overrides), **options)
+        request = Request(data, assignments=overrides, **options)
         return automatic(request, folder, seen, callbacks, _say(seen), resume=resume is not False)
 
 
@@ -147,19 +144,6 @@ def _one_of(folder: str | Path | None, out: str | Path | None) -> str | Path:
     if chosen is None:
         raise UserError("the run's folder is missing: give one, such as out='runs/mine'. [pretrain-folder]")
     return chosen
-
-
-def _listed(given: Any) -> list[Callback]:
-    """Returns the callbacks as a list, before anything is made; a single callback may be given without a list."""
-    several = not isinstance(given, Callback | str) and isinstance(given, Iterable)
-    callbacks = list(given) if several else [given]
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise UserError(
-                f"callbacks= contains {callback!r}: expected dpfed.Callback objects, such as those that "
-                "dpfed.callbacks.trackers('tensorboard') makes. [pretrain-callbacks]"
-            )
-    return callbacks
 
 
 def _overridden(config: Config | str | Path, overrides: Sequence[str]) -> Config:

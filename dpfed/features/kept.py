@@ -9,7 +9,6 @@ stores/mine.features/            mode 0700
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import re
@@ -101,11 +100,8 @@ def forget(store: str | Path) -> int:
             if left.suffix == _LOCK:
                 with file_lock(left, taken):
                     left.unlink(missing_ok=True)
-        try:
-            place.rmdir()
-        except OSError as error:  # what others put there stays
-            if error.errno != errno.ENOTEMPTY or _ours(place):
-                raise
+        if _ours(place) or not any(place.iterdir()):  # what others put there stays
+            place.rmdir()  # fails if a run has made features meanwhile
     except OSError as error:
         raise UserError(
             f"cannot delete {place}, which reveals as much as the records ({error}): delete it yourself. [forget-failed]"

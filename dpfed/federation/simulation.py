@@ -16,6 +16,7 @@ import numpy as np
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.callbacks import Callback
+from dpfed.callbacks.callback import listed
 from dpfed.config import Config
 from dpfed.console.library import shown
 from dpfed.data.sampling import unit_keys
@@ -149,16 +150,17 @@ def resume(folder: str | Path, progress: Progress | bool | None = None, callback
         folder: Directory of the run.
         progress: Progress, which shows the stages of the run; ``False``: nothing is shown; ``None`` (default): bars in
             terminals and notebooks (`shown`).
-        callbacks: Callbacks that look on while the model trains.
+        callbacks: A `Callback`, or a list of them; a callback looks on while the model trains.
 
     Returns:
         The finished run.
 
     Raises:
-        UserError: If the folder holds no run; if the run, its ledger or its checkpoint is damaged; if its records have changed;
-            if another process holds the run; or if it is the run of a real federation, which only its coordinator resumes.
+        UserError: If something else than callbacks is given; if the folder holds no run; if the run, its ledger or its
+            checkpoint is damaged; if its records have changed; if another process holds the run; or if it is the run of a real
+            federation, which only its coordinator resumes.
     """
-    run = RunDirectory.open(folder)
+    callbacks, run = listed(callbacks), RunDirectory.open(folder)
     with shown(progress) as seen:
         if run.simulation.is_file():
             return resume_simulation(run, seen, callbacks=callbacks)

@@ -127,8 +127,8 @@ def _meant(given: str, names: tuple[str, ...]) -> str:
 
 def _names(suffix: str) -> list[str]:
     root = configs()
-    files = (path for path in root.rglob(f"*{suffix}") if not path.name.startswith("."))  # such as macOS's ._quickstart.toml
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in files)
+    files = (path.relative_to(root) for path in root.rglob(f"*{suffix}"))
+    return sorted(file.with_suffix("").as_posix() for file in files if not any(part.startswith(".") for part in file.parts))
 
 
 def _folder(installed: str, checkout: str) -> Path:

@@ -102,7 +102,7 @@ def _python_files(package: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(place)
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))  # nothing is imported from them
         yield from (Path(folder) / name for name in names if name.endswith(".py") and not name.startswith("."))
 
 

@@ -38,11 +38,11 @@ def view(seen: Sequence[Seen], single: bool, left_out: str = "") -> RenderableTy
 
     Args:
         seen: Runs.
-        single: Whether a single run is watched, and not a folder of runs. `seen` is empty if that run was deleted.
+        single: Whether a single run is watched, and not a folder of runs. `seen` is empty if that run was deleted or moved.
         left_out: Sentence about folders that were not searched; empty: all folders were searched.
     """
     if single:
-        return _one(seen[0]) if seen else Text("The run is gone.")
+        return _one(seen[0]) if seen else Text("The run was deleted or moved: watch its new folder.")
     return Group(_list(seen), *([_text(left_out, "yellow")] if left_out else []))
 
 

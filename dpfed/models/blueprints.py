@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.data.views.preprocessing import Preprocessing, is_three
 from dpfed.errors import UserError, nearest
 from dpfed.files.reading import read_text
 from dpfed.files.shipped import find_tower
@@ -211,10 +211,8 @@ def _preprocessing(given: Any, where: str) -> Preprocessing:
         if cfg[key] not in allowed:
             wrong[f"preprocess_cfg.{key}"] = (" or ".join(allowed), cfg[key])
     for key, least in {"mean": -math.inf, "std": 0.0}.items():
-        value = cfg[key]
-        three: list[Any] = list(value) if isinstance(value, list | tuple) and len(value) == 3 else [None]
-        if not all(type(part) in (int, float) and least < part < math.inf for part in three):
-            wrong[f"preprocess_cfg.{key}"] = ("three numbers" if key == "mean" else "three numbers above 0", value)
+        if not is_three(cfg[key], least):
+            wrong[f"preprocess_cfg.{key}"] = ("three numbers" if key == "mean" else "three numbers above 0", cfg[key])
     for key, (expected, value) in wrong.items():
         raise UserError(f"{where}: {key} must be {expected}, got {str(value)[:80]!r}. Correct the file. [clip-preprocess]")
     if cfg["resize_mode"] == "longest" and np.any(cfg["fill_color"]):

@@ -31,13 +31,8 @@ class _Contrastive(nn.Module):
     def __init__(self, temperature: float, learn_temperature: bool, bias: float | None, unit_length: bool) -> None:
         super().__init__()
         self.unit_length = unit_length
-        if not _is_temperature(temperature):
-            raise UserError(f"expected a finite temperature above 0, got {temperature!r}. [model-temperature]")
+        _refuse_temperature(temperature, learn_temperature)
         if learn_temperature:
-            if temperature < MIN_TEMPERATURE:
-                raise UserError(
-                    f"expected a learnt temperature of {MIN_TEMPERATURE} or more, got {temperature}. [model-learnt-low]"
-                )
             self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
         else:
             self.register_buffer("fixed_temperature", torch.tensor(float(temperature)))
@@ -57,12 +52,7 @@ class _Contrastive(nn.Module):
         Raises:
             UserError: If the temperature is not positive and finite, or a learnt temperature starts below 0.01.
         """
-        if not _is_temperature(temperature):
-            raise UserError(f"expected a finite temperature above 0, got {temperature!r}. [model-temperature-set]")
-        if self.learn_temperature and temperature < MIN_TEMPERATURE:
-            raise UserError(
-                f"expected a learnt temperature of {MIN_TEMPERATURE} or more, got {temperature}. [model-learnt-low-set]"
-            )
+        _refuse_temperature(temperature, self.learn_temperature)
         with torch.no_grad():
             if self.learn_temperature:
                 self.log_scale.fill_(-math.log(temperature))
@@ -85,9 +75,13 @@ class _Contrastive(nn.Module):
             self.register_buffer("bias", torch.tensor(float(bias)))
 
 
-def _is_temperature(value: object) -> bool:
+def _refuse_temperature(value: object, learnt: bool) -> None:
+    """Refuses what is no temperature; also a learnt temperature below the least one, where its gradient would be 0."""
     is_scalar = isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-    return is_scalar and 0 < float(value) < math.inf  # type: ignore[arg-type]
+    if not is_scalar or isinstance(value, bool) or not 0 < value <= torch.finfo(torch.float32).max:  # type: ignore[operator]
+        raise UserError(f"expected a finite temperature above 0, got {value!r}. [model-temperature]")
+    if learnt and value < MIN_TEMPERATURE:  # type: ignore[operator]
+        raise UserError(f"expected a learnt temperature of {MIN_TEMPERATURE} or more, got {value}. [model-learnt-low]")
 
 
 class SimCLRModel(_Contrastive):

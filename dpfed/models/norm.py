@@ -67,6 +67,8 @@ def _as_group_norm(layer: _BatchNorm) -> nn.Module:
             f"{type(layer).__name__} does not know its channels yet: run the model once before with_group_norm. [norm-lazy]"
         )
     new = group_norm(layer.num_features)
+    if layer.running_mean is not None:
+        new.to(layer.running_mean)
     if layer.affine:
         new.to(layer.weight).load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
     behind = [getattr(layer, name) for name in _BEHIND if isinstance(getattr(layer, name, None), nn.Module)]

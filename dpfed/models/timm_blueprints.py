@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.data.views.preprocessing import Preprocessing, is_three
 from dpfed.errors import UserError, nearest
 from dpfed.files.reading import read_text
 from dpfed.models.blueprints import LOCAL_DIR, quiet
@@ -204,8 +204,7 @@ def _misfit(key: str, value: Any) -> str | None:
     if key in ("interpolation", "crop_mode"):
         return None if isinstance(value, str) else "a text"
     kinds, least = {"mean": ((int, float), -math.inf), "std": ((int, float), 0.0), "input_size": ((int,), 0.0)}[key]
-    three: list[Any] = list(value) if isinstance(value, list | tuple) and len(value) == 3 else [None]
-    if all(type(one) in kinds and least < one < math.inf for one in three):
+    if is_three(value, least, kinds):
         return None
     return {"mean": "three numbers", "std": "three numbers above 0", "input_size": "three whole numbers above 0"}[key]
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from dpfed.errors import UserError
+
 _MARK = "_dpfed_trained_in"
 
 
@@ -25,8 +27,24 @@ def trained_in(model: nn.Module) -> str | None:
     return next((at for module in model.modules() if (at := getattr(module, _MARK, None))), None)
 
 
+def refuse_trained(model: nn.Module) -> None:
+    """Refuses a model that private records have trained as the start of a run: its card would not count that epsilon.
+
+    Raises:
+        UserError: If a layer of the model is marked.
+    """
+    if (folder := trained_in(model)) is not None:
+        raise UserError(
+            f"this model comes from the run {folder}, which trained it on private records or does not say on which, and the "
+            "card of another run would not count that epsilon. Make the model anew for each run. A model that dpfed builds is "
+            f"trained further with model.start = '{folder}' in a configuration: the card then names both runs. [own-trained]"
+        )
+
+
 def saw_private_records(description: dict[str, Any]) -> bool:
-    """Returns True if one of the runs that made a model read records that are not public, or if this is unknown.
+    """Returns True if one of the runs that made a model read records that are not public, or if the description names no run.
+
+    Starting weights whose origin no file states, such as open_clip's, do not count.
 
     Args:
         description: Description of a model folder (`dpfed.models.description.describe`).

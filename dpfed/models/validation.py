@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from dpfed.errors import UserError
+from dpfed.errors import UserError, first_line
 from dpfed.models.probe import Probe, Views, close, nearly, same
 
 _SEEDS = 8  # number of seeds for a model that draws random numbers: it may mix records with some seeds only
@@ -200,10 +200,10 @@ class _Examination:
         """
         try:
             pair = self._probe.leaning(views)
-        except UserError:
+        except (UserError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # a user's own layers can raise anything
-            said = (str(error).splitlines() or [""])[0].rstrip(".:; ")
+            said = first_line(error)
             raise UserError(
                 f"the backward pass through {self._name} fails: {type(error).__name__}: {said}. Correct the layer, for example "
                 "one that changes a tensor in place. [model-backward]"

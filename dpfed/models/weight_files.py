@@ -87,7 +87,7 @@ def words(error: Exception) -> str:
 
 def _short(text: str) -> str:
     """Shortens a text to one line of at most 200 characters, without a full stop."""
-    return textwrap.shorten(text, 200, placeholder=" ...").rstrip(" .,")
+    return textwrap.shorten(text.rstrip(" .,"), 200, placeholder=" (cut)")
 
 
 def not_fetched(error: Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpfed.errors import UserError
+from dpfed.errors import UserError, first_line
 from dpfed.objectives.classes import LABEL, reads_labels
 from dpfed.objectives.objective import Objective
 from dpfed.schema.section import NoOptions
@@ -152,8 +152,10 @@ def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], g
     if gradient:
         try:
             parts = torch.autograd.grad(value, given, allow_unused=True) if value.requires_grad else [None]
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:
-            said = (str(error).splitlines() or [""])[0].rstrip(".:; ")
+            said = first_line(error)
             raise UserError(
                 f"the backward pass through the loss {name} fails: {type(error).__name__}: {said}. Correct the loss, for "
                 "example where it changes a tensor in place. [loss-backward]"

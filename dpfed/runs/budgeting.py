@@ -26,6 +26,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.files.atomic import write_atomically
+from dpfed.files.hidden import visible_files
 from dpfed.paths import is_store
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
@@ -296,7 +297,7 @@ def _reservation(run: RunDirectory, name: str, ledger: Ledger) -> Reservation:
 def _settle_sweep(folder: Path) -> list[BudgetLedger]:
     """Releases a sweep's reservations for runs that have not begun."""
     changed = []
-    for path in sorted(registry().glob("[!.]*.jsonl")):
+    for path in visible_files(registry(), ".jsonl"):
         budget = known_by(path.stem)
         for account in budget.accounts.values() if budget is not None else ():
             place = Path(account.place)

@@ -241,6 +241,11 @@ def _model(
         tried: Number of records of the largest pass in which this dependence is tested.
     """
     progress.note("building the model")
+    if user_parts.model is not None and start is not None:
+        raise UserError(
+            "model.start gives starting weights to a model that dpfed builds, and this model was passed in Python: leave "
+            "model.start out, and load the weights into the model. [own-start]"
+        )
     method, engine, fresh = method_named(config.bounding.method), config.bounding.engine, randomness is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)

@@ -21,6 +21,7 @@ from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.models.moment_heads import FEWEST_IMAGES
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
+from dpfed.models.trained import refuse_trained
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Progress
 from dpfed.runs.budgeting import preflight_budget
@@ -110,6 +111,7 @@ def create_job(
         features=RunDirectory(preflight.folder).features,
         given=given,
     )
+    refuse_trained(parts.model)
     refuse_unmeasured(parts.config, parts.evaluator.tasks)
     try_step(parts)
     if terms is None or RunDirectory.SIMULATION in (files or {}):  # otherwise the records are the sites'

@@ -162,3 +162,4 @@ def test_a_name_that_the_user_sets_is_that_of_the_run_and_its_folder():
     assert Request("my/photos", 8.0).name == "photos"
     assert Request("my/photos", 8.0, assignments=("training.device=cpu", "name=second")).name == "second"
     assert Request("my/photos", 8.0, assignments=("name=",)).name == "photos"
+    assert [from_choices([], {"name": name}, "photos").name for name in (None, "a")] == ["photos", "a"]

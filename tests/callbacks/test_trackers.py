@@ -271,7 +271,7 @@ def test_a_training_without_a_folder_can_use_the_store_that_the_refusal_names(tm
     assert (tmp_path / "mlruns").is_dir()
 
 
-@pytest.mark.parametrize("every", [0, -1])
+@pytest.mark.parametrize("every", [0, -1, 2.5, "10"])
 def test_rows_are_at_least_a_step_apart(every):
     with pytest.raises(dpfed.UserError, match="tracker-every"):
         TensorBoard("boards", every=every)

@@ -232,6 +232,11 @@ def test_labels_of_another_shape_are_refused(label):
         SupCon()(group(5), label=label)
 
 
+def test_supervised_embeddings_of_another_shape_are_refused():
+    with pytest.raises(dpfed.UserError, match="loss-dimensions"):
+        SupCon()(group(5)[:, 0], label=torch.zeros(5, dtype=torch.int64))
+
+
 @pytest.mark.parametrize(
     ("made", "options"),
     [

@@ -50,7 +50,7 @@ def test_learnt_temperature_starts_right_and_ends_at_0_01():
     assert model.temperature.item() == pytest.approx(0.01)
     with pytest.raises(UserError, match=r"0.001.*\[model-learnt-low"):
         built(CNN, temperature=0.001, learn_temperature=True)
-    with pytest.raises(UserError, match=r"0.001.*\[model-learnt-low-set"):  # clamped, it would have no gradient
+    with pytest.raises(UserError, match=r"0.001.*\[model-learnt-low"):  # clamped, it would have no gradient
         built(CNN, learn_temperature=True).set_temperature(0.001)
 
 

@@ -65,6 +65,7 @@ def test_a_width_that_is_none(width):
         lambda: dpfed.SimCLR(encoder, hidden=width),
         lambda: dpfed.TwoTower(encoder, encoder, tokens, vocabulary=9, embedding=width),
         lambda: dpfed.BYOL(encoder, hidden=width),
+        lambda: dpfed.BYOL(encoder, embedding=width),
     ):
         with pytest.raises(dpfed.UserError, match="model-width"):
             make()

@@ -75,7 +75,7 @@ class DicomImporter(Importer):
         except ImportError as error:
             raise UserError("DICOM files need pydicom: pip install 'dpfed[dicom]'. [dicom-extra]") from error
         if window is not None:
-            _window(window, window)
+            window = _window(window if isinstance(window, tuple | list | np.ndarray) else (), window)
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'dicom' importer expects {self.layout}. [dicom-folder]")
         listing = list_files(path, access or Access.to(path))
@@ -266,5 +266,6 @@ def _window(numbers: Any, given: object) -> tuple[float, float]:
         if math.isfinite(centre) and math.isfinite(width) and width >= 1:
             return centre, width
     raise UserError(
-        f"--window {given}: expected a centre and a width of at least 1, such as 40,400 for soft tissue in a CT. [dicom-window]"
+        f"--window {given}: expected a centre and a width of at least 1, such as 40,400, or (40, 400) in Python, for soft "
+        "tissue in a CT. [dicom-window]"
     )

@@ -124,7 +124,8 @@ def captions_advice(listing: Listing) -> str:
     alone = f"`dpfed data import {shlex.quote(str(listing.root))} DEST --format folder --skip-broken` imports the images alone"
     texts = [file for file in candidates if suffix(file) == ".txt"]
     texts = [file for file in texts[:_TEXTS_TRIED] if is_text_table(file, access)]
-    tables = [file for file in candidates if suffix(file) in TABLES and names_files(file, access)] + texts
+    tables = [file for file in candidates if suffix(file) in TABLES][:_TEXTS_TRIED]
+    tables = [file for file in tables if names_files(file, access)] + texts
     tables += [file for file in candidates if file.parent == listing.root and holds_entries(file) and names_files(file, access)]
     sets = [file for file in candidates if suffix(file) in _SETS]
     if sets and not tables:

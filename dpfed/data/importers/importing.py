@@ -21,6 +21,7 @@ from dpfed.data.importers.folder import FolderImporter
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.source import CONTENT, FileRecord, Source, Unreadable, content_hash
 from dpfed.data.importers.table import TableImporter, common_folder
+from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import OUTSIDE, by_reason, mending
@@ -174,6 +175,11 @@ def import_records(
     return _report(RecordStore.open(dest), chosen, opened, writer, time.monotonic() - started)
 
 
+def _may_be_table(path: Path, access: Access) -> bool:
+    """Returns whether the table importer should read a file; the importer then says what is wrong with it."""
+    return path.is_file() and (suffix(path) in TABLES | {".json"} or TableImporter().recognises(path, access))
+
+
 def _paths(source: str | Path | Sequence[str | Path]) -> list[Path]:
     sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
     if not sources:
@@ -210,7 +216,7 @@ def _open(
             f"the format {format!r} takes one source; {', '.join(map(str, paths))} were given: import them one by one, or "
             "leave the format out if they are tables of one data set. [import-format-several]"
         )
-    if len(paths) > 1 and not all(path.is_file() and TableImporter().recognises(path, access) for path in paths):
+    if len(paths) > 1 and not all(_may_be_table(path, access) for path in paths):
         raise UserError(
             f"several sources must be .csv, .tsv, .jsonl or .json tables of one data set; {', '.join(map(str, paths))} were "
             "given: import them one by one, or import the folder that holds them. [import-several-sources]"

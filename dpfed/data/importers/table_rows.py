@@ -9,7 +9,6 @@ import csv
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from dpfed.data.importers.parquet_columns import TEXT_FIELDS
 from dpfed.data.importers.source import FILE_COLUMNS, known_columns, not_utf8, plain
 from dpfed.data.importers.splits import split_of
 from dpfed.errors import UserError
+from dpfed.files.hidden import is_hidden
 
 Cells = dict[str, str | list[str]]  # cells by column; a list: several captions
 Rows = Iterator[tuple[int, Cells]]  # each row with the number of the line, or of the entry, in which it begins
@@ -242,10 +242,10 @@ def _of_coco(content: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not isinstance(content, dict):
         raise UserError(f"{path} holds {type(content).__name__}, expected objects or COCO's captions. [table-json-content]")
     try:
-        ids = Counter(image.get("id", number) for number, image in enumerate(content["images"]))
-        if twice := [id for id, count in ids.items() if count > 1]:
-            raise UserError(f"{path}: {ids[twice[0]]} images have the id {twice[0]!r}; give each its own. [table-coco-id]")
-        images = dict(zip(ids, content["images"], strict=True))
+        images: dict[Any, Any] = {}
+        for number, image in enumerate(content["images"]):
+            if images.setdefault(id := image.get("id", number), image) != image:
+                raise UserError(f"{path}: two different images have the id {id!r}; give each its own. [table-coco-id]")
         captions: dict[Any, list[Any]] = {id: list(image.get("sentences") or ()) for id, image in images.items()}
         for annotation in content.get("annotations", ()):
             captions[annotation["image_id"]].append(annotation["caption"])
@@ -292,7 +292,7 @@ def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
         UserError: If the folder cannot be read.
     """
     files = list_files(folder, access).files
-    entries = (file for file in folder.iterdir() if suffix(file) in TABLES and not file.name.startswith("."))
+    entries = (file for file in folder.iterdir() if suffix(file) in TABLES and not is_hidden(file))
     direct = sorted(file for file in entries if not file.is_dir())
     if direct and all(split_of(Path(table.name)) for table in direct):
         return direct, False

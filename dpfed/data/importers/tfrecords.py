@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _cells(values: Sequence[Any]) -> list[Any]:
-    """Returns the cells of a column: texts, if all bytes are UTF-8, or bytes; numbers, if all arrays have one entry, or lists.
+    """Returns the cells of a column: texts, if all bytes are UTF-8, or bytes; numbers, if no array has two entries, or lists.
 
     Args:
         values: Bytes or array of each record; ``None``: the record has no value.
@@ -89,7 +89,8 @@ def _cells(values: Sequence[Any]) -> list[Any]:
     present = [value for value in values if value is not None]
     if all(isinstance(value, bytes) for value in present):
         with contextlib.suppress(UnicodeDecodeError):
-            return [value and value.decode() for value in values]
+            return [None if value is None else value.decode() for value in values]
         return [*values]
-    alone = all(len(value) == 1 for value in present)
-    return [None if value is None else value.tolist()[0] if alone else value.tolist() for value in values]
+    if any(len(value) > 1 for value in present):
+        return [None if value is None else value.tolist() for value in values]
+    return [None if value is None or not len(value) else value.tolist()[0] for value in values]

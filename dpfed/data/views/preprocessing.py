@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,3 +22,9 @@ class Preprocessing:
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     resize: str = "crop"
     interpolation: str = "bicubic"
+
+
+def is_three(value: Any, least: float = -math.inf, kinds: tuple[type, ...] = (int, float)) -> bool:
+    """Returns whether a value is a list or tuple of three finite numbers of these kinds, all above `least`."""
+    three: list[Any] = list(value) if isinstance(value, list | tuple) and len(value) == 3 else [None]
+    return all(type(number) in kinds and least < number < math.inf for number in three)

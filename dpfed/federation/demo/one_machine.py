@@ -24,6 +24,7 @@ from dpfed.federation.demo.loopback import RUN, Loopback, loopback
 from dpfed.federation.flower.app_folder import make_app_folder, require_flower
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.files.atomic import DRAFT
+from dpfed.files.hidden import is_hidden
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.progress import import_progress, signs_of_life
 from dpfed.protocol.terms import Terms
@@ -58,7 +59,7 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
     if not (parties / _READY).exists():
         if parties.exists():  # an attempt that was cut short, before anything was spent
             ours = {"stores", "coordinator", *map(site_folder, range(sites))}
-            others = {each.name for each in parties.iterdir() if not each.name.startswith(".")} - ours
+            others = {each.name for each in parties.iterdir() if not is_hidden(each)} - ours
             if not RunDirectory.unused(path) or others:
                 raise UserError(f"{parties} is in use: choose another --run. [flower-demo-in-use]")
             drafts = tuple(f".{name}{DRAFT}" for name in ours)

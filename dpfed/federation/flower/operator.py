@@ -23,9 +23,10 @@ from dpfed.errors import UserError
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.flower.app_folder import make_app_folder
 from dpfed.federation.flower.command import CONNECTION, HOST, START, FlowerCommand, Unavailable
-from dpfed.federation.provisioning.provision import state_of, visible_files
+from dpfed.federation.provisioning.provision import STATE, state_of
 from dpfed.federation.provisioning.services import LINK_PORT
 from dpfed.files.atomic import write_atomically
+from dpfed.files.hidden import visible_files
 from dpfed.files.reading import read_text
 
 _LOOK = 2.0  # seconds between looks at the folder of keys
@@ -181,7 +182,11 @@ class Operator:
                 if keys != before:
                     self.register()
                     before, said = keys, ""
-            except (UserError, OSError) as error:  # the folder is being written, or the SuperLink cannot be reached
+            except (
+                UserError,
+                OSError,
+                UnicodeDecodeError,
+            ) as error:  # the folder is being written, or the SuperLink cannot be reached
                 if said != (said := str(error)):
                     print(f"cannot register: {error}", flush=True)
 
@@ -194,8 +199,10 @@ class Operator:
 
 def _provisioned(folder: Path) -> tuple[str, int]:
     """Returns the name of a provisioned federation, and the port of its SuperLink."""
-    known = state_of(folder) if (folder / "provision.json").exists() else {}
-    return str(known.get("name", "run")), int(known.get("link_port", LINK_PORT))
+    if not (folder / STATE).exists():
+        return "run", LINK_PORT
+    known = state_of(folder)
+    return known["name"], known.get("link_port", LINK_PORT)
 
 
 def _told(status: str) -> int:

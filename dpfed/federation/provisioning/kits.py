@@ -170,7 +170,8 @@ class Reply(Section):
         if self.federation != kit.federation or self.invitation != kit.invitation:
             raise UserError(
                 f"{path} names the site {name}, but answers another kit than the one that was made for {name}: send "
-                "the kit again, and have the site run `dpfed site setup` with that kit and send the new reply. "
+                "the kit again, and have the site run `dpfed site setup` with that kit in a new folder (--into) and send the "
+                "new reply. "
                 "[kit-reply-other]"
             )
         if self.protocol != PROTOCOL:
@@ -181,7 +182,7 @@ class Reply(Section):
         if not _is_node_key(self.node_key):
             raise UserError(
                 f"{path} holds an invalid SuperNode key: ask the site to remove keys/node, keys/node.pub and reply.json, and "
-                "to repeat `dpfed site setup` with its newest kit. [kit-reply-key]"
+                "to run `dpfed site setup` again with kit.json of that folder, and --into its parent. [kit-reply-key]"
             )
 
 

@@ -24,6 +24,7 @@ from dpfed.federation.provisioning.network import State, of_certificate
 from dpfed.federation.provisioning.project import Project
 from dpfed.federation.provisioning.services import PROGRAMS, coordinator_files, require_plain
 from dpfed.files.atomic import make_folder, write_atomically
+from dpfed.files.hidden import is_hidden, visible_files
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.progress import Progress
@@ -33,7 +34,7 @@ from dpfed.runs.records import with_absolute_paths
 
 INNER_DAYS = 3650  # the SuperLink's own certificate never leaves its machine
 _LOCK = ".lock"
-_STATE = "provision.json"
+STATE = "provision.json"
 _AFTER = {  # what to do when a file of the coordinator, or one in a folder, has changed
     "README.md": "read it again",
     "proxy.conf": "run `nginx -t && nginx -s reload`, so that the proxy uses it",
@@ -74,21 +75,13 @@ def state_of(folder: Path) -> dict[str, Any]:
         OSError: If the file cannot be read.
     """
     try:
-        state = json.loads(read_text(folder / _STATE))
+        state = json.loads(read_text(folder / STATE))
     except (ValueError, RecursionError):
         state = None
     kinds = {"name": str, "invitations": dict, "link_port": int}
     if not isinstance(state, dict) or not all(isinstance({"link_port": 0, **state}.get(key), kinds[key]) for key in kinds):
-        raise UserError(f"{folder / _STATE} is damaged: restore it from a backup. [project-state-damaged]")
+        raise UserError(f"{folder / STATE} is damaged: restore it from a backup. [project-state-damaged]")
     return state
-
-
-def visible_files(folder: Path, suffix: str) -> list[Path]:
-    """Returns the files in a folder whose names end with `suffix`, sorted.
-
-    Hidden files are left out: file systems and copying programs leave some, such as ``._north.json``.
-    """
-    return sorted(path for path in folder.glob(f"*{suffix}") if not path.name.startswith("."))
 
 
 def provision(project: Project, beside: Path, folder: Path | None = None, progress: Progress | None = None) -> Provisioned:
@@ -137,7 +130,7 @@ class _Office:
     def __init__(self, path: Path, project: Project) -> None:
         self.path, self._project = path, project
         self.certificates, self._kits, self._replies = path / "certificates", path / "kits", path / "replies"
-        self._nodes, self._key, self._state = path / "nodes", path / "identity.key", path / _STATE
+        self._nodes, self._key, self._state = path / "nodes", path / "identity.key", path / STATE
         self.agreed = CoordinatorFolder(path / "federation")
         self.news: list[str] = []
 
@@ -147,7 +140,7 @@ class _Office:
         Raises:
             UserError: If the folder is used for something else, or another process provisions it.
         """
-        others = self.path.exists() and any(not path.name.startswith(".") for path in self.path.iterdir())
+        others = self.path.exists() and any(not is_hidden(path) or path.name == ".env" for path in self.path.iterdir())
         if others and not os.path.lexists(self._state):
             raise UserError(f"{self.path} holds other files: give another folder with --folder. [project-folder-in-use]")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

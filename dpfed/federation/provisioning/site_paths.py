@@ -18,6 +18,7 @@ from dpfed.federation.provisioning.kits import Kit, Origin, Reply, is_spoken
 from dpfed.federation.provisioning.services import NODE_PORT, PROGRAMS, require_plain, site_files
 from dpfed.federation.site.folder import SiteFolder, records_of_site
 from dpfed.files.atomic import make_folder, write_atomically
+from dpfed.files.hidden import is_hidden
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.protocol.terms import Terms
@@ -97,7 +98,7 @@ class SitePaths:
     def _in_use(self) -> bool:
         """Returns whether the folder holds files. Hidden files of the file system, such as ``.DS_Store``, do not count."""
         there = self.path.iterdir() if self.path.exists() else ()
-        return any(not path.name.startswith(".") or path == self.settings for path in there)
+        return any(not is_hidden(path) or path == self.settings for path in there)
 
     def _finished(self, kit: Kit) -> SitePaths:
         """Records from which coordinator this site takes kits, and writes the first reply."""

@@ -352,10 +352,14 @@ def test_a_packed_file_is_named_and_a_folder_of_such_a_name_is_not_one(tmp_path:
 
 
 def test_records_of_a_tfrecord_may_have_other_features_than_the_first(tmp_path: Path, monkeypatch) -> None:
-    rows = [{"a": b"x"}, {"a": b"\xff", "box": np.array([1.0, 2.0]), "n": np.array([1])}, {"box": np.array([3.0])}]
+    rows = [
+        {"a": b"x", "t": b"x"},
+        {"a": b"\xff", "t": b"", "box": np.array([1.0, 2.0]), "n": np.array([1])},
+        {"box": np.array([3.0]), "n": np.array([], np.int64)},
+    ]
     reader = SimpleNamespace(tfrecord_loader=lambda path, index: iter(rows))
     monkeypatch.setitem(sys.modules, "tfrecord.reader", reader)
     (tmp_path / "x.tfrecord").touch()
     convert(tmp_path / "x.tfrecord", tmp_path)
     written = pq.read_table(tmp_path / "train.parquet").to_pydict()
-    assert written == {"a": [b"x", b"\xff", None], "box": [None, [1, 2], [3]], "n": [None, 1, None]}
+    assert written == {"a": [b"x", b"\xff", None], "box": [None, [1, 2], [3]], "n": [None, 1, None], "t": ["x", "", None]}

@@ -193,10 +193,19 @@ def test_some_files_without_a_patient_are_refused_or_left_out(tmp_path):
     assert import_records(nobody, tmp_path / "t").unit_name is None
 
 
-@pytest.mark.parametrize("window", [(40,), (40, 0), ("x", 1), "40,400", 40, (40, float("inf"))])
+@pytest.mark.parametrize("window", [(40,), (40, 0), ("x", 1), "40,400", "48", {40, 400}, 40, (40, float("inf"))])
 def test_a_window_that_cannot_be_one_is_refused_before_a_file_is_read(tmp_path, window):
     with pytest.raises(UserError, match="dicom-window"):
         import_records(write(tmp_path / "in", a=dicom()), tmp_path / "s", window=window)
+
+
+def test_a_window_may_be_an_array(tmp_path):
+    source = write(tmp_path / "in", a=dicom())
+    stores = [tmp_path / "tuple", tmp_path / "array"]
+    for store, window in zip(stores, ((40, 400), np.array([40, 400])), strict=True):
+        import_records(source, store, window=window)
+    one, other = (RecordStore.open(store).encoded(np.array([0])) for store in stores)
+    assert one == other
 
 
 def test_no_logger_of_pydicom_speaks(caplog):

@@ -246,10 +246,15 @@ def test_a_missing_image_has_no_say_in_the_splits(tmp_path: Path, pictures) -> N
 
 
 def test_two_images_of_one_id_are_refused(tmp_path: Path, pictures) -> None:
-    images = [{"id": 0, "file_name": "a.png"}, {"id": 0, "file_name": "b.png"}]
-    coco = json.dumps({"images": images, "annotations": [{"image_id": 0, "caption": "a cat"}]})
+    images = [{"id": 0, "file_name": "a.png"}, {"id": 0, "file_name": "a.png"}]  # of two files that were joined
+    coco = {"images": images, "annotations": [{"image_id": 0, "caption": "a cat"}, {"image_id": 0, "caption": "a pet"}]}
+    joined = lay(tmp_path / "joined", pictures, **{"captions_x.json": json.dumps(coco), "a.png": ""})
+    import_records(joined / "captions_x.json", tmp_path / "j")
+    assert RecordStore.open(tmp_path / "j").captions(np.array([0])) == [["a cat", "a pet"]]
+    images[1] = {"id": 0, "file_name": "b.png"}
+    coco = json.dumps(coco)
     source = lay(tmp_path / "in", pictures, **{"captions_x.json": coco, "a.png": "", "b.png": ""})
-    with pytest.raises(UserError, match="2 images have the id 0.*table-coco-id"):
+    with pytest.raises(UserError, match="two different images have the id 0.*table-coco-id"):
         import_records(source, tmp_path / "s")
 
 

@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -195,6 +196,11 @@ def test_files_that_are_no_keys_or_damaged_end_no_thread(chest, link, keys):
     (chest / "nodes" / "._north.pub").write_bytes(b"\0\5\26\7\xff")
     Operator(chest).register()
     assert all(map(link.open, keys))
+    foreign, looks = chest / "nodes" / "odd.pub", []
+    foreign.write_bytes(b"\xff")
+    watched = SimpleNamespace(wait=lambda seconds: looks.append(seconds) or len(looks) > 2)
+    Operator(chest).watch(watched)  # ends as it is asked to, after two looks
+    foreign.unlink()
     registered = chest / "flower" / "operator" / "registered.json"
     for content in (b"", b"[]", b'{"key": 1}', b"\xff"):
         registered.write_bytes(content)

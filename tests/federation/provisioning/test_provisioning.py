@@ -279,6 +279,20 @@ def test_hidden_files_of_file_systems_are_in_nobodys_way(office):
     assert not any("._north" in news for news in done.news)
 
 
+def test_settings_that_services_would_read_are_in_the_way(office):
+    chest = office.folder / "chest"
+    chest.mkdir()
+    (chest / ".env").write_text("HTTPS_PROXY=http://elsewhere:1\n")
+    with pytest.raises(UserError, match="holds other files.*project-folder-in-use"):
+        office.provision()
+    (chest / ".env").unlink()
+    place = office.folder / "machines" / "north" / "chest-north"
+    place.mkdir(parents=True)
+    (place / ".env").write_text("HTTPS_PROXY=http://elsewhere:1\n")
+    with pytest.raises(UserError, match="kit-folder-in-use"):
+        office.set_up("north", office.provision())
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"{}", b'{"name": "chest", "invitations": 1}'])
 def test_a_damaged_state_of_a_folder_is_named(office, content):
     chest = office.folder / "chest"

@@ -1,0 +1,15 @@
+"""Hidden files: file systems and programs leave some of their own, such as ``.nfs0001``, ``.DS_Store`` and ``._x``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def is_hidden(path: Path) -> bool:
+    """Returns whether the name of a file or folder begins with a dot."""
+    return path.name.startswith(".")
+
+
+def visible_files(folder: Path, suffix: str) -> list[Path]:
+    """Returns a folder's entries whose names end with `suffix`, sorted, without hidden ones; ``[]`` if there is no folder."""
+    return sorted(path for path in folder.glob(f"*{suffix}") if not is_hidden(path))
