@@ -187,7 +187,7 @@ class Worker:
         self._prefetch_views(draw, ranges, step)
         for first, end in ranges:
             offsets = (draw.offsets[first : end + 1] - draw.offsets[first]).tolist()
-            views = self._views_of(draw.between(first, end), step, first)
+            views = self._views_of(draw.between(first, end), step)
             if self._public_negatives and draw.keys is not None:
                 keys = draw.keys[first:end]
                 views, offsets = self._public_negatives.joined(
@@ -224,10 +224,11 @@ class Worker:
             *self._divided,
         )
 
-    def _views_of(self, records: np.ndarray, step: int, first: int) -> dict[str, Tensor]:
-        """Returns the views of a microbatch that begins with the group `first`; those that `_prefetch` made are taken once."""
+    def _views_of(self, records: np.ndarray, step: int) -> dict[str, Tensor]:
+        """Returns the views of the next microbatch of a step. If `_prefetch` has made those of the step's first one, they are
+        taken once."""
         ahead, self._made_ahead = self._made_ahead, None
-        if ahead is not None and ahead[0] == step and first == 0:
+        if ahead is not None and ahead[0] == step:
             return ahead[1]
         return self.views(records, self._randomness, step, self._vector.device)
 
@@ -245,7 +246,7 @@ class Worker:
         ranges = draw.microbatches(self._microbatch)
         self._prefetch_views(draw, ranges, step)
         if and_make and ranges:
-            self._made_ahead = step, self._views_of(draw.between(*ranges[0]), step, ranges[0][0])
+            self._made_ahead = step, self._views_of(draw.between(*ranges[0]), step)
 
     def _prefetch_views(self, draw: StepDraw, ranges: list[tuple[int, int]], step: int) -> None:
         """Announces, in order, the records and public negatives whose images will be needed."""
