@@ -131,7 +131,7 @@ OTHER = nn.Linear(2, 2)
         ({"loss": dpfed.losses.InfoNCE}, "got the class InfoNCE: write InfoNCE()"),
         ({"model": dpfed.BYOL(encoder(), 8), "loss": None}, "own-byol-loss"),
         ({"model": dpfed.BYOL(encoder(), 8), "loss": dpfed.losses.VICReg()}, "own-byol-loss"),
-        ({"callbacks": [dpfed.Callback]}, "expected dpfed.Callback objects as callbacks, got the class Callback"),
+        ({"callbacks": [dpfed.Callback]}, "callbacks= contains the class Callback: expected dpfed.Callback objects"),
         ({"records": "photos"}, "got the path 'photos': give torchvision.datasets.ImageFolder"),
     ],
 )
@@ -222,7 +222,7 @@ def test_adaptive_clipping_needs_its_statistics_and_takes_them(tmp_path):
         ({"size": 16}, "leave it out if you give views="),
         ({"size": 0, "views": None}, "data.size.*expected at least"),
         ({"callbacks": [print]}, "expected dpfed.Callback objects"),
-        ({"callbacks": None}, "expected dpfed.Callback objects as callbacks, got None"),
+        ({"callbacks": None}, "callbacks= contains None: expected dpfed.Callback objects"),
         ({"settings": [("privacy", {"epsilon": 8.0})]}, "expected a mapping of sections .*got a list of 1.*own-settings"),
         ({"privacy": replace(PRIVACY, options=[4])}, "bounding.options.*expected a section"),
         ({"views": dpfed.Views(lambda image: [augment()(image)] * 2, count=3)}, "gives 2 views at once"),

@@ -1,6 +1,6 @@
 """Interrupts every command at every 0.2 s of its first 20 s, by Ctrl-C and by SIGTERM, eight at a time.
 
-    python -m benchmarks.signals [--command NAME ...] [--minutes 33] [--random 50] [--seed 1] [--list]
+    python -m benchmarks.signals [--command NAME ...] [--minutes 33] [--at-once 8] [--random 50] [--seed 1] [--list]
 
 The eight are each other's load. Each has a folder of its own with copies of what it needs. Checked are exit code, stderr, the
 seconds until it ends, processes and files that it leaves, and for some what works afterwards: resuming, repeating.
@@ -58,10 +58,14 @@ class Sweep:
         minutes: after which no start is made.
         seed: of what is drawn.
         rounds: of random starts; zero: every moment.
+        at_once: starts at a time.
     """
 
-    def __init__(self, folder: Path, names: list[str], minutes: float, seed: int, rounds: int = 0) -> None:
+    def __init__(
+        self, folder: Path, names: list[str], minutes: float, seed: int, rounds: int = 0, at_once: int = _AT_ONCE
+    ) -> None:
         self.folder, self.done, self.left = folder, [], defaultdict(int)
+        self._at_once = at_once
         self._minutes, self._lock, self._number = minutes, threading.Lock(), _latest(folder)
         self._own_ends: dict[str, list[float]] = defaultdict(list)
         self.skipped: dict[str, int] = defaultdict(int)
@@ -81,8 +85,8 @@ class Sweep:
     def run(self) -> None:
         """Makes the starts."""
         self._until = time.monotonic() + 60 * self._minutes
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            queues = [[self._heavy, self._light], *([[self._light]] * (_AT_ONCE - 1))]
+        with ThreadPoolExecutor(self._at_once) as pool:
+            queues = [[self._heavy, self._light], *([[self._light]] * (self._at_once - 1))]
             list(pool.map(self._work, queues))
 
     def _next(self, queues: list[list]) -> tuple[Start, Path] | None:
@@ -179,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.signals")
     parser.add_argument("--command", action="append", choices=list(COMMANDS), help="only this one; may be repeated")
     parser.add_argument("--minutes", type=float, default=33.0, help="after which no start is made")
+    parser.add_argument("--at-once", type=int, default=_AT_ONCE, help="starts at a time; more for commands that only wait")
     parser.add_argument("--random", type=int, default=0, help="so many starts of commands drawn at random, ended by Ctrl-C")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
     parser.add_argument("--folder", type=Path, help="of an earlier sweep, whose seed is used again")
@@ -190,7 +195,7 @@ def main() -> None:
     receive_signals()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="s-", dir="/tmp"))  # short, for sockets lie in it
     print(f"the starts lie in {folder}")
-    sweep = Sweep(folder, asked.command or list(COMMANDS), asked.minutes, asked.seed, asked.random)
+    sweep = Sweep(folder, asked.command or list(COMMANDS), asked.minutes, asked.seed, asked.random, asked.at_once)
     began = time.monotonic()
     sweep.run()
     seconds = round(time.monotonic() - began)
@@ -200,7 +205,7 @@ def main() -> None:
             print(f"WRONG {start.folder} {start.command}, {start.number.name} at {start.moment} s: {start.wrong}\n{start.said}")
     known = RESULTS / f"{_NAME}.json"
     before = json.loads(known.read_text())["figures"] if known.exists() else {}
-    of = {"commit": commit(), "starts_at_once": _AT_ONCE, "seconds": seconds}
+    of = {"commit": commit(), "starts_at_once": asked.at_once, "seconds": seconds}
     if asked.random:
         figures = {**before, "random": {**of, "seed": asked.seed, "by_command": by_command}}
     else:
