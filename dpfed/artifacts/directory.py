@@ -141,8 +141,8 @@ class RunDirectory:
         """
         if not cls.unused(path):
             raise UserError(
-                f"{path} is in use: if it holds a run, `dpfed resume {path}` resumes that run; a new run needs its own folder. "
-                "[run-in-use]",
+                f"{path} is in use: if it holds a run, `dpfed resume {path}` resumes that run, or the lines of Python that "
+                "began it do; a new run needs its own folder. [run-in-use]",
                 command="On the command line: --resume or --run DIR",
             )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.formats import write_format
 from dpfed.artifacts.model_card import model_card
+from dpfed.artifacts.resuming import resuming_command
 from dpfed.errors import UserError
 from dpfed.files.atomic import new_folder
 from dpfed.models.description import BLACK_BORDERS, FOREIGN, describe
@@ -50,7 +51,7 @@ def export_model(
     """
     run, dest = RunDirectory.open(folder), path_of(dest, "the destination")
     if not run.finished:
-        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` trains it to its end. [export-unfinished]")
+        raise UserError(f"{folder} is not finished: {resuming_command(run)} trains it to its end. [export-unfinished]")
     if os.path.lexists(dest):
         raise UserError(f"{dest} exists already; choose another destination or delete it first. [export-exists]")
     if license is not None and not hub:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import AUDITED
+from dpfed.artifacts.resuming import resuming_command
 from dpfed.artifacts.view import results_in
 from dpfed.audit import RECORDS
 from dpfed.audit.attacks import ATTACKS, Attack
@@ -35,7 +36,6 @@ from dpfed.protocol.statement import terms_at
 from dpfed.runs import budgeting
 from dpfed.runs.build import build
 from dpfed.runs.outcome import rewrite_artifacts
-from dpfed.runs.stopping import resuming_command
 from dpfed.training.checkpoint import Checkpoints
 
 Weights = Literal["trained", "untrained"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.resuming import resuming_command
 from dpfed.artifacts.view import results_in
 from dpfed.audit.findings import CERTAINTY, CONFIDENCE, EXPERIMENTS, PrivacyAudit
 from dpfed.audit.privacy import audit_claim
@@ -23,7 +24,6 @@ from dpfed.progress import Progress, Silent
 from dpfed.runs.build import build
 from dpfed.runs.outcome import rewrite_artifacts
 from dpfed.runs.preflight import known_plan, refuse_too_many_ranks
-from dpfed.runs.stopping import resuming_command
 
 _WAIT = 30.0  # seconds to wait for another process that writes its results
 

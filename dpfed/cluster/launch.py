@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.resuming import resuming_command
 from dpfed.cluster.reach import REMEDY, ray_folder, require_cluster, room_for, taking_back, watched
 from dpfed.cluster.relay import Hosts, Relay, in_a_thread, relayed, telling_of_deaths
 from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network
@@ -24,7 +25,7 @@ from dpfed.cluster.work import Task, work
 from dpfed.console.interruption import taken_back
 from dpfed.errors import UserError, goes_on
 from dpfed.progress import Progress, signs_of_life
-from dpfed.runs.stopping import resuming_command, stopped
+from dpfed.runs.stopping import stopped
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer

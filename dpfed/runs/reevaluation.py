@@ -8,6 +8,7 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import LABELLED_FIGURES, uses_labelled_bank
+from dpfed.artifacts.resuming import resuming_command
 from dpfed.artifacts.verification import ledger_of
 from dpfed.artifacts.view import results_in
 from dpfed.config import read_back
@@ -20,7 +21,6 @@ from dpfed.runs import budgeting
 from dpfed.runs.build import build
 from dpfed.runs.noise_alone import noise_alone
 from dpfed.runs.outcome import rewrite_artifacts
-from dpfed.runs.stopping import resuming_command
 from dpfed.training.checkpoint import Checkpoints, steps_of
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.resuming import resuming_command
 from dpfed.building.model import facts_of
 from dpfed.callbacks import Callback, RunInfo, StepSummary
 from dpfed.config import Config
@@ -26,7 +27,7 @@ from dpfed.runs.job import Job, in_process
 from dpfed.runs.lineage import runs_behind
 from dpfed.runs.measurement import EvaluatedOnTheWay, Measurement, MetricsFile
 from dpfed.runs.outcome import write_outcome
-from dpfed.runs.stopping import resuming_command, stopped
+from dpfed.runs.stopping import stopped
 from dpfed.training.coordinator import DISCARDED
 from dpfed.training.steps import Files, Steps
 from dpfed.training.transport import Transport

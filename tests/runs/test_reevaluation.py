@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.export import export_model
 from dpfed.audit.membership import audit_membership
 from dpfed.config import parse_config
 from dpfed.data.store.layout import HEADER
@@ -120,6 +121,8 @@ def test_a_run_without_a_checkpoint_is_told_what_resumes_it(tiny_config, tmp_pat
     run = RunDirectory.create(tmp_path / "run", config, Randomness.from_seed(0), files)
     with pytest.raises(UserError, match=rf"{said}.*run-checkpoint-missing"):
         evaluate_run(run.path)
+    with pytest.raises(UserError, match=rf"{said}.*export-unfinished"):
+        export_model(run.path, tmp_path / "model")
 
 
 def test_a_command_that_resumes_a_run_quotes_its_folder(tiny_config, tmp_path):
