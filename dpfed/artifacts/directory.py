@@ -180,9 +180,9 @@ class RunDirectory:
             UserError: If there is no run, or an entry in it is of the wrong kind.
         """
         run = cls(path)
-        run.refuse_odd_entries()
-        if not run._config.is_file():
+        if not run.path.is_dir() or run._config not in run.path.iterdir():
             raise UserError(f"{path} is not a run: {_instead(run.path)}. [run-no-config]")
+        run.refuse_odd_entries()
         return run
 
     @property

@@ -228,3 +228,18 @@ def test_an_audit_stays_on_the_card_of_a_later_evaluation(private, tmp_path, mon
     evaluate_run(run.path, tasks=["knn"])
     assert all(text.count("dpfed audit") == 1 for text in artifacts(run))
     assert [marked(text) for text in artifacts(run)] == [1, 2]
+
+
+def test_a_folder_that_is_not_a_run_is_not_called_a_damaged_one(tmp_path):
+    """Nothing in it is to be removed."""
+    (tmp_path / "notes.d" / "today.txt").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match="is not a run: it has no config.toml"):
+        RunDirectory.open(tmp_path)
+
+
+def test_an_entry_of_a_run_that_cannot_be_read_is_named(tiny_config, tmp_path):
+    run = RunDirectory.create(tmp_path / "run", tiny_config, Randomness.from_seed(0))
+    (run.path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match="run is damaged: .*link is a link that leads nowhere; restore or remove it"):
+        RunDirectory.open(run.path)
