@@ -165,6 +165,8 @@ class Callback:
     def on_end(self) -> None:
         """Called when a run is over and all its files are written. The run stays finished if this method raises an exception.
 
+        The other callbacks are called all the same; the exception is raised after that.
+
         A training without a run does not call this method; see `on_run`.
         """
 

@@ -72,6 +72,7 @@ class Session:
     ) -> None:
         self._job, self._progress, self._connect = job, progress, connect
         self._callbacks: list[Callback] = [progress, *callbacks]
+        self._untold = list(self._callbacks)  # of the end
         self._stack = contextlib.ExitStack()
         self._steps: Steps | None = None
 
@@ -81,7 +82,7 @@ class Session:
             self._stack.callback(views.loader.close)
         self._stack.enter_context(_told_of_a_full_disk(self._job.run))
         self._stack.enter_context(goes_on(lambda: stopped(self._job.run)))
-        self._stack.enter_context(_telling_of_the_end(self._callbacks))
+        self._stack.enter_context(_telling_of_the_end(self._untold))
         return self
 
     def __exit__(self, *error: Any) -> bool | None:
@@ -98,7 +99,7 @@ class Session:
         """
         steps, measurement = self._begin()
         steps.run(self._connect(self._job), self._seeing(measurement), _advance(self._progress, steps))
-        return _finish(self._job, steps, measurement, self._progress, self._callbacks)
+        return _finish(self._job, steps, measurement, self._progress, self._untold)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -134,7 +135,7 @@ class Session:
                     stacklevel=2,
                 )
                 manual = False  # warn only once
-        _finish(self._job, steps, measurement, self._progress, self._callbacks)
+        _finish(self._job, steps, measurement, self._progress, self._untold)
 
     def _begin(self) -> tuple[Steps, Measurement]:
         if self._steps is not None:  # a second coordinator must not write the same ledger
@@ -202,8 +203,14 @@ def _finish(job: Job, steps: Steps, measurement: Measurement, progress: Progress
         write_outcome(run, parts, steps.ledger, measurement.untrained_model() if parts.store.public else None)
     run.delete_secrets()
     settle_at_end(run, parts, steps.ledger, progress)
-    for callback in callbacks:
-        callback.on_end()
+    failed: list[Exception] = []
+    while callbacks:
+        try:
+            callbacks.pop(0).on_end()
+        except Exception as error:  # the others are told all the same
+            failed.append(error)
+    if failed:
+        raise failed[0]
     return run
 
 

@@ -62,6 +62,28 @@ def test_steps_behind_a_checkpoint_come_again_with_their_numbers(config, tmp_pat
     assert interrupted.rows == whole.rows and before == whole.rows[:5]
 
 
+@pytest.mark.long
+def test_each_callback_hears_of_the_end_once(config, tmp_path):
+    """Even if another one fails at the end. The run is finished, so none hears that it has stopped."""
+    heard = []
+
+    class Hears(dpfed.Callback):
+        def __init__(self, fails=False):
+            self.fails = fails
+
+        def on_end(self):
+            heard.append("end")
+            if self.fails:
+                raise ValueError("the tracker is gone")
+
+        def on_stop(self):
+            heard.append("stop")
+
+    with pytest.raises(ValueError, match="tracker is gone"):
+        dpfed.pretrain(config, tmp_path / "run", callbacks=[Hears(), Hears(fails=True), Hears()])
+    assert heard == ["end", "end", "end"] and (tmp_path / "run" / "results.json").is_file()
+
+
 @pytest.mark.parametrize(("every", "seen"), [(None, [2, 4, 6, 8, 10]), (3, [3, 6, 9, 10]), (1, list(range(1, 11)))])
 def test_how_often_a_step_is_seen(every, seen, monkeypatch):
     monkeypatch.setattr("dpfed.callbacks.callback._REPORTS", 5)
