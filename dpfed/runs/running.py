@@ -72,7 +72,7 @@ class Session:
     ) -> None:
         self._job, self._progress, self._connect = job, progress, connect
         self._callbacks: list[Callback] = [progress, *callbacks]
-        self._untold = list(self._callbacks)  # of the end
+        self._untold = list(self._callbacks)  # callbacks that have not heard of the end yet
         self._stack = contextlib.ExitStack()
         self._steps: Steps | None = None
 
