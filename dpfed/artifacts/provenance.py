@@ -200,7 +200,7 @@ def _fingerprint(data: dict[str, Any]) -> str:
     if data["fingerprint"] is None:
         return "none: the store has no fingerprint that may be published; import the records again to get one"
     if data["keyed"]:
-        return f"{data['fingerprint']} (keyed: only who has the store can check it, with `dpfed data inspect STORE --check`)"
+        return f"{data['fingerprint']} (keyed: only somebody with the store can check it: `dpfed data inspect STORE --check`)"
     return f"{data['fingerprint']} (of public records; of a record store, `dpfed data inspect STORE --check` computes it again)"
 
 

@@ -63,9 +63,9 @@ def signals_of(
     Args:
         model: Model, see `dpfed.models.contrastive`; it is used in evaluation mode.
         loss: Loss of a group.
-        records: Views of one record after another, in J draws each: ``{"image": (J, V, 3, side, side), "text": (J, W, L)}``, V
+        records: Views of one record after another, in J draws each: ``{"image": (J, V, 3, H, W), "text": (J, W, L)}``, V
             views of the image and W texts of L tokens, on the model's device. ``"text"`` is absent without captions.
-        references: Views of R references, in J draws each, ``{"image": (R, J, V, 3, side, side), "text": (R, J, W, L)}``.
+        references: Views of R references, in J draws each, ``{"image": (R, J, V, 3, H, W), "text": (R, J, W, L)}``.
         advance: Function that is called with the number of completed records.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
