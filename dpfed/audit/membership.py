@@ -225,7 +225,7 @@ def attack_all(
 
 
 def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:
-    """Writes ``RUN/audit/NAME.json``, which only the user who calls this can read, and notes the audit for the run's card.
+    """Writes ``RUN/audit/NAME.json``, which only the current user can read, and notes the audit for the run's card.
 
     A file of that name is replaced.
 
@@ -236,6 +236,10 @@ def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:
 
     Returns:
         Path of the file.
+
+    Raises:
+        UserError: If the audit cannot be noted; no file is written then.
+        OSError: If the file cannot be written.
     """
     run.disclose(AUDITED)
     make_folder(run.audits, mode=0o700)
