@@ -85,7 +85,8 @@ def refuse_shared(public: PublicArrays, records: ArrayRecords) -> None:
         records: Private rows.
 
     Raises:
-        ArrayError: If rows are both public and private. Their number is private, so the message does not state it.
+        ArrayError: If X shares a row with its public rows, or Y shares 100 different rows with its public rows. The number of
+            shared rows is private, so the message does not state it.
     """
     assert records.y is not None  # `basis_of` refuses views alone
     for name, known, private, least in (("X", public.rows[0], records.x, 1), ("Y", public.rows[1], records.y, _SHARED_TEXTS)):

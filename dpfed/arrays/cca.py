@@ -43,9 +43,9 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             ``None``: the heads have `dimensions` columns, as in a run. `with_components` changes the number at no privacy cost.
         dimensions: Number of dimensions after a public projection of the features, k. ``None``: chosen from N and the noise;
             for X alone and for aligned matrices the number of columns, at most N.
-        basis: Public rows from which the projection is computed, ``(public_X, public_Y)``: they have the columns of X and Y,
-            and need not belong together. ``None`` or ``"random"``: a projection of random numbers. X alone and aligned matrices
-            take no public rows.
+        basis: Public rows from which the projection is computed, ``(public_X, public_Y)``. They have the columns of X and of Y;
+            row i of `public_X` and row i of `public_Y` need not be of one record. ``None`` or ``"random"``: a projection of
+            random numbers. X alone and aligned matrices take no public rows.
         aligned: Whether matching rows of X and Y are similar already, as with both towers of a CLIP model.
         noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof also covers the rounding of numbers.
         device: Device that computes the sums: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
@@ -220,8 +220,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             The score, from 0 to 1; about 10 / n by chance.
 
         Raises:
-            UserError: If X is missing, Y is missing and X has no views, both are given and one has views, X and Y differ in
-                length, there are ten rows or fewer, or `transform` refuses a matrix.
+            UserError: If X is missing; if Y is missing and X has no views; if both are given and one of them has views; if X
+                and Y differ in length; if there are ten rows or fewer; or if `transform` refuses a matrix.
             NotFittedError: If `fit` was not called.
         """
         if X is None:

@@ -35,7 +35,7 @@ def opened(given: str | os.PathLike[str], name: str) -> Opened:
         name: Name of the matrix in messages, such as ``X``.
 
     Raises:
-        ArrayError: If the file cannot be read, or holds no features.
+        ArrayError: If the file is neither .npy nor Parquet, cannot be read, or holds no features.
     """
     path = expanded(given, name)
     try:

@@ -215,7 +215,7 @@ def intact(folder: Path) -> Iterator[None]:
         folder: Folder of the fit, for the message.
 
     Raises:
-        UserError: If the block fails because the files have another content than a fit's.
+        UserError: If the block fails because the files do not have the content of a fit.
     """
     try:
         yield

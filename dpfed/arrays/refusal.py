@@ -6,4 +6,4 @@ from dpfed.errors import UserError
 
 
 class ArrayError(UserError, ValueError, TypeError):
-    """Raised for wrong input to an estimator. As scikit-learn's own errors, it is a ``ValueError`` and a ``TypeError``."""
+    """Raised for wrong input to an estimator. Like scikit-learn's own errors, it is a ``ValueError`` and a ``TypeError``."""

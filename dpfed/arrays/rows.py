@@ -28,7 +28,7 @@ class Rows:
     Attributes:
         name: Name of the matrix in messages, such as ``X`` or ``Y``.
         shape: Shape of the matrix, (N, F), or (N, V, F) with V views.
-        read: Function that takes row numbers ``(n,)``, ascending, or a slice, and returns these rows in the source's own type.
+        read: Function that takes row numbers ``(n,)``, ascending, or a slice, and returns these rows as a NumPy array.
         names: Names of the rows; ``None``: the source has none.
         columns: Names of the columns; ``None``: the source has none, or some are not texts.
         padding: Number of columns of zeros that `block` appends.
@@ -75,7 +75,7 @@ class Rows:
             rows: Row numbers, ``(n,)``, ascending.
 
         Returns:
-            The rows, ``(n, max(V, 1), F + padding)``: float32 if the source has float16 or float32, else float64.
+            The rows, ``(n, max(V, 1), F + padding)``: float32 if the source has float16, bfloat16 or float32, else float64.
         """
         adjacent = len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
         block = self.read(slice(int(rows[0]), int(rows[-1]) + 1) if adjacent else rows)
@@ -107,7 +107,8 @@ def rows_of(given: Any, name: str, least: int = 2) -> Rows:
         least: Smallest allowed number of columns.
 
     Raises:
-        ArrayError: If the argument is not a matrix of numbers; the message suggests a correction.
+        ArrayError: If the argument is not a matrix of numbers, has an unsuitable shape, or is the path of a file that cannot be
+            used; the message suggests a correction.
     """
     if isinstance(given, str | os.PathLike):
         rows = _of_file(opened(given, name), name)

@@ -41,8 +41,8 @@ class RunDirectory:
         path: Directory of the run. When the run is finished, it holds ``config.toml`` (resolved), ``ledger.jsonl``,
             ``metrics.jsonl``, ``results.json``, ``privacy_card.md`` (``no_privacy_card.md`` if the method's claim does not
             hold), ``report.html``, ``for_the_board.html``, ``provenance.json``, ``checkpoints/`` and ``model/``. It may hold
-            ``disclosures.json`` (if the records were used for more than the model), ``budget.json`` (if a lifetime budget has
-            reserved the plan), and ``privacy_audit.json`` (if an audit attacked the claim), ``audit/`` (private figures of
+            ``disclosures.json`` (if the records were used for more than the model), ``budget.json`` (if the run has reserved a
+            part of a lifetime budget), ``privacy_audit.json`` (if an audit attacked the claim), ``audit/`` (private figures of
             attacks on the weights) and ``gallery/`` (pictures of public or generated records). An unfinished run has
             ``secret.key``, and may have ``commits/`` (encrypted states of the training), ``releases/`` and ``features/`` (of
             frozen towers). These four must stay inside the trust boundary, and are deleted at the end. A federation's run also
@@ -141,8 +141,8 @@ class RunDirectory:
         """
         if not cls.unused(path):
             raise UserError(
-                f"{path} is in use: if it holds a run, `dpfed resume {path}` resumes that run, or the lines of Python that "
-                "began it do; a new run needs its own folder. [run-in-use]",
+                f"{path} is in use: if it holds a run, `dpfed resume {path}` resumes that run (if parts were passed in Python: "
+                "running the same lines of Python again). A new run needs its own folder. [run-in-use]",
                 command="On the command line: --resume or --run DIR",
             )
 
@@ -427,7 +427,8 @@ class RunDirectory:
         Raises:
             UserError: If another process has locked the run.
         """
-        return noted_lock(self._lock, f"{self.path} is in use by another process that is training it right now.", wait)
+        taken = f"{self.path} is in use by another process, which trains the run or writes its files: wait until it ends."
+        return noted_lock(self._lock, taken, wait)
 
     def append(self, file: Path, line: dict[str, Any]) -> None:
         """Adds one JSON line to one of the run's files."""

@@ -17,7 +17,7 @@ from dpfed.paths import path_of
 
 
 def about_images(folder: str | Path) -> str:
-    """Describes how the exported model's library prepares images differently from training; "" if it does not.
+    """Describes how the exported model's library prepares images differently from training; "": no difference.
 
     Raises:
         UserError: If there is no run, or its model is missing or damaged.

@@ -104,7 +104,12 @@ def model_card(run: RunDirectory, license: str | None) -> str:
 
 
 def loading_code(library: str, description: dict[str, Any]) -> str:
-    """Returns Python code that loads the model and prepares images as in training."""
+    """Returns Python code that loads the model and prepares images as in training.
+
+    Args:
+        library: Library that loads the model: ``"timm"``, ``"open_clip"`` or ``"dpfed"``.
+        description: Description of the model (`dpfed.models.description.describe`).
+    """
     if library != "timm":
         return _LOADING[library]
     size = description["image_size"]

@@ -128,8 +128,8 @@ def data_facts(store: RecordSet, config: DataConfig, key: bytes = b"") -> dict[s
     """Returns the facts about the records that ``provenance.json`` holds.
 
     They are the records' name, their fingerprint, whether the fingerprint is keyed, and the settings of generated records. If
-    the fingerprint of private records is not keyed, it is replaced by ``None``; and if there is a `key`, the hash of
-    `contents_of` is added.
+    the fingerprint of private records is not keyed, it is replaced by ``None``; in this case, the hash of `contents_of` is
+    added if there is a `key`.
 
     Args:
         store: Records of the run.
@@ -146,7 +146,7 @@ def data_facts(store: RecordSet, config: DataConfig, key: bytes = b"") -> dict[s
 
 
 def contents_of(store: RecordSet, key: bytes) -> str:
-    """Returns a hash of a data set's contents, keyed with a run's secret, by which a resumed run recognises the data set.
+    """Returns a keyed hash of a data set's contents; a resumed run recognises its data set by this hash.
 
     Args:
         store: Records of the run.
@@ -200,12 +200,15 @@ def _fingerprint(data: dict[str, Any]) -> str:
     if data["fingerprint"] is None:
         return "none: the store has no fingerprint that may be published; import the records again to get one"
     if data["keyed"]:
-        return f"{data['fingerprint']} (keyed: only who has the store can check it, with `dpfed data inspect STORE --check`)"
+        return f"{data['fingerprint']} (keyed: only somebody with the store can check it: `dpfed data inspect STORE --check`)"
     return f"{data['fingerprint']} (of public records; of a record store, `dpfed data inspect STORE --check` computes it again)"
 
 
 def with_origin(facts: CardFacts, start: dict[str, Any] | None) -> CardFacts:
-    """Returns the facts of a run's card with the training data of its starting weights added.
+    """Returns the facts of a run's card, adapted to the data on which the run's starting weights were trained.
+
+    Each private run that trained these weights adds a mark. If all their data were generated, the card does not list the data
+    of the starting weights as unprotected.
 
     Args:
         facts: Facts of the run's card.

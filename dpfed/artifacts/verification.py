@@ -64,7 +64,7 @@ def ledger_of(run: RunDirectory) -> Ledger:
             last = f"it ends after {ledger.charged:,} charged step{'s' * (ledger.charged != 1)}"
             raise _lost(run, f"{last}, and {witness.format(f'{steps:,}')}")
     if results.get("run", {}).get("ledger") and ledger.artifacts is None:
-        raise _lost(run, "results.json names the ledger's hash, and the line that names the card is gone")
+        raise _lost(run, "results.json shows that a card was written, but the ledger's line with the card's hash is missing")
     return ledger
 
 

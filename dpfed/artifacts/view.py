@@ -1,4 +1,4 @@
-"""Reads the data of a finished or stopped run's report from its directory."""
+"""Reads what the report of a finished run shows from the run's directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def read_view(folder: str | Path) -> RunView:
     ledger.jsonl, gallery/, privacy_audit.json and federation.jsonl.
 
     Raises:
-        UserError: If there is no run, or a file is missing or damaged; the message names the folder or the file.
+        UserError: If there is no run, the run is not finished, or a file is missing or damaged; the message names the folder or
+            the file.
     """
     folder = Path(folder)
     if not folder.is_dir():

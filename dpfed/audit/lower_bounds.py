@@ -1,7 +1,7 @@
 """Computes an upper bound on the noise multiplier sigma from the scores of canaries (f-DP).
 
-The plan's mechanism is compared with mechanisms that differ from it in sigma only, by their whole trade-off functions.
-An outcome that rules out the claimed epsilon rules out the claimed sigma as well.
+The outcome of an attack is compared with the whole trade-off functions of the plan's mechanism, and of mechanisms that differ
+from it in sigma only. An outcome that rules out the claimed epsilon rules out the claimed sigma as well.
 """
 
 from __future__ import annotations

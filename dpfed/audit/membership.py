@@ -2,10 +2,11 @@
 
 Members are training records. Non-members are held-out records, or records of another store. The adversary knows half of each,
 and fits its attacks to them. The reported figures come from the other half. The same attacks are made on the weights before
-training, which reveal nothing about any record. If these attacks succeed, members and non-members differ by themselves, and the
-figures measure this difference.
+training, which reveal nothing about any record. If these attacks succeed, members and non-members differ even without training,
+and the figures measure this difference.
 
-The module also writes the results of an audit into the run's directory, into files that only the user who runs it can read.
+The module also writes the results of an audit into the run's directory, into files that only the user who started the audit can
+read.
 """
 
 from __future__ import annotations
@@ -147,10 +148,11 @@ def audit_membership(
         Path of the file, and its content.
 
     Raises:
-        UserError: If the run is unfinished, if its records are elsewhere or its first or last weights are missing, if `records`
-            is neither 0 nor at least 200, if there are too few records on either side or the non-members lack captions that the
-            model reads, if the records have a lifetime budget and the justification is missing, or if there is a justification
-            and no budget.
+        UserError: If there is no run, it is unfinished, has parts that were passed in Python, or is that of a federation that
+            is not simulated; if its records are elsewhere, or its first or last weights are missing; if `records` is neither 0
+            nor at least 200, or there are too few records on either side; if the store of non-members cannot be opened, or
+            lacks captions that the model reads; if the records have a lifetime budget and the justification is missing, or
+            there is a justification and no budget; if the run's directory cannot be written, or another process holds the run.
     """
     run, progress = _finished(folder), progress or Silent()
     parts = build(run.config(), progress=progress, terms=terms_at(run.terms))
@@ -223,7 +225,7 @@ def attack_all(
 
 
 def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:
-    """Writes ``RUN/audit/NAME.json``, which only the user who calls this can read, and notes the audit for the run's card.
+    """Writes ``RUN/audit/NAME.json``, which only the current user can read, and notes the audit for the run's card.
 
     A file of that name is replaced.
 
@@ -234,6 +236,10 @@ def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:
 
     Returns:
         Path of the file.
+
+    Raises:
+        UserError: If the audit cannot be noted; no file is written then.
+        OSError: If the file cannot be written.
     """
     run.disclose(AUDITED)
     make_folder(run.audits, mode=0o700)

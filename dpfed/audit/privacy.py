@@ -47,8 +47,8 @@ def audit_claim(
         config: Configuration of the run.
         plan: Plan of the run.
         world_size: Number of workers that share the records.
-        experiments: Approximate number of repeated experiments; more experiments raise the lower bounds. Runs of private
-            moments are repeated at most 1,000 times.
+        experiments: Approximate number of repeated experiments at each of one or two sampling rates; more experiments raise
+            the lower bounds. Runs of private moments are repeated at most 1,000 times.
         progress: Display of the stages; default: none.
 
     Raises:

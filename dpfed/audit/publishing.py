@@ -44,8 +44,9 @@ def audit_config(
         Path of the file, and its content.
 
     Raises:
-        UserError: If the plan is impossible, claims no privacy or has fewer groups than workers, if the records are missing or
-            unfit, or their number is known only after an import, or if the folder cannot be created or written.
+        UserError: If the plan is impossible, claims no privacy, draws no Poisson samples or has fewer groups than workers; if
+            the records are missing or unfit, or their number is known only after an import; or if the folder cannot be created
+            or written.
     """
     plan = known_plan(config, progress, world_size)
     if plan is None:
@@ -82,9 +83,10 @@ def audit_run(
         Path of the file, and its content.
 
     Raises:
-        UserError: If the run is unfinished, belongs to a federation, claims no privacy or has fewer groups than workers, if its
-            claim was contradicted before, if its records are elsewhere, so that its card and report cannot be written again, or
-            if its folder cannot be written.
+        UserError: If there is no run, it is unfinished, belongs to a federation or has parts that were passed in Python; if the
+            run claims no privacy, draws no Poisson samples or has fewer groups than workers; if its claim was contradicted
+            before; if its records are elsewhere, so that its card and report cannot be written again; if its folder cannot be
+            written, or another process holds the run.
     """
     run, progress = RunDirectory.open(folder), progress or Silent()
     if not run.finished:

@@ -36,7 +36,7 @@ def clopper_pearson(successes: int | np.ndarray, trials: int, error: float) -> t
     Args:
         successes: Numbers of successes, 0 .. trials.
         trials: Number of independent trials.
-        error: Probability that the lower bound is too high, and also that the upper bound is too low.
+        error: Largest probability that the lower bound is too high; the same for an upper bound that is too low.
 
     Returns:
         Lower and upper bound, each in the shape of `successes`.

@@ -50,8 +50,8 @@ class Sides:
             randomness: Randomness of the draw and of the views.
 
         Raises:
-            UserError: If `records` is neither 0 nor at least 200, there are too few records on either side, or the non-members
-                lack the captions that the model reads.
+            UserError: If `records` is neither 0 nor at least 200, there are too few records on either side, the store of
+                non-members cannot be opened, or it lacks the captions that the model reads.
         """
         others = parts if non_members is None else parts.with_learner(records=_store(non_members, parts))
         stores = parts.store, others.store
@@ -78,7 +78,7 @@ class Sides:
 
     @property
     def public(self) -> bool:
-        """Whether the run's store and the non-members' store are public."""
+        """Whether both the run's store and the non-members' store are public."""
         return all(parts.store.public for parts in self.parts)
 
     @property
@@ -95,8 +95,8 @@ class Sides:
         """Yields the views of one record after another, drawn J times for each record; the members come first.
 
         Yields:
-            ``{"image": (J, V, 3, side, side), "text": (J, W, L)}``: V views of the image, and W texts of L tokens. There is no
-            ``"text"`` for a model of images alone.
+            ``{"image": (J, V, 3, size, size), "text": (J, W, L)}``: V views of the image, each size x size pixels,
+            and W texts of L tokens. There is no ``"text"`` for a model of images alone.
         """
         for parts, indices in zip(self.parts, self.indices, strict=True):
             for start in range(0, len(indices), _AT_ONCE):
@@ -105,7 +105,7 @@ class Sides:
                     yield {name: view[index] for name, view in views.items()}
 
     def reference_views(self) -> dict[str, Tensor]:
-        """Returns J draws of the views of the R references: ``{"image": (R, J, V, 3, side, side), "text": (R, J, W, L)}``.
+        """Returns J draws of the views of the R references: ``{"image": (R, J, V, 3, size, size), "text": (R, J, W, L)}``.
 
         There is no ``"text"`` for a model of images alone.
         """

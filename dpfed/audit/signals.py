@@ -1,8 +1,8 @@
 """The signals of a record for an adversary with the weights: losses, gradients, and the similarity of the record's views.
 
 The adversary replays training: it draws views of the record J times as training would, and puts each draw into a group with
-reference records that it knows. Shapes: n records, J draws, V image views and W texts of L tokens in a draw, D dimensions,
-G trained parameter tensors, R references.
+reference records that it knows. Shapes: n records, J draws, V image views (size x size pixels) and W texts of L tokens in a
+draw, D dimensions, G trained parameter tensors, R references.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def signals_of(
     Args:
         model: Model, see `dpfed.models.contrastive`; it is used in evaluation mode.
         loss: Loss of a group.
-        records: Views of one record after another, in J draws each: ``{"image": (J, V, 3, side, side), "text": (J, W, L)}``, V
+        records: Views of one record after another, in J draws each: ``{"image": (J, V, 3, size, size), "text": (J, W, L)}``, V
             views of the image and W texts of L tokens, on the model's device. ``"text"`` is absent without captions.
-        references: Views of R references, in J draws each, ``{"image": (R, J, V, 3, side, side), "text": (R, J, W, L)}``.
+        references: Views of R references, in J draws each, ``{"image": (R, J, V, 3, size, size), "text": (R, J, W, L)}``.
         advance: Function that is called with the number of completed records.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,8 +1,9 @@
 """The mechanism of a run at a small scale: its plan, workers, transport, coordinator and ledger, with a model of canaries.
 
-Noise, clip norm, method, optimizer and the number of workers are the run's own. The optimizer has no warm-up and no averaged
-weights, and adaptive clipping becomes fixed clipping. The audit chooses the sampling rate. The numbers of records in the data
-set, in a batch and in a group are smaller: at a given sampling rate, neither the noise nor epsilon depends on them.
+Noise multiplier, clip norm, method, optimizer and the number of workers are the run's own. But the optimizer has no warm-up
+and no averaged weights, and adaptive clipping becomes fixed clipping. The audit chooses the sampling rate. The numbers of
+records in the data set, in a batch and in a group are smaller: at a given sampling rate and noise multiplier, epsilon does not
+depend on them.
 """
 
 from __future__ import annotations
@@ -138,9 +139,11 @@ class UnderTest:
         return np.flatnonzero(np.concatenate([np.repeat(coins, copies), np.ones(self.fillers, bool)]))
 
     def with_model(self, model: CanaryModel, engine: str | None = None) -> UnderTest:
-        """Returns the mechanism with another model of canaries, and with the engine of that name if the method allows a choice.
+        """Returns the mechanism with another model of canaries, and with another engine if the method allows a choice.
 
-        Without a name, the mechanism keeps its engine.
+        Args:
+            model: Model of canaries.
+            engine: Name of the engine; ``None``: the mechanism keeps its engine.
         """
         config = self.parts.config
         if engine is not None and self.parts.plan.bounding.method.picks_engine:

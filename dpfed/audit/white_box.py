@@ -1,4 +1,4 @@
-"""White-box scores of canaries: the evidence for a canary's presence in the outputs of each step.
+"""White-box scores of canaries: how strongly the outputs of each step indicate that a canary took part.
 
 The module also finds the coordinate of the noisy sum in which each canary shows, for every kind of method.
 

@@ -227,7 +227,8 @@ def bottleneck(one: Estimate) -> str:
     part = max(remedies, key=lambda name: getattr(one, name))
     share = getattr(one, part) / one.step
     noun = "worker" if one.workers == 1 else "workers"
-    return f"Bottleneck with {one.workers} {noun}: {share:.0%} of a step is {remedies[part]}."
+    what, _, remedy = remedies[part].partition(": ")
+    return f"The bottleneck with {one.workers} {noun} is {what} ({share:.0%} of a step): {remedy}."
 
 
 def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> dict[str, float]:

@@ -53,7 +53,7 @@ class Resources:
             are added when machines are there again. ``None``: the run needs all `workers`.
         gpus: GPUs per worker, 0 or 1; ``None``: one if the cluster has any.
         cpus: CPUs per worker; ``None``: the largest number, at least 1, with which all workers fit on the machines.
-        restarts: Number of times that workers are started again after one died.
+        restarts: Largest number of times that the workers are started again after one of them has died.
 
     Raises:
         UserError: If a number is out of range.
@@ -145,7 +145,8 @@ def _counted(sized: Resources) -> str:
     if sized.least:
         now = min(now, max(sized.least, sized.room()))
     words = f"{now} worker{'s' if now > 1 else ''}"
-    return words if now == sized.workers else f"{words} of {sized.least}-{sized.workers} (the cluster has no room for more now)"
+    asked = f"{sized.least}-{sized.workers}"
+    return words if now == sized.workers else f"{words} (of {asked}: the cluster has no room for more now)"
 
 
 def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> TorchTrainer:

@@ -71,7 +71,7 @@ def telling_of_deaths(queue: Queue, restarts: int) -> Any:
 
     Args:
         queue: Queue of events; `relayed` reads it in the user's process.
-        restarts: Number of times that workers are started again.
+        restarts: Largest number of times that the workers are started again.
     """
     from ray.exceptions import RayActorError
     from ray.train import UserCallback

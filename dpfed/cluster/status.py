@@ -21,7 +21,7 @@ from dpfed.live.figures import overview
 from dpfed.live.scan import Scan
 from dpfed.progress import Silent
 
-_REMEDY = "Start one (`ray start --head`), or set RAY_ADDRESS to host and port of its head."
+_REMEDY = "Start one (`ray start --head`), or set RAY_ADDRESS to the host and port of a cluster's head node."
 _WORKER = "RayTrainWorker"  # class name of Ray Train's worker processes
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 

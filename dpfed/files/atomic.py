@@ -75,8 +75,8 @@ def write_atomically(path: Path, content: Content | Callable[[Path], object], mo
 def create_file(path: Path, content: Content, mode: int = 0o666) -> None:
     """Writes a file that must not exist yet. When the function returns, its content is on disk.
 
-    A crash can leave a part of the file. So use it for files in a `new_folder`, and for files that can neither be missing
-    nor be replaced.
+    A crash can leave a part of the file. So use the function for files in a `new_folder`, for drafts, and for files that can
+    be written again after a crash.
 
     Args:
         path: Path of the file.

@@ -30,7 +30,7 @@ class Lines:
 
     @property
     def torn(self) -> bool:
-        """Returns whether an incomplete line (without a newline) follows the complete lines; the caller must interpret it."""
+        """Whether an incomplete line (without a newline) follows the complete lines; the caller must interpret that line."""
         return self.size > self.end
 
 
@@ -104,7 +104,7 @@ def append_line(path: Path, entry: dict[str, Any], end: int | None = None) -> in
 def append_lines(path: Path, entries: Sequence[dict[str, Any]], end: int | None = None) -> int:
     """Appends lines in one write. When the function returns, they are on disk. If the write fails, no part of them stays.
 
-    A crash during the write can leave the first of the lines, complete, and a part of the next line.
+    A crash during the write can leave some of the lines complete, and a part of the next line.
 
     Args:
         path: Path of the file, which is made if it does not exist.

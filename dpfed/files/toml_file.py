@@ -50,8 +50,8 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 def toml_value(text: str) -> Any:
     """Returns the TOML value of a text. If the text is not a TOML value, it is returned as a string: quotes may be left out.
 
-    The text must be exactly one value. With anything behind it, such as a comment, a second line or a table, the text counts
-    as not a TOML value: no part of it is dropped silently.
+    The text must be exactly one value. If anything follows the value, such as a comment, a second line or a table, the whole
+    text is returned as a string: no part of it is dropped silently.
 
     Args:
         text: One line, such as ``0.5`` or ``[1, 2]``.

@@ -107,7 +107,9 @@ def _privacy(run: RunState) -> Iterator[Figure]:
         "epsilon_spent", "epsilon spent", run.epsilon, f"{spent} of {planned} planned", "Epsilon of what was released so far"
     )
     yield Figure("epsilon_planned", "epsilon planned", run.epsilon_planned, planned, "Epsilon of all planned steps")
-    yield Figure("delta", "delta", plan.promise.delta, round_up(plan.promise.delta), "Delta of both epsilons")
+    yield Figure(
+        "delta", "delta", plan.promise.delta, round_up(plan.promise.delta), "Delta of epsilon_spent and epsilon_planned"
+    )
     if run.budget is not None:
         what = "The largest epsilon that the site agreed to, or the epsilon of the records' lifetime budget"
         yield Figure("epsilon_budget", "budget", run.budget, round_up(run.budget), what)

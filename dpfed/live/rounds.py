@@ -40,7 +40,7 @@ def sites_of(names: Sequence[str], steps: Sequence[Mapping[str, Any]], arrival_l
     Args:
         names: Names of the sites in the federation's terms.
         steps: Last line of the coordinator's journal about each step, in order.
-        arrival_log: Arrival times of the answers to the last steps, by step; empty unless the run continues.
+        arrival_log: Arrival times of the answers to the last steps, by step; empty if no process is working on the run.
     """
     over = [line for line in steps if line["event"] != "opened"]
     counted = Counter(site for line in over if line["event"] == "collected" for site in line.get("arrived", ()))

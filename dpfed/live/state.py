@@ -49,7 +49,8 @@ class RunState:
         card: Text of the privacy card, or of the page that replaces it for a run without a guarantee; empty: not written yet.
         rounds: In a federation, the journal's last line about each step, in order.
         sites: In a federation, the sites with their answers.
-        arrival_log: In a federation, arrival times of the answers to the last steps, while the run continues.
+        arrival_log: In a federation, arrival times of the answers to the last steps; empty if no process is working
+            on the run.
         model: Whether the finished run has a model.
     """
 

@@ -90,7 +90,7 @@ def test_a_lost_or_changed_ledger_line_is_refused_by_number(run):
     for cut in range(1, len(lines)):
         run.ledger.write_text("".join(lines[:-cut]))
         short = r"it ends after \d charged steps?, and results.json says 3"
-        gone = "the line that names the card is gone" if cut == 1 else short
+        gone = "line with the card's hash is missing" if cut == 1 else short
         with pytest.raises(UserError, match=f"{gone}.*run-ledger-short"):
             verify(run.card, run.path)
     run.ledger.write_text("".join(lines) + '{"torn')

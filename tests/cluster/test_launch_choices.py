@@ -67,9 +67,9 @@ def test_what_continues_a_run_whose_workers_died(tmp_path, tiny_config):
 @pytest.mark.parametrize(
     ("asked", "machines", "words"),
     [
-        (Resources(workers=4, least=1), [{"CPU": 2.0}], "2 workers of 1-4 (the cluster has no room for more now)"),
+        (Resources(workers=4, least=1), [{"CPU": 2.0}], "2 workers (of 1-4: the cluster has no room for more now)"),
         # once machines have come
-        (Resources(workers=4, least=2), [{"CPU": 1.0}], "2 workers of 2-4 (the cluster has no room for more now)"),
+        (Resources(workers=4, least=2), [{"CPU": 1.0}], "2 workers (of 2-4: the cluster has no room for more now)"),
         (Resources(workers=4, least=1), [CPU], "4 workers"),
         (Resources(workers=1), [CPU], "1 worker"),
     ],
