@@ -66,7 +66,7 @@ class CoordinatorFolder:
             cards: Cards of the sites, or files of these cards.
             identity: Coordinator's long-term cryptographic keys; default: new keys.
             progress: Progress, which shows the import or generation of the coordinator's records; default: nothing is shown.
-            options: Further fields of the terms, see `Terms.agree`.
+            options: Further fields of the terms, except ``basis``; see `Terms.agree`.
 
         Returns:
             The new folder.

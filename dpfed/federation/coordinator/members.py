@@ -21,7 +21,8 @@ _LONGEST = 600.0  # seconds of the longest pause
 class Backoff:
     """Pauses during which a site is not asked, because a step has waited for it in vain.
 
-    Whenever a further step in a row has waited in vain, the site's next pause is twice as long, up to ten minutes.
+    The first pause is as long as the step waited. After every further step in a row that has waited for the site in vain, its
+    pause is twice as long as before, up to ten minutes.
 
     Args:
         clock: Function that returns the time in seconds; default: `time.monotonic`.
