@@ -83,8 +83,8 @@ class Members:
             knows; default: none have left.
 
     Attributes:
-        ahead: Sites that are ahead of the coordinator: when they were greeted for a step, they had already taken part in
-            this step or a later one. For each of them the latest such step, by site number.
+        ahead: For each site that is ahead of the coordinator, the latest step that the site has taken part in, by site
+            number. A site is ahead if it had already taken part in the step for which it was greeted, or in a later one.
     """
 
     def __init__(

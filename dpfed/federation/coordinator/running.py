@@ -23,7 +23,7 @@ def coordinate(folder: Path, path: Path, channel: Channel, progress: Progress) -
     """Begins a federation's run, or resumes it; returns a finished run as it is.
 
     Args:
-        folder: Folder of the coordinator.
+        folder: Folder of the coordinator, see `CoordinatorFolder`.
         path: Directory of the run.
         channel: Connection to the sites.
         progress: Progress, which shows the stages of the run.

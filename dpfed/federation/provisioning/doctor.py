@@ -134,7 +134,7 @@ def _node_port(paths: SitePaths) -> Iterator[Finding]:
     if not port.isdecimal() or not 0 < int(port) < 65536:
         yield Finding("ports", State.BAD, f"DPFED_PORT in .env is {port!r}", "write a number from 1 to 65535")
         return
-    advice = "start node and app; the SuperNode ends, and is started again, until the coordinator has registered its key"
+    advice = "start node and app; the SuperNode keeps ending and being restarted until the coordinator has registered its key"
     yield from of_port(int(port), "the SuperNode", advice)
 
 
