@@ -32,7 +32,7 @@ class Simulation(Section):
         """The trust mode, with the numbers of sites that may drop out and collude.
 
         Raises:
-            UserError: If the trust mode does not allow that so many sites drop out or collude.
+            UserError: If the trust mode cannot work when so many sites drop out or collude.
         """
         return Trust(self.trust, self.sites, self.drops, self.colluders)
 

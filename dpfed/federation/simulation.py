@@ -100,7 +100,7 @@ def run_simulation(
         preflight: Preflight of the run.
         simulation: Sites to simulate.
         progress: Progress, which shows the stages of the run.
-        callbacks: Callbacks that look on while the model trains.
+        callbacks: Callbacks that observe the training.
 
     Returns:
         The finished run.
@@ -153,7 +153,7 @@ def resume(folder: str | Path, progress: Progress | bool | None = None, callback
         folder: Directory of the run.
         progress: Progress, which shows the stages of the run; ``False``: nothing is shown; ``None`` (default): bars in
             terminals and notebooks (`shown`).
-        callbacks: A `Callback`, or a list of them; a callback looks on while the model trains.
+        callbacks: A `Callback`, or a list of them; a callback observes the training.
 
     Returns:
         The finished run.
@@ -179,7 +179,7 @@ def resume_simulation(
         run: Directory of the run, not locked.
         progress: Progress, which shows the stages of the run.
         expected: Simulation that the run must have; ``None``: any.
-        callbacks: Callbacks that look on while the model trains.
+        callbacks: Callbacks that observe the training.
 
     Returns:
         The finished run.

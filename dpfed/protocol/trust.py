@@ -54,7 +54,7 @@ class Trust:
         colluders: Number of further sites that may tell others what they know, c; default 1.
 
     Raises:
-        UserError: If a number is negative, or the mode cannot work with so many sites that drop out or collude.
+        UserError: If a number is negative, or the mode cannot work when so many sites drop out or collude.
     """
 
     mode: Mode

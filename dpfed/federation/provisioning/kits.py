@@ -86,7 +86,7 @@ class Kit(Origin):
         """Reads a kit.
 
         Raises:
-            UserError: If the file cannot be read, is not a kit, or is not as its coordinator signed it.
+            UserError: If the file cannot be read, is not a kit, or was changed after its coordinator signed it.
         """
         try:
             signed, signature, tree = _opened(path, _KIT)
