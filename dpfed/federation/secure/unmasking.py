@@ -73,7 +73,7 @@ class Unmasking:
         Args:
             site: Number of the site.
             masked: Vector from `Masking.mask`, shape ``(P,)``, uint32.
-            signature: Site's signature of the roster, from `Masking.signed_roster`; default: none, where no site may drop out.
+            signature: Signature of the roster, from `Masking.signed_roster`; needed if sites may drop out; default: none.
 
         Raises:
             UserError: If the site is not in the roster or was added before, the step is closed, or the vector or the signature
