@@ -1,4 +1,4 @@
-"""Lifetime budgets at a site: a site that joins a federation reserves the whole plan, besides what other runs reserved."""
+"""Lifetime budgets at a site that joins a federation: it reserves the whole plan, in addition to other runs' reservations."""
 
 from __future__ import annotations
 

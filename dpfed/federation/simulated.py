@@ -11,23 +11,28 @@ from dpfed.protocol.trust import Mode, Trust
 
 
 class Simulation(Section):
-    """A simulated federation: its number of sites, trust mode, and how much the records of the sites differ.
+    """The settings of a simulated federation.
 
-    The trust mode comes with the numbers of sites that may drop out and collude.
+    Attributes:
+        sites: Number of sites, from 2 to 1,000; default 3.
+        trust: Trust mode (`dpfed.protocol.trust`); default ``central``.
+        drops: Number of sites that may drop out of a step; default 0.
+        colluders: Number of sites that may collude; default 1.
+        skew: Degree to which the sites' records differ, from 0 to 1 (`dpfed.data.store.division`); default 0.8.
     """
 
     sites: int = Field(3, ge=2, le=1000)
     trust: Mode = "central"
     drops: int = Field(0, ge=0)
     colluders: int = Field(1, ge=0)
-    skew: float = Field(0.8, ge=0, le=1, description="how much the sites' records differ, see `dpfed.data.store.division`")
+    skew: float = Field(0.8, ge=0, le=1)
 
     @property
     def trust_model(self) -> Trust:
         """The trust mode, with the numbers of sites that may drop out and collude.
 
         Raises:
-            UserError: If the trust mode does not allow that so many sites drop out or collude.
+            UserError: If the trust mode cannot work when so many sites drop out or collude.
         """
         return Trust(self.trust, self.sites, self.drops, self.colluders)
 

@@ -100,7 +100,7 @@ def run_simulation(
         preflight: Preflight of the run.
         simulation: Sites to simulate.
         progress: Progress, which shows the stages of the run.
-        callbacks: Callbacks that look on while the model trains.
+        callbacks: Callbacks that observe the training.
 
     Returns:
         The finished run.
@@ -146,19 +146,22 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], pro
 def resume(folder: str | Path, progress: Progress | bool | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:
     """Resumes an interrupted run, of one process or of a simulated federation; returns a finished run as it is.
 
+    An interrupted run with parts that were passed in Python (`Trainer`) is resumed by running the same lines again, not by this
+    function.
+
     Args:
         folder: Directory of the run.
         progress: Progress, which shows the stages of the run; ``False``: nothing is shown; ``None`` (default): bars in
             terminals and notebooks (`shown`).
-        callbacks: A `Callback`, or a list of them; a callback looks on while the model trains.
+        callbacks: A `Callback`, or a list of them; a callback observes the training.
 
     Returns:
         The finished run.
 
     Raises:
         UserError: If something else than callbacks is given; if the folder holds no run; if the run, its ledger or its
-            checkpoint is damaged; if its records have changed; if another process holds the run; or if it is the run of a real
-            federation, which only its coordinator resumes.
+            checkpoint is damaged; if its records have changed; if another process holds the run; if parts of the unfinished run
+            were passed in Python; or if it is the run of a real federation, which only its coordinator resumes.
     """
     callbacks, run = listed(callbacks), RunDirectory.open(folder)
     with shown(progress) as seen:
@@ -176,7 +179,7 @@ def resume_simulation(
         run: Directory of the run, not locked.
         progress: Progress, which shows the stages of the run.
         expected: Simulation that the run must have; ``None``: any.
-        callbacks: Callbacks that look on while the model trains.
+        callbacks: Callbacks that observe the training.
 
     Returns:
         The finished run.
@@ -196,7 +199,7 @@ def resume_simulation(
         raise UserError(f"{run.simulation} is damaged: restore it from a copy of the run. [site-simulation-damaged]") from error
     if expected not in (None, simulation):
         raise UserError(
-            f"{run.path} simulates {simulation}, and now {expected} is asked for: choose another folder. [site-simulation]",
+            f"{run.path} simulates {simulation}, but {expected} were asked for: choose another folder. [site-simulation]",
             command="On the command line: --run DIR",
         )
     with run.locked():

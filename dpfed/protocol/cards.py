@@ -30,7 +30,7 @@ class SiteCard(Section):
     signing_key: str = KEY
     exchange_key: str = KEY
     contents: str | None = Field(
-        None, pattern="^[0-9a-f]{32}$", description="fingerprint of the records, keyed unless they are public"
+        None, pattern="^[0-9a-f]{32}$", description="fingerprint of the records, made with a secret key unless they are public"
     )
 
     @property

@@ -67,8 +67,8 @@ class Grid:
 
     Attributes:
         spacing: Distance between neighbours. A power of two makes scaling exact in floating point.
-        digits: Number of low-order bits that `encode_steps` rounds away. The integers count steps of a finer grid, whose
-            spacing is smaller by a factor of 2^digits. Default 0.
+        digits: Number of low-order bits that `encode_steps` rounds away: the integers that it gets count steps of a finer
+            grid, whose spacing is smaller by a factor of 2^digits. Default 0.
     """
 
     spacing: float
@@ -79,9 +79,9 @@ class Grid:
         """Returns the finest grid on which the sum of all sites practically never wraps.
 
         A coordinate wraps only if its noise exceeds 12 standard deviations (less half a grid step of rounding per site). This
-        has probability 4e-33. That any of 11 million coordinates wraps in 1,200 steps has probability 5e-23. A coordinate that
-        wraps is wrong by 2^32 grid steps. The release stays a function of the sum modulo 2^32, so wrapping costs accuracy and
-        never privacy.
+        has probability 4e-33. The probability that any of 11 million coordinates wraps in any of 1,200 steps is 5e-23. A
+        coordinate that wraps is wrong by 2^32 grid steps. The release stays a function of the sum modulo 2^32, so wrapping
+        costs accuracy and never privacy.
 
         Args:
             bound: Largest L2 norm of the sum of all clipped sums, without noise: number of groups times clip norm.

@@ -7,8 +7,8 @@ answered it, and no site is asked twice for a step. As in a ledger, every line c
 The module also has the arrival log. This log records when the sites' answers came, for live views of a running federation.
 
 A site's response time depends on the records that the site drew, and epsilon does not cover what the time reveals. The
-coordinator cannot help seeing these times, so only its own user can read the file (0600). The file holds the latest steps only,
-and is deleted when the process that writes it ends its work: a finished run reveals no times.
+coordinator sees these times in any case; nobody else may, so only the coordinator's own user can read the file (mode 0600). The
+file holds the latest steps only, and is deleted when the process that writes it ends its work: a finished run reveals no times.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def refuse_parts_of_python(config: Config) -> None:
     for key, name in names_of(config).items():
         if in_python(name):
             raise UserError(
-                f"{key} = {name!r} was given as a Python object, and the terms of a federation need a name that each site can "
+                f"{key} = {name!r} was given as a Python object, but the terms of a federation need a name that each site can "
                 "import: move the object into a module, and give MODULE:OBJECT. [terms-in-python]"
             )
         if _top(name) in sys.stdlib_module_names:

@@ -51,8 +51,8 @@ class Terms(Section):
     config: dict[str, Any]
     plan: dict[str, Any]
     trust: Mode = "central"
-    drops: int = Field(0, ge=0, description="d: number of sites that may drop out of a step (distributed and secure)")
-    colluders: int = Field(1, ge=0, description="c: number of sites that may pool what they know (distributed and secure)")
+    drops: int = Field(0, ge=0, description="d: sites that may drop out of a step (trust = 'distributed' or 'secure')")
+    colluders: int = Field(1, ge=0, description="c: sites that may collude (trust = 'distributed' or 'secure')")
     deadline: float = Field(120.0, ge=0.1, le=86_400, description="seconds that a step waits for the slowest site")
     broadcast: Literal["fp32", "bf16"] = Field("fp32", description="format in which parameters travel to the sites")
     coordinator: str = KEY
@@ -98,7 +98,7 @@ class Terms(Section):
         for card in cards:
             if by_unit and card.units is None:
                 raise UserError(
-                    f"privacy.unit = 'user', and the records of {card.name} name no units. Set privacy.unit = 'record', or ask "
+                    f"privacy.unit = 'user', but the records of {card.name} name no units. Set privacy.unit = 'record', or ask "
                     "that site for records that name units. [terms-no-units]"
                 )
         counts = [(card.units or 0) if by_unit else card.records for card in cards]
@@ -185,7 +185,7 @@ class Terms(Section):
         _check(all(counts), f"a site has no {counted}")
         _check(sum(counts) == plan.sampling.records, f"the sites' numbers of {counted} do not add up to the plan's N")
         _check([site.groups for site in sites] == plan.apportioned(counts), f"the groups are not shared out by {counted}")
-        _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")
+        _check(plan.private or terms.trust == "central", "without privacy, trust must be 'central'")
         _check(all(map(is_exchange_key, (site.exchange_key for site in sites))), "an exchange key is not valid")
         for what in ("name", "signing_key", "exchange_key"):
             _check(len({getattr(site, what) for site in sites}) == len(sites), f"two sites have the same {what}")

@@ -37,8 +37,8 @@ _KNOWN = (
 _NONE_KNOWN = "So the promise does not hold against a site, which knows its own share, or against whoever learns one. "
 _SAID = {
     "central": "central: each site sends its clipped sum; the server sees it, adds the noise once and keeps the ledger",
-    "distributed": "distributed: " + _SHARES + "The server sees each site's sum with that site's share only",
-    "secure": "secure: " + _SHARES + "Each site masks its sum: the server sees the noisy total only, also if it lies",
+    "distributed": "distributed: " + _SHARES + "The server sees each site's sum, with only that site's share of the noise",
+    "secure": "secure: " + _SHARES + "Each site masks its sum: the server sees the noisy total only, even if it lies",
     "local": "local: each site adds the whole noise to its own sum before anything leaves it, and trusts nobody",
 }
 
@@ -54,7 +54,7 @@ class Trust:
         colluders: Number of further sites that may tell others what they know, c; default 1.
 
     Raises:
-        UserError: If a number is negative, or the mode cannot work with so many sites that drop out or collude.
+        UserError: If a number is negative, or the mode cannot work when so many sites drop out or collude.
     """
 
     mode: Mode
@@ -74,8 +74,8 @@ class Trust:
             raise UserError(f"secure aggregation hides a site among others: it needs at least 2 sites, got {n}. [trust-alone]")
         if d + c >= n:
             raise UserError(
-                f"of {n} sites {d} may drop out and {c} collude: none is left for the noise; lower one of the two "
-                "numbers. [trust-colluders]"
+                f"of {n} sites {d} may drop out and {c} collude, so no site is left whose noise stays secret: lower drops or "
+                "colluders. [trust-colluders]"
             )
         if self.mode == "secure" and 2 * d >= n:
             raise UserError(

@@ -25,6 +25,8 @@ from dpfed.runs.starts import checked_start, starting_weights
 class CoordinatorFolder:
     """The coordinator's folder: its key, the terms, and its own configuration, which names the records for evaluation.
 
+    `dpfed federation provision` makes this folder as ``federation`` in the folder of the whole federation.
+
     Attributes:
         path: Path of the folder.
         terms: File of the terms, to be given to the sites.
@@ -66,7 +68,7 @@ class CoordinatorFolder:
             cards: Cards of the sites, or files of these cards.
             identity: Coordinator's long-term cryptographic keys; default: new keys.
             progress: Progress, which shows the import or generation of the coordinator's records; default: nothing is shown.
-            options: Further fields of the terms, see `Terms.agree`.
+            options: Further fields of the terms, except ``basis``; see `Terms.agree`.
 
         Returns:
             The new folder.
@@ -105,7 +107,7 @@ class CoordinatorFolder:
         """Opens a coordinator's folder.
 
         Raises:
-            UserError: If the folder is not a coordinator's.
+            UserError: If the folder is not a coordinator's, or holds no terms yet.
         """
         folder = cls(Path(path))
         if not folder.terms.is_file():

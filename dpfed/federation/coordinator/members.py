@@ -21,7 +21,8 @@ _LONGEST = 600.0  # seconds of the longest pause
 class Backoff:
     """Pauses during which a site is not asked, because a step has waited for it in vain.
 
-    Whenever a further step in a row has waited in vain, the site's next pause is twice as long, up to ten minutes.
+    The first pause is as long as the step waited. After every further step in a row that has waited for the site in vain, its
+    pause is twice as long as before, up to ten minutes.
 
     Args:
         clock: Function that returns the time in seconds; default: `time.monotonic`.
@@ -82,8 +83,8 @@ class Members:
             knows; default: none have left.
 
     Attributes:
-        ahead: Sites that are ahead of the coordinator: when they were greeted for a step, they had already taken part in
-            this step or a later one. For each of them the latest such step, by site number.
+        ahead: For each site that is ahead of the coordinator, the latest step that the site has taken part in, by site
+            number. A site is ahead if it had already taken part in the step for which it was greeted, or in a later one.
     """
 
     def __init__(

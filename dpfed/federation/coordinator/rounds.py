@@ -97,7 +97,7 @@ class Federation:
         """
         if self._paid.release_of(step) is not None:
             raise UserError(
-                f"step {step} was released, and its release is not kept any more; the sites do not answer a step twice. "
+                f"step {step} was released, but its release is no longer stored, and the sites do not answer a step twice. "
                 "Restore the run's newest checkpoint, then resume. [round-released]"
             )
         if self._journal.opened(step):  # by a server that died during the step
@@ -158,7 +158,7 @@ class Federation:
                 return
             if self._trust.sites - len(ahead) < self._trust.least:
                 raise UserError(
-                    f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: they took "
+                    f"the sites took part in steps up to {max(ahead.values())}, but this run is at step {step}: they took "
                     "part in another run. Resume that run, or make new terms. [round-other-run]"
                 )
             if absent != (absent := list(self._members.absent(step).values())):

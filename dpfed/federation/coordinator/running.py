@@ -20,10 +20,10 @@ _ENDING = 10.0  # seconds that a previous server may still hold the run
 
 
 def coordinate(folder: Path, path: Path, channel: Channel, progress: Progress) -> RunDirectory:
-    """Begins a federation's run, or resumes it.
+    """Begins a federation's run, or resumes it; returns a finished run as it is.
 
     Args:
-        folder: Folder of the coordinator.
+        folder: Folder of the coordinator, see `CoordinatorFolder`.
         path: Directory of the run.
         channel: Connection to the sites.
         progress: Progress, which shows the stages of the run.
@@ -32,8 +32,8 @@ def coordinate(folder: Path, path: Path, channel: Channel, progress: Progress) -
         The finished run.
 
     Raises:
-        UserError: If the folder is not a coordinator's, if the run's directory cannot be used or belongs to other terms, or if
-            the run cannot be trained; the message says what to change.
+        UserError: If the folder is not a coordinator's, if the run's directory cannot be used or belongs to other terms, if
+            another process holds the run, or if the run cannot be trained; the message says what to change.
     """
     party = CoordinatorFolder.open(folder)
     terms, identity = Terms.load(party.terms), party.identity()

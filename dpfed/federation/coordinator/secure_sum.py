@@ -78,7 +78,7 @@ class SecureSum:
             The total, shape ``(P,)``, uint32, and an empty text; or ``None`` and the reason why there is no total.
 
         Raises:
-            UserError: If sums of fewer sites have arrived than the trust mode needs.
+            UserError: If fewer sums have arrived than the trust mode needs.
         """
         arrived = sorted(self._unmasking.close())
         if not self._trust.drops:

@@ -1,7 +1,7 @@
 """All parties of a federation on one machine, each a process of its own.
 
-The parties are a SuperLink, a SuperNode and a site worker for each site, and the operator's `flwr run`, over TLS on the
-loopback interface. Unlike in a real federation, the records come from one store, which is divided among the sites.
+The parties are a SuperLink, a SuperNode and a site worker for each site, and the operator's `flwr run`. They are connected over
+TLS on the loopback interface. Unlike in a real federation, the records come from one store, which is divided among the sites.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
         config: Configuration of the run; its records are divided among the sites.
         path: Absolute path of the run's directory; the parties' folders go beside it.
         sites: Number of institutions.
-        skew: Degree to which the sites' records differ, from 0 to 1.
+        skew: Degree to which the sites' records differ, from 0 to 1 (`dpfed.data.store.division`).
         options: Options of the terms: ``trust``, ``drops``, ``colluders``, ``deadline``.
 
     Returns:
@@ -103,7 +103,7 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
         if not stores.exists():
             progress.note(f"dividing the records among {sites} institutions")
             divide_store(store.path, stores, sites, skew, progress=import_progress(progress, "records divided"))
-    say(f"making {sites} institutions, and the coordinator's terms, with the noise for all their records together")
+    say(f"making {sites} institutions and the coordinator's terms, whose noise is planned for all records together")
     folders = [
         SiteFolder.create(parties / site_folder(number), site_folder(number), stores / site_folder(number), **_copies(config))
         for number in range(sites)

@@ -1,6 +1,6 @@
 """All uses of Flower beyond its documented API, written for Flower 1.41.
 
-Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's commands. Beyond these, dpfed uses:
+Flower documents `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and its commands. Beyond these, dpfed uses:
 
 - the Runtime API of a SuperNode (`tasks_of`, `handle`): one process that stays handles all messages (`resident.py`).
   Its counterpart in Flower is ``flwr/supernode/runtime/run_clientapp.py``.

@@ -38,7 +38,7 @@ class Operator:
     """Registers SuperNodes and runs a federation, as its operator does.
 
     Args:
-        folder: Coordinator's folder, as it was provisioned.
+        folder: Folder that `dpfed federation provision` made.
         port: Port of the SuperLink, on loopback; default: the port for which the folder was provisioned.
 
     Raises:
@@ -164,7 +164,7 @@ class Operator:
 
     @property
     def run_folder(self) -> Path:
-        """Directory of the run: ``runs/NAME`` in this folder; NAME is the federation's name.
+        """Directory of the run: ``runs/NAME`` in the provisioned folder; NAME is the federation's name.
 
         If an earlier version of dpfed began the run, its directory is ``run``.
         """

@@ -1,6 +1,6 @@
 """Runs a SuperNode's ClientApp in one resident process, from the code that is installed at the site.
 
-By default, a SuperNode starts a process for every message, and this process runs the code that came with the run. A message
+By default, a SuperNode starts a process for every message, and that process runs the code that came with the run. A message
 then takes seconds longer, and whoever may start a run may run any code at every site. With ``--isolation process``, a SuperNode
 leaves messages to another program. This module is that program:
 

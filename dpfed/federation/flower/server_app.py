@@ -20,8 +20,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Trains with the sites of a federation; resumes the run if its directory exists.
 
-    The run config has two keys, both with absolute paths on the machine of the SuperLink. ``federation`` is the coordinator's
-    folder (`dpfed federation provision`), and ``run`` is the run's directory.
+    The run config has two keys, both with absolute paths on the machine of the SuperLink. ``federation`` is the folder of the
+    terms (`CoordinatorFolder`), which is ``federation`` in the folder that `dpfed federation provision` makes. ``run`` is the
+    run's directory.
+
+    Raises:
+        UserError: If a path is not absolute, or for another reason, see `coordinate`.
     """
     try:
         given = {name: str(context.run_config.get(name, "")) for name in ("federation", "run")}

@@ -134,7 +134,7 @@ def _node_port(paths: SitePaths) -> Iterator[Finding]:
     if not port.isdecimal() or not 0 < int(port) < 65536:
         yield Finding("ports", State.BAD, f"DPFED_PORT in .env is {port!r}", "write a number from 1 to 65535")
         return
-    advice = "start node and app; the SuperNode ends, and is started again, until the coordinator has registered its key"
+    advice = "start node and app; the SuperNode keeps ending and being restarted until the coordinator has registered its key"
     yield from of_port(int(port), "the SuperNode", advice)
 
 
@@ -163,7 +163,7 @@ def _terms(paths: SitePaths) -> Iterator[Finding]:
     site.refuse_lost_terms()
     if not site.joined:
         there = paths.kit.terms is not None
-        said = "the kit contains terms, and the site has not joined" if there else "the kit does not contain terms yet"
+        said = "the kit contains terms, but the site has not joined" if there else "the kit does not contain terms yet"
         wait = f"send {paths.reply} to the coordinator; the next kit comes when all sites have replied"
         yield Finding("terms", State.CARE, said, f"dpfed site join {paths.path} {paths.path}" if there else wait)
         return
@@ -206,7 +206,7 @@ def _copies(site: SiteFolder) -> Iterator[Finding]:
         from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
         copies = require_copies(site.terms(), site.settings())
-        for said, compared in (("as agreed on", True), ("there; the coordinator compares them when it greets the site", False)):
+        for said, compared in (("as agreed on", True), ("found; the coordinator compares them when it greets the site", False)):
             if keys := [key for key, is_compared in copies.items() if is_compared is compared]:
                 yield Finding("copies", State.GOOD, f"{said}: {', '.join(keys)}")
 

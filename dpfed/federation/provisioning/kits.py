@@ -86,7 +86,7 @@ class Kit(Origin):
         """Reads a kit.
 
         Raises:
-            UserError: If the file cannot be read, is not a kit, or is not as its coordinator signed it.
+            UserError: If the file cannot be read, is not a kit, or was changed after its coordinator signed it.
         """
         try:
             signed, signature, tree = _opened(path, _KIT)
@@ -176,13 +176,14 @@ class Reply(Section):
             )
         if self.protocol != PROTOCOL:
             raise UserError(
-                f"{name} runs dpfed {self.release}, which speaks protocol {self.protocol}, and this is dpfed {__version__} "
+                f"{name} runs dpfed {self.release}, which speaks protocol {self.protocol}, but this is dpfed {__version__} "
                 f"with protocol {PROTOCOL}: install the same release on both sides. [kit-reply-release]"
             )
         if not _is_node_key(self.node_key):
             raise UserError(
-                f"{path} holds an invalid SuperNode key: ask the site to remove keys/node, keys/node.pub and reply.json, and "
-                "to run `dpfed site setup` again with kit.json of that folder, and --into its parent. [kit-reply-key]"
+                f"{path} holds an invalid SuperNode key: ask the site to remove keys/node, keys/node.pub and reply.json from "
+                "its folder, and to run `dpfed site setup` again with the kit.json in that folder and with --into the folder's "
+                "parent. [kit-reply-key]"
             )
 
 

@@ -57,7 +57,10 @@ _STRANGE = (
 _WRONG = {  # OpenSSL's words about a certificate: their meaning, and what to do
     "expired": ("its certificate has expired", "call the coordinator, who renews it; look at this machine's date, too"),
     "not yet valid": ("its certificate is not valid yet", "set this machine's clock: it is behind"),
-    "mismatch": ("its certificate is for another name", "call the coordinator: `host` in project.toml must be this name"),
+    "mismatch": (
+        "its certificate is for another name",
+        "call the coordinator: `host` in project.toml must be the host of this address",
+    ),
     "local issuer": _STRANGE,
     "self-signed": _STRANGE,
     "self signed": _STRANGE,

@@ -49,10 +49,14 @@ Name = Annotated[str, StringConstraints(pattern=_NAME)]
 
 
 class Project(Section):
-    """A federation before it begins. Read it with `Project.load`."""
+    """A federation before it begins. Read it with `Project.load`.
+
+    ``trust``, ``drops``, ``colluders``, ``deadline`` and ``broadcast`` are the fields of the terms with these names, see
+    `dpfed.protocol.terms.Terms`.
+    """
 
     name: Name = Field(description="name of the federation, and of the folders of all parties")
-    config: str = Field(description="configuration of the run: a TOML file beside this one, or the name of a shipped one")
+    config: str = Field(description="configuration of the run: a TOML file, or the name of a shipped one, see `run_config`")
     host: str = Field(description="name or IP address under which the sites reach the coordinator")
     port: int = Field(9443, ge=1, le=65535, description="port of the coordinator's proxy, the only one open to the network")
     link_port: int = Field(
@@ -116,7 +120,8 @@ class Project(Section):
         """Reads the configuration of the run.
 
         Args:
-            beside: File of the project. The configuration's file is looked up in the same folder.
+            beside: File of the project. The configuration's file is looked up in the same folder. If it is not there,
+                ``config`` is a path from the current folder, or the name of a shipped configuration.
 
         Raises:
             UserError: If the configuration cannot be read, or is impossible.

@@ -170,8 +170,9 @@ class _Office:
             for key, value in self._project.options.items():
                 if getattr(terms, key) != value:
                     raise UserError(
-                        f"{key} = {value!r}, and the terms of {name!r} are made with {getattr(terms, key)!r}, and never "
-                        "change: restore that value, or start a project with another name. [project-other-options]"
+                        f"the project sets {key} = {value!r}, but the terms of {name!r} were made with {getattr(terms, key)!r} "
+                        f"and cannot change: set {key} back to {getattr(terms, key)!r}, or start a project with another name. "
+                        "[project-other-options]"
                     )
 
     def found(self) -> None:
@@ -232,7 +233,7 @@ class _Office:
             if name in newest and newest[name][1].card != reply.card:
                 raise UserError(
                     f"{newest[name][0]} and {path} both name {name}, with different cards: have the site read out its "
-                    "card's fingerprint, and remove the reply that has another one. [project-two-replies]"
+                    "card's fingerprint, and remove the reply whose card has another fingerprint. [project-two-replies]"
                 )
             if name not in newest or reply.written >= newest[name][1].written:
                 newest[name] = path, reply

@@ -65,8 +65,8 @@ class SitePaths:
         read = Kit.load(kit)
         if not is_spoken(coordinator, read.coordinator):
             raise UserError(
-                f"{kit} was not made by the coordinator with the fingerprint {coordinator!r}: call the "
-                "operator again to compare it. If it is right, the kit comes from somebody else. [kit-coordinator]"
+                f"{kit} was not made by the coordinator with the fingerprint {coordinator!r}: call the operator again to "
+                "compare the fingerprint. If the fingerprint is right, the kit comes from somebody else. [kit-coordinator]"
             )
         proxy, declared = settings.pop("proxy", None), settings.pop("declared", None)
         records_of_site(store, declared, settings)  # before anything is made
@@ -147,7 +147,7 @@ class SitePaths:
             return Origin.model_validate_json(read_text(self._origin))
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self._origin} is missing or damaged: it names the coordinator. Restore the file, or remove {self.reply} "
+                f"{self._origin}, which names the coordinator, is missing or damaged: restore the file, or remove {self.reply} "
                 f"and run `dpfed site setup` again with {self.path / KIT} and --into {self.path.parent}. [kit-origin-damaged]"
             ) from error
 
@@ -173,7 +173,9 @@ class SitePaths:
                     f"{kit} is from another federation or coordinator than {self.path}: nothing was changed. [kit-federation]"
                 )
             if new.origin != origin:
-                raise UserError(f"{kit} is the kit of {new.site}, and this is {origin.site}: nothing was changed. [kit-site]")
+                raise UserError(
+                    f"{kit} is the kit of {new.site}, but this site is {origin.site}: nothing was changed. [kit-site]"
+                )
             try:
                 old = self.kit
             except UserError:  # the present kit comes from elsewhere, or is damaged

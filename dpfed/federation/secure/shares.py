@@ -1,7 +1,8 @@
 """Shares of 32-byte secrets: any `needed` shares recover the secret, fewer reveal nothing about it.
 
-Shamir, "How to share a secret" (Communications of the ACM, 1979). A secret is a number below a prime, the value at 0 of a
-polynomial whose other coefficients are uniform. A site's share is the polynomial's value at the site's number plus 1.
+Shamir, "How to share a secret" (Communications of the ACM, 1979). A secret is a number below a prime. It is the value at
+0 of a polynomial whose other coefficients are drawn uniformly. A site's share is the polynomial's value at the site's number
+plus 1.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def split(secrets: list[bytes], needed: int, sites: int) -> list[list[bytes]]:
 
 def _shares(secret: int, needed: int, sites: int) -> Iterator[bytes]:
     if secret >= PRIME:
-        raise ValueError("a secret that is not below the prime: it was not drawn at random")
+        raise ValueError("a secret is not below the prime, so it was not drawn at random")
     coefficients = [*(system.randbelow(PRIME) for _ in range(needed - 1)), secret]
     for point in range(1, sites + 1):
         value = 0

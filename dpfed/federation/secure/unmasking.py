@@ -73,7 +73,7 @@ class Unmasking:
         Args:
             site: Number of the site.
             masked: Vector from `Masking.mask`, shape ``(P,)``, uint32.
-            signature: Site's signature of the roster, from `Masking.signed_roster`; default: none, where no site may drop out.
+            signature: Signature of the roster, from `Masking.signed_roster`; needed if sites may drop out; default: none.
 
         Raises:
             UserError: If the site is not in the roster or was added before, the step is closed, or the vector or the signature
@@ -102,11 +102,11 @@ class Unmasking:
             The numbers of the sites in the sum. The request for shares (`Masking.reveal`) must name all of them to every site.
 
         Raises:
-            UserError: If vectors of fewer sites arrived than the trust mode needs: the sum can never be unmasked.
+            UserError: If fewer vectors arrived than the trust mode needs: the sum can never be unmasked.
         """
         if len(self._arrived) < self._trust.least:
             raise UserError(
-                f"step {self._keys.step}: vectors arrived from {_named(self._arrived)}, {self._trust.least} sites are needed. "
+                f"step {self._keys.step}: vectors arrived from {_named(self._arrived)}; {self._trust.least} sites are needed. "
                 "[share-few-arrived]"
             )
         self._closed = True

@@ -93,7 +93,7 @@ def _read(path: Path) -> dict[str, str]:
         digests = None
     if not isinstance(digests, dict):
         raise UserError(
-            f"{path} lists the code that may run at this site, and is missing or damaged: restore it, or leave the federation "
+            f"{path}, the list of code that may run at this site, is missing or damaged: restore it, or leave the federation "
             "and join with a new site. [code-allowed-damaged]"
         )
     return digests

@@ -51,7 +51,9 @@ class SiteSettings(Section):
     architecture: str | None = Field(None, description="this site's copy of model.architecture, where that is a file or folder")
     text: str | None = Field(None, description="this site's copy of model.text, where that is a folder")
     anchors: str | None = Field(None, description="this site's copy of model.anchors")
-    start: str | None = Field(None, description="this site's copy of the starting weights, where a tower is frozen or adapted")
+    start: str | None = Field(
+        None, description="this site's copy of the starting weights, needed only if weights are frozen or a tower is adapted"
+    )
     public: str | None = Field(None, description="this site's copy of public.path")
     keep_features: bool = Field(True, description="keep the features of frozen towers beside the store, for later runs")
     budget: float | None = Field(None, gt=0, description="the largest epsilon that the site agrees to")
@@ -225,8 +227,8 @@ class SiteFolder:
             terms: Terms of the federation.
             agreed: Function that decides whether to join. It is called after all checks except that of the lifetime budget,
                 before anything is reserved. Default: the site joins.
-            unconfirmed: Whether to join even if more than the site's budget could be spent, should the members whose cards
-                this site has not confirmed be dishonest; default: no.
+            unconfirmed: Whether to join even if dishonest members, among those whose cards this site has not confirmed, could
+                make the terms spend more than the site's budget; default: no.
             allowed: Names of code that may run at this site, see `refuse_unknown`.
 
         Returns:
@@ -243,7 +245,7 @@ class SiteFolder:
         card = self.own_card()
         if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
             raise UserError(
-                f"the terms describe this site otherwise than {self.card}: ask the coordinator for terms with this card. "
+                f"the terms describe this site differently from {self.card}: ask the coordinator for terms with this card. "
                 "[join-card]"
             )
         refuse_strangers(terms, self.confirmed(), self._confirmed)
@@ -304,7 +306,7 @@ class SiteFolder:
             )
         if (delta := plan.promise.delta) > self.most_delta(plan):
             raise UserError(
-                f"these terms have delta {round_up(delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
+                f"these terms have delta {round_up(delta)}, but this site agrees to {round_up(self.most_delta(plan))} at "
                 "most (`delta` in site.toml; by default 1/N): an epsilon is worth nothing beside a large delta. [join-delta]"
             )
 
@@ -322,7 +324,7 @@ class SiteFolder:
         spent = f"epsilon {round_up(left)}" if math.isfinite(left) else "an epsilon without limit"
         raise UserError(
             f"the cards of {', '.join(others)} are not confirmed: if the coordinator lies together with these members, the "
-            f"terms spend {spent}, and this site allows {budget!r}. Call them, and `dpfed site confirm` their cards; "
+            f"terms spend {spent}, but this site allows {budget!r}. Call them, and `dpfed site confirm` their cards; "
             "--unconfirmed joins all the same. [join-unconfirmed]"
         )
 

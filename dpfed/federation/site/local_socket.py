@@ -43,7 +43,7 @@ def serve(
     most: int = MOST_VECTOR,
     between: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answers packets until `stop` is set; a packet that is being answered then still gets its answer.
+    """Answers packets until `stop` is set; a packet that is being answered at that moment still gets its answer.
 
     Each connection is read and written in its own thread, so a slow client delays no other; only `handle` is called for one
     packet at a time. Whenever there are more than 32 connections, the oldest one is closed. Connections whose packet waits for
@@ -230,7 +230,7 @@ def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
     taken = f"another site worker already answers at {path}: stop it, or choose another path."
     with file_lock(path.with_name(f"{path.name}.lock"), taken), socket.socket(socket.AF_UNIX) as listener:
         if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-            raise UserError(f"{path} is there and is not a socket: choose another path. [socket-path-taken]")
+            raise UserError(f"{path} exists, but is not a socket: choose another path. [socket-path-taken]")
         path.unlink(missing_ok=True)  # left behind by a worker that was killed
         listener.bind(os.fspath(path))
         try:

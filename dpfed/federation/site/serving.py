@@ -72,8 +72,9 @@ def require_copies(terms: Terms, settings: SiteSettings) -> dict[str, bool]:
     site. Weights other than the starting weights are not compared.
 
     Returns:
-        ``True`` for a copy that is the agreed file, ``False`` for a copy that was only read, by configuration key, such as
-        ``public.path``. There are keys for those public records, architecture, starting weights and anchors that are named.
+        By configuration key, such as ``public.path``: ``True`` for a copy that is the agreed file, ``False`` for a copy that
+        was only read. The keys are those of public records, architecture, starting weights and anchors, where the terms name
+        them.
 
     Raises:
         UserError: If public records, starting weights or anchors are missing (the message names all of them), another file is

@@ -60,6 +60,9 @@ class SiteWorker:
         ledger: Site's own ledger. Each step is charged before a record is drawn for it.
         randomness: Secret randomness, from which the site's part of the noise comes.
         log: Function that receives each refusal and each failure in full; these messages stay at the site.
+
+    Raises:
+        UserError: If the terms name no site with these keys.
     """
 
     def __init__(

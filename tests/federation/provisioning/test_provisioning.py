@@ -345,7 +345,7 @@ def test_two_sites_of_one_name_or_one_key_are_told_apart(office, tmp_path):
         ({"port": 0}, "port"),
         ({"port": 8100}, "the SuperLink listens on 8100"),
         ({"trust": "secure", "drops": 1, "colluders": 0}, "can do without 0 of them"),
-        ({"colluders": 2, "trust": "distributed"}, "none is left for the noise"),
+        ({"colluders": 2, "trust": "distributed"}, "no site is left whose noise"),
         ({"config": "no.toml"}, "there is no file no.toml"),
         ({"trsut": "secure"}, "trsut"),
     ],
@@ -489,7 +489,7 @@ def test_a_site_and_its_doctor_know_whether_its_anchors_are_there(office, public
 
     assert copies().state is State.BAD and "the anchors 'anchors' (`anchors`)" in copies().said
     settings.write_text(settings.read_text() + f'anchors = "{tmp_path / "anchors"}"\n')
-    assert copies().state is State.GOOD and copies().said.startswith("there; ") and copies().said.endswith(": model.anchors")
+    assert copies().state is State.GOOD and copies().said.startswith("found; ") and copies().said.endswith(": model.anchors")
     file = tmp_path / "anchors" / "store.json"
     file.write_text(file.read_text().replace('"public": true', '"public": false'))
     assert copies().state is State.BAD and "norm-anchors-private" in copies().said

@@ -405,7 +405,7 @@ def test_the_server_adds_each_site_of_the_roster_once_in_time():
     ):
         with pytest.raises(UserError, match=reason):
             server.add(site, vector, signature)
-    with pytest.raises(UserError, match="from sites 0, 1, 3 sites are needed.*share-few-arrived"):
+    with pytest.raises(UserError, match="from sites 0, 1; 3 sites are needed.*share-few-arrived"):
         server.close()
     server.add(2, masked[2], right)
     assert federation.total(server, 0).tolist() == plain_sum(values, [0, 1, 2])
