@@ -190,8 +190,8 @@ def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ..
     for file, parts in zip(files, folders, strict=True):
         if len(parts) < level or split_in(parts[level - 1]) is None:
             raise UserError(
-                f"{file}: the folder of level {level} below {root} is missing, or its name contains no split or several; "
-                "correct --splits. [folder-no-split]"
+                f"{file}: the folder of level {level} below {root} is missing, or its name does not contain exactly one "
+                "split; correct --splits. [folder-no-split]"
             )
     rest = [parts[: level - 1] + parts[level:] for parts in folders]
     outer = _shared(rest)

@@ -328,7 +328,10 @@ def _refuse_splits(opened: Source, path: Path, counts: dict[str, int]) -> None:
             raise UserError(f"{path} has its own {split} split: set {split} = 0, not {count}. [import-own-split]")
     most = sum(counts.values())
     if opened.total is not None and 0 < opened.total <= most:
-        raise UserError(f"{path} has {opened.total:,} records; {most:,} cannot be held out: hold out fewer. [import-held-out]")
+        raise UserError(
+            f"cannot hold out {most:,} of the {opened.total:,} records of {path}: at least one must be left for training; "
+            "hold out fewer. [import-held-out]"
+        )
 
 
 def _empty_classes(store: RecordStore) -> dict[str, list[str]]:

@@ -296,7 +296,7 @@ def _labels(files: Sequence[_File], names: Sequence[str], assigned: ColumnAssign
     for name in known:
         having = [file for file in files if name in file.schema.names]
         if odd := [file for file in having if not _holds_classes(file.type(name))]:
-            kind = f"labels of the type {odd[0].type(name)} are not read: a label is one number or text"
+            kind = f"labels of the type {odd[0].type(name)} are not read, only single numbers and texts"
             assigned.unread.append(Unreadable(f"{odd[0].path.name}, column {name}", kind))
             continue
         other = next((other for other in classes if plain(other) == plain(name) and not _both(files, name, other)), None)

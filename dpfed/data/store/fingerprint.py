@@ -3,7 +3,7 @@
 A plain hash of private records would be an exact function of them: an attacker who knows all records but one could try
 candidates for the last one until the hash matches. The hash of private records is therefore keyed with a secret, which is drawn
 when the store is written and never leaves it. Only a holder of the store can compute the fingerprint; to everybody else it is a
-random number. The hash of public records has no key: two people who hold the same records get the same fingerprint.
+random number. The hash of public records has no key: two people whose stores hold the same records see the same fingerprint.
 
 The fingerprint does not depend on the order of the records, or on the batches in which the store keeps them.
 """
