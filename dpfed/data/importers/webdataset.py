@@ -150,7 +150,7 @@ class WebDatasetImporter(Importer):
 
     Files that share a name up to its first dot are a sample:
 
-    * one image, whose extension is one of `EXTENSIONS`;
+    * one image, such as a .jpg or a .png (`dpfed.data.decoding.EXTENSIONS` lists the extensions);
     * perhaps captions: a .txt with one caption in each line, or a .json that is a list of captions or an object with captions
       under ``caption``, ``captions``, ``text`` or ``title``;
     * perhaps a class: a .cls, or ``label``, ``cls`` or ``class`` in the .json;
