@@ -1,4 +1,4 @@
-"""Decides what an import may read: regular files below the source's folder, and others only if the user allows it."""
+"""Decides what an import may read: regular files below the source's folder; regular files elsewhere if the user allows it."""
 
 from __future__ import annotations
 
@@ -108,8 +108,9 @@ def _why_missing(path: Path) -> str:
     name = unicodedata.normalize("NFC", path.name)
     alike = {unicodedata.normalize("NFC", other): other for other in _spellings(path.parent)}
     if name in alike:
-        return "file missing: its name is there in another Unicode form (NFC, NFD)"
-    return "file missing: its name is there in other capitals" if name.lower() in map(str.lower, alike) else "file missing"
+        return "file missing: there is a file of this name in another Unicode form (NFC, NFD)"
+    same = name.lower() in map(str.lower, alike)
+    return "file missing: there is a file of this name with other capitals" if same else "file missing"
 
 
 @lru_cache(maxsize=16)

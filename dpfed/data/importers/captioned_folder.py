@@ -19,11 +19,11 @@ _LARGEST = 2**20  # bytes of a text of captions
 
 
 class CaptionedFolderImporter(Importer):
-    """Imports images such as ``root/x.jpg`` whose captions stand in ``root/x.txt``, one in a line.
+    """Imports images such as ``root/x.jpg`` whose captions are the lines of ``root/x.txt``.
 
-    The images may also lie in class folders, split folders or folders of persons, as in `FolderImporter`. The import refuses
-    images without such a text, and says how many there are. Files such as ``x.json`` are passed over if ``x.txt`` exists,
-    because img2dataset writes both. The id of a record is the path of its image below the root.
+    The images may also lie in class folders, split folders or folders of persons, as in `FolderImporter`. An image
+    without such a text is an unreadable record. Files such as ``x.json`` are passed over if ``x.txt`` exists, because
+    img2dataset writes both. The id of a record is the path of its image below the root.
     """
 
     name = "captioned-folder"
@@ -58,7 +58,7 @@ class CaptionedFolderImporter(Importer):
         texts = _texts(listing, images)
         if not texts:
             raise UserError(
-                f"no image in {path} has a .txt of its name beside it: expected {self.layout}. [captioned-folder-none]"
+                f"no image in {path} has a .txt of the same name beside it: expected {self.layout}. [captioned-folder-none]"
             )
         if _numbers_alone(texts.values(), access):
             raise UserError(
@@ -133,7 +133,7 @@ def _beside(listing: Listing, texts: dict[Path, Path]) -> list[Path]:
 def _captions(text: Path | None, access: Access) -> tuple[str, ...] | str:
     """Returns the captions of a text file, without repetitions; or, as one text, the reason why there are none."""
     if text is None:
-        return "no .txt of its name lies beside it"
+        return "no .txt of the same name beside it"
     try:
         lines = _content(text, access).decode("utf-8-sig").splitlines()
     except NotRead as error:

@@ -22,7 +22,7 @@ _NOT_IMPORTED = ("shapes", "scenes", "procedural", "store")  # values of data.so
 
 
 def importers() -> dict[str, Importer]:
-    """Returns all importers that are installed, by their names: those of dpfed, and those that other packages announce.
+    """Returns all importers that are installed, by name: those of dpfed, and those that other packages' entry points announce.
 
     Raises:
         UserError: If another package announces an importer that cannot be used.
@@ -54,7 +54,8 @@ def refuse_unknown(source: str) -> None:
     sources = [*_NOT_IMPORTED, *importers()]
     if source not in sources:
         raise UserError(
-            f"unknown data.source {source!r}; {nearest(source, sources)} (folder: a folder of images). [data-source-unknown]"
+            f"unknown data.source {source!r}; {nearest(source, sources)} ('folder' reads a folder of images.) "
+            "[data-source-unknown]"
         )
 
 

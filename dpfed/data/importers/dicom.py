@@ -168,8 +168,9 @@ def picture(content: Any, window: tuple[float, float] | None = None) -> np.ndarr
 
     Raises:
         NotRead: If the bytes are not a DICOM file of one frame, in grey or in colours of eight bits; the file has too many
-            pixels, is an enhanced file, has a rescaling of slope 0, has a window or values that are not finite, or has a lookup
-            table (VOI LUT) in place of a window although none is given; or this machine cannot decode its pixels.
+            pixels, has only padding, is an enhanced file, has a rescaling of slope 0, has a window or values that are not
+            finite, or has a lookup table (VOI LUT) in place of a window, and `window` is ``None``; or this machine cannot
+            decode the file's pixels.
     """
     from pydicom import dcmread
 

@@ -73,6 +73,6 @@ class EmptyCells:
         if self._units:
             said.append(
                 f"{unit_name}: each of the words {counted(self._units)} counts as the name of one {unit_name}; leave these "
-                "cells empty if they name none."
+                f"cells empty if they name no {unit_name}."
             )
         return said

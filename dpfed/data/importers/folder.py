@@ -31,7 +31,8 @@ class FolderImporter(Importer):
 
     The id of a record is the path of its image below the root. Images that lie outside a class folder have no label. Folders of
     persons, such as ``patient_001``, are units, not classes (`dpfed.data.importers.persons`). Files whose names show that they
-    hold no records are passed over. All other files would be lost, so the import refuses them.
+    hold no records are passed over. All other files would be lost: the import is refused, unless the user allows it to leave
+    them out.
     """
 
     name = "folder"
@@ -132,13 +133,13 @@ def captions_advice(listing: Listing) -> str:
         return f"`dpfed data import {shlex.quote(str(sets[0]))} DEST` imports what that file holds; {alone}."
     if not tables and mostly_captioned(listing, access):
         whole = f"`dpfed data import {shlex.quote(str(listing.root))} DEST --format captioned-folder`"
-        return f"If the texts with the names of the images are captions, {whole} imports both; {alone}."
+        return f"If the .txt files with the names of the images hold captions, {whole} imports both; {alone}."
     if not tables and (packing := _packing(listing)):
-        return f"If the texts with the names of the images are captions, `{packing}` imports both; {alone}."
+        return f"If the .json files with the names of the images hold captions, `{packing}` imports both; {alone}."
     if not tables:
         return (
             f"Such files may say what the images show. Write their captions or labels into a table with the columns filepath "
-            f"and title, and `dpfed data import TABLE DEST --format table` imports it; {alone}."
+            f"and title (or label), and `dpfed data import TABLE DEST --format table` imports it; {alone}."
         )
     return f"`{table_command(listing.root, tables)}` imports the images with what the tables say; {alone}."
 

@@ -86,7 +86,7 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
             either = "" if any(len(parts) > 1 for parts in inner) else f" {commands(root, 0)}"
             raise UserError(
                 f"{root} has no images for training, only images in {', '.join(named)}: add {top / 'train'}, or import one of "
-                f"these folders alone: `dpfed data import {alone} DEST`.{either} [folder-no-training]"
+                f"these folders alone with `dpfed data import {alone} DEST`.{either} [folder-no-training]"
             )
         return _below_splits(files, inner, first)
     if all(len(splits) == 2 and splits[1] and not splits[0] for splits in spoken):
@@ -190,8 +190,8 @@ def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ..
     for file, parts in zip(files, folders, strict=True):
         if len(parts) < level or split_in(parts[level - 1]) is None:
             raise UserError(
-                f"{file}: the folder of level {level} below {root} is missing, or its name contains no split or several; "
-                "correct --splits. [folder-no-split]"
+                f"{file}: the folder of level {level} below {root} is missing, or its name does not contain exactly one "
+                "split; correct --splits. [folder-no-split]"
             )
     rest = [parts[: level - 1] + parts[level:] for parts in folders]
     outer = _shared(rest)

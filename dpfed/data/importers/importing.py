@@ -56,7 +56,7 @@ class ImportReport:
         empty_classes: Classes that no record has, for each label name; label names without such classes are left out.
         converted: For each kind of conversion, the number of images that were converted. Without the conversion, stock
             open_clip would destroy these images.
-        several: Number of image files that hold several pictures; only the first picture of each was stored.
+        several: Number of image files that hold several pictures; only the first picture of each is used.
         repeated: Number of training records that show the picture of an earlier training record.
         shared: Number of held-out records that show the picture of a training record.
         alike: Classes whose names differ from another class's name only in capitals, spaces or the Unicode form of a letter,
@@ -113,11 +113,12 @@ def import_records(
         size: Side in pixels of the square images that are stored raw; ``None``: the original files are stored, and images that
             are no files, such as the arrays of CIFAR-10, are encoded losslessly.
         validation: Number of training records that become the validation split. If the source names units, whole units are
-            moved, so a few more records may be moved. Hashes of the names of units, or else of records, decide which are
-            moved, at the import and so before any private mechanism runs (see `StoreWriter.hold_out`).
+            moved, so a few more records may be moved. The choice depends on hashes of the units' names or, without units, of
+            the records' names. It is made during the import, before any private mechanism runs (see `StoreWriter.hold_out`).
         test: Number of training records that become the test split, chosen in the same way.
-        skip_broken: Whether unreadable records, and files that the importer does not read, are left out. Otherwise the import
-            is refused. If such files make a detected format doubtful, the import is refused unless `format` is given, too.
+        skip_broken: Whether unreadable records, and files that the importer does not read, are left out. If not, a source with
+            such records or files is refused. If such files make a detected format doubtful, the source is refused unless
+            `format` is given, too.
         public: Whether anyone may see the records.
         progress: Function that is called now and then with (records so far, number of all records or ``None``).
         id: Source of the records' names: a column of Parquet files, or ``"content"`` for a hash of each record. ``None``: the
@@ -314,7 +315,7 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
     mend = "" if skip_broken else f"; {mending(lost, 'remove them')}"
     if opened.doubtful and not format_given:  # --skip-broken alone would be refused
         mend = "; remove them, or choose how to import them"
-    raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{advice} [import-lost-files]")
+    raise UserError(f"in {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{advice} [import-lost-files]")
 
 
 def _is_image(file: Path) -> bool:
@@ -327,7 +328,10 @@ def _refuse_splits(opened: Source, path: Path, counts: dict[str, int]) -> None:
             raise UserError(f"{path} has its own {split} split: set {split} = 0, not {count}. [import-own-split]")
     most = sum(counts.values())
     if opened.total is not None and 0 < opened.total <= most:
-        raise UserError(f"{path} has {opened.total:,} records; {most:,} cannot be held out: hold out fewer. [import-held-out]")
+        raise UserError(
+            f"cannot hold out {most:,} of the {opened.total:,} records of {path}: at least one must be left for training; "
+            "hold out fewer. [import-held-out]"
+        )
 
 
 def _empty_classes(store: RecordStore) -> dict[str, list[str]]:

@@ -38,7 +38,7 @@ class ParquetImporter(Importer):
     """Imports a Parquet file or a folder of Parquet files.
 
     The names of the files and of their folders may contain splits. If no name contains a split, or one file alone is imported,
-    the records are for training. These columns are read:
+    the records are for training, unless a column says otherwise. These columns are read:
 
     * ``image`` or the like: a ``struct<bytes, path>`` or binary.
     * ``text``, ``caption``, ``sentences``, ``alt_text`` and the like, also with a number at the end: texts, structs with a text
@@ -141,7 +141,9 @@ def _split_named(cell: str | None, of_file: str) -> str:
     """
     given = (cell or "").strip().lower()
     if given and given not in SPLIT_NAMES and given != "restval":
-        raise UserError(f"a column split holds {cell!r}; {nearest(given, SPLIT_NAMES)} [parquet-split-unknown]")
+        raise UserError(
+            f"a column split holds {cell!r}, which is no split; {nearest(given, SPLIT_NAMES)} [parquet-split-unknown]"
+        )
     return SPLIT_NAMES.get(given, "train" if given else of_file)
 
 

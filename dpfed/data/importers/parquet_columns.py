@@ -31,8 +31,8 @@ class Classes:
     """The classes of a label, as one file writes them.
 
     Attributes:
-        names: Names of the classes that the numbers in the cells stand for, from the metadata of this file or, if there are no
-            names, of the other files; ``None``: the cells themselves are the classes.
+        names: Names of the classes that the numbers in the cells stand for, from the metadata of this file or, if these give no
+            names, from those of the other files; ``None``: the cells themselves are the classes.
         numeric: Whether the cells are numbers.
         numbers: Number of each class in the store, the same for all files.
     """
@@ -210,7 +210,7 @@ def _as_table(file: Path, names: Sequence[str]) -> str:
     """
     if not known_columns(names, FILE_COLUMNS):
         return ""
-    return f" It names image files: {table_of_parquet(file)}"
+    return f" The file names image files: {table_of_parquet(file)}"
 
 
 def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:
@@ -296,7 +296,7 @@ def _labels(files: Sequence[_File], names: Sequence[str], assigned: ColumnAssign
     for name in known:
         having = [file for file in files if name in file.schema.names]
         if odd := [file for file in having if not _holds_classes(file.type(name))]:
-            kind = f"labels of the type {odd[0].type(name)} are not read: a label is one number or text"
+            kind = f"labels of the type {odd[0].type(name)} are not read, only single numbers and texts"
             assigned.unread.append(Unreadable(f"{odd[0].path.name}, column {name}", kind))
             continue
         other = next((other for other in classes if plain(other) == plain(name) and not _both(files, name, other)), None)

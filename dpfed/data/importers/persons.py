@@ -1,6 +1,6 @@
 """Finds persons in the paths of images: folders such as ``patient_001``, and file names such as ``sub-01_ses-2.png``.
 
-A folder of a person is not a class. The person is the unit of the images: a promise for one image says too little about a
+A folder of a person is not a class. The person is the unit of the images: a guarantee for one image says too little about a
 person with several images.
 """
 

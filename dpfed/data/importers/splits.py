@@ -71,9 +71,9 @@ def holds(path: Path, endings: Collection[str], access: Access | None) -> bool:
 def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFiles:
     """Finds the files of one data set and their splits.
 
-    A file belongs to the split that its name contains, as in ``data/train-00000.parquet`` or ``cc3m-validation-0000.tar``;
-    otherwise, to the split that the name of the nearest folder contains. If no name contains a split, all files are for
-    training.
+    A file belongs to the split that its name contains, as in ``data/train-00000.parquet`` or ``cc3m-validation-0000.tar``. If
+    its name contains none, the name of the nearest folder above it that contains a split decides. If no name contains a split,
+    all files are for training.
 
     Args:
         path: Folder of the files, or a single file, which is for training.
@@ -108,7 +108,7 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
         shown = (folder or first.as_posix() for folder, first in sorted(configurations.items()))
         raise UserError(
             f"{path} holds several data sets ({', '.join(shown)}): import the folder of one of them, or move the others out of "
-            "it. [import-sets]"
+            f"{path}. [import-sets]"
         )
     ordered = sorted(named, key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
     spoken = filter(None, (spoken_part(file.relative_to(path)) for _, file in ordered))
@@ -130,9 +130,9 @@ def refuse_outside(listing: Listing) -> None:
 
 
 def split_of(file: Path) -> str | None:
-    """Returns the split that a file's name contains; if it contains none, the split in the name of the nearest folder.
+    """Returns the split that the name of a file, or else of the nearest folder above it, contains.
 
-    Names that contain several splits are ignored. ``None``: no name contains exactly one split.
+    Names that contain no split, or several, are ignored. ``None``: no name contains exactly one split.
 
     Args:
         file: Path of the file; the names of all folders in this path count.
@@ -161,7 +161,7 @@ def merged(names: Iterable[tuple[str, str]], kind: str) -> str:
 
     Args:
         names: (split, name) of each folder or file whose name contains a split.
-        kind: ``folders`` or ``files``: what has the names. Names of files that differ only in numbers count as one name.
+        kind: What has the names, ``"folders"`` or ``"files"``. Names of files that differ only in numbers count as one name.
 
     Returns:
         The sentence; empty if there are no such names.
@@ -181,7 +181,7 @@ def merged(names: Iterable[tuple[str, str]], kind: str) -> str:
     if not odd:
         return ""
     said = "; ".join(f"{', '.join(sorted(called)[:_MOST_NAMED])} as {split}" for split, called in sorted(odd.items()))
-    return f"By their names, these {kind} count as splits: {said}. Move away those that do not belong there."
+    return f"By their names, these {kind} count as splits: {said}. Move away those that do not belong to these splits."
 
 
 def words_of(name: str) -> set[str]:

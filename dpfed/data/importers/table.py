@@ -81,8 +81,10 @@ class TableImporter(Importer):
     """Imports one or several tables with the columns ``filepath`` and optionally ``title``, ``split``, ``label`` and ``unit``.
 
     Rows with the same file are the captions of one record. The paths in a table are relative to the table's folder, or
-    absolute. The id of a record is the path of its image, relative to the deepest folder that holds all
-    tables, or absolute if the table gives an absolute path and the image lies outside of that folder.
+    absolute. The id of a record is the path of its image, relative to the folder that is imported or, if tables are imported,
+    to the deepest folder that holds all of them. The id is absolute if the table gives an absolute path and the image lies
+    outside of that folder.
+
     If no column names units, persons in the paths are the units (`dpfed.data.importers.persons`). Other usual names of columns,
     such as ``Image Path`` and ``caption``, are understood if only one column can be meant. A folder is one data set if it holds
     one table, tables that are named after splits (``train.tsv``, ``val.tsv``, ``test.tsv``), or tables with the names that
@@ -137,7 +139,7 @@ class TableImporter(Importer):
         if unnamed and len(tables) > 1:
             each = table_command(path, unnamed if len(unnamed) < len(tables) else tables)
             raise UserError(
-                f"{path} holds the table {unnamed[0].name}, and its name contains no split; name it after train, val or test, "
+                f"{path} holds the table {unnamed[0].name}, whose name contains no split; name it after train, val or test, "
                 f"move it away, or import what you mean: `{each}`. [table-name-no-split]"
             )
         training_first = sorted(tables, key=lambda table: SPLITS.index(split_of(table.relative_to(path)) or "train"))
@@ -263,9 +265,9 @@ def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[l
     images = set(listing.images())
     if images and not any(file in images or file.exists() for file in named):
         raise UserError(
-            f"{root} holds images, and no row of {', '.join(path.name for path in paths)} names one of them: a path such as "
-            f"{next(iter(tables.rows), 'images/1.jpg')!r} is relative to the table. Correct the paths, or say what you mean: "
-            f"{captions_advice(listing)} [table-names-no-image]"
+            f"{root} holds images, but no row of {', '.join(path.name for path in paths)} names one of them. A path such as "
+            f"{next(iter(tables.rows), 'images/1.jpg')!r} is relative to the table's folder: correct the paths, or choose what "
+            f"to import. {captions_advice(listing)} [table-names-no-image]"
         )
     kin = {path.parent: suffix(path) for path in paths if is_captions(path)}
     others = {

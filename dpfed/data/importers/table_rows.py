@@ -152,7 +152,10 @@ def _refuse_torn(where: str, names: list[str], cells: list[str], delimiter: str)
         UserError: If it refuses the row.
     """
     if any(map(str.strip, cells[len(names) :])):
-        raise UserError(f"{where} has more cells than the header; put texts with a separator in quotes. [table-many-cells]")
+        raise UserError(
+            f"{where} has more cells than the header; put texts that contain the separator in quotation marks. "
+            "[table-many-cells]"
+        )
     if delimiter == "\t" and any("\t" in cell for cell in cells):
         raise UserError(f"{where} holds a cell with tabs; is there a quotation mark too many before it? [table-cell-tabs]")
     inner = (line.split(delimiter) for cell in cells if "\n" in cell for line in cell.splitlines()[1:])

@@ -71,7 +71,7 @@ def split_by_folders(rows: dict[str, Row], missing: Collection[str], sources: Se
     if None in spoken:
         silent, said = (next(id for id, split in splits.items() if (split is None) == none) for none in (True, False))
         raise UserError(
-            f"{rows[said].table}: {said} lies in a folder named after a split, and {silent} does not: add a column split, with "
+            f"{rows[said].table}: {said} lies in a folder named after a split, but {silent} does not: add a column split, with "
             "train, validation or test in every row. [table-split-unsaid]"
         )
     for id, split in splits.items():
@@ -82,7 +82,7 @@ def split_by_folders(rows: dict[str, Row], missing: Collection[str], sources: Se
         raise UserError(
             f"{', '.join(map(str, sources))}: there are no images for training, only images in "
             f"{', '.join(sorted({folder for _, folder in named}))}. If these are for training, "
-            f"`dpfed data import {given} DEST --format table --splits 0` takes no folder for a split. Otherwise, add rows of "
+            f"`dpfed data import {given} DEST --format table --splits 0` counts no folder as a split. Otherwise, add rows of "
             "images for training. [table-no-training]"
         )
     return merged(named, "folders")

@@ -143,11 +143,14 @@ class _Survey:
 
 
 class WebDatasetImporter(Importer):
-    """Imports a .tar archive of training records, or a folder of archives: the names of archives or folders may contain splits.
+    """Imports a .tar archive, whose records are for training, or a folder of .tar archives.
+
+    In a folder, the names of the archives and of their folders may contain splits. If no name does, all records are for
+    training.
 
     Files that share a name up to its first dot are a sample:
 
-    * one image, whose extension is one of `EXTENSIONS`;
+    * one image, such as a .jpg or a .png (`dpfed.data.decoding.EXTENSIONS` lists the extensions);
     * perhaps captions: a .txt with one caption in each line, or a .json that is a list of captions or an object with captions
       under ``caption``, ``captions``, ``text`` or ``title``;
     * perhaps a class: a .cls, or ``label``, ``cls`` or ``class`` in the .json;
@@ -203,7 +206,8 @@ class WebDatasetImporter(Importer):
             )
         if splits is None and survey.held_out:
             raise UserError(
-                f"a folder in an archive is named after a held-out split that the archive does not have ({survey.held_out}). "
+                f"the name of a folder in an archive contains a held-out split ({survey.held_out}), but the archive counts as "
+                "another split. "
                 f"If the archive's split is right, `dpfed data import {shlex.quote(str(path))} DEST --format {self.name} "
                 "--splits 0` imports the records; if not, unpack the archive and import the folder. [tar-folder-held-out]"
             )

@@ -1,4 +1,4 @@
-"""The number of training records (or units) of a run, if it is known before any record is read or generated."""
+"""Finds the number of training records (or units) of a run, if it is known before any record is read or generated."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
         source is imported, or the items of a data set of the user's own are read.
 
     Raises:
-        UserError: If ``data.path`` is not configured, the records are missing, the store is damaged or has another format
-            version, or `unit` is ``"user"`` and the records name no units.
+        UserError: If ``data.path`` is not configured or is no path on this machine, the records are missing, the store is
+            damaged or has another format version, or `unit` is ``"user"`` and the records name no units.
     """
     if data.from_nothing:
         if unit == "user":
@@ -48,8 +48,8 @@ def store_at_hand(data: DataConfig) -> Path | None:
     If ``data.source`` is ``"store"``, the path is returned even if there is nothing at it.
 
     Raises:
-        UserError: If the source reads files and ``data.path`` is not configured, or if a source other than ``"store"`` reads
-            files and there is nothing at the path.
+        UserError: If the source reads files, and ``data.path`` is not configured or is no path on this machine; or if a source
+            other than ``"store"`` reads files, and there is nothing at the path.
     """
     if data.from_nothing or data.is_own:
         return None
@@ -61,7 +61,7 @@ def store_at_hand(data: DataConfig) -> Path | None:
 
 
 def given_path(data: DataConfig) -> str:
-    """Returns ``data.path`` of a source that reads files.
+    """Returns ``data.path``, which every source that reads files needs.
 
     Raises:
         UserError: If ``data.path`` is not configured.
@@ -88,7 +88,7 @@ def no_units(name: str) -> UserError:
         name: Name of the data set, for the message.
     """
     return UserError(
-        f"privacy.unit = 'user' protects all records that share a unit, and the records of {name} name no units: set "
+        f"privacy.unit = 'user' protects all records that share a unit, but the records of {name} name no units: set "
         "privacy.unit = 'record', give Records(unit=...), or import a source that names units (a column 'person_id', "
         "'patient_id' or 'unit'). [unit-none-named]"
     )

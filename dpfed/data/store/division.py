@@ -98,7 +98,7 @@ def divide_store(
 
     Raises:
         UserError: If `site_of_records` raises one, there are more than 4,096 sites, a site or the evaluation would have no
-            record, the source cannot be read, or `dest` exists or cannot be written.
+            record, the source cannot be read, `dest` exists or cannot be written, or another process is writing there.
     """
     sites, path = (
         whole_number(sites, "the number of sites", most=MOST_SITES),

@@ -3,9 +3,9 @@
 A plain hash of private records would be an exact function of them: an attacker who knows all records but one could try
 candidates for the last one until the hash matches. The hash of private records is therefore keyed with a secret, which is drawn
 when the store is written and never leaves it. Only a holder of the store can compute the fingerprint; to everybody else it is a
-random number. Public records need no key, so that two people can see that they have the same records.
+random number. The hash of public records has no key: two people whose stores hold the same records see the same fingerprint.
 
-The fingerprint depends neither on the order of the records nor on the layout of the store.
+The fingerprint does not depend on the order of the records, or on the batches in which the store keeps them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ def contents_header(key: bytes, digests: bytes | bytearray, splits: np.ndarray) 
 
 
 def contents_of(store: RecordStore, key: bytes) -> dict[str, str]:
-    """Reads every record of a store, and returns the entry ``contents`` of its header, given a key; see `contents_header`."""
+    """Reads every record of a store, and computes the entry ``contents`` of its header with a given key; see `contents_header`.
+
+    Raises:
+        UserError: If the store is damaged.
+    """
     digests = bytearray()
     units = store.keys if store.units is None else store.units
     for rows, batch in store.batches:

@@ -145,7 +145,7 @@ def read_layout(path: Path) -> Layout:
         raise damaged(path, f"{HEADER} cannot be read") from error
     if type(version) is int and version != FORMAT_VERSION:
         raise UserError(
-            f"{path} has store format {version}, and this dpfed reads format {FORMAT_VERSION}: delete the store and import the "
+            f"{path} has store format {version}, but this dpfed reads format {FORMAT_VERSION}: delete the store and import the "
             "records again. (If a run made the store, the next run makes it again.) [store-format]"
         )
     try:

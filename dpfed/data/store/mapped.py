@@ -119,7 +119,8 @@ def with_starts(schema: pa.Schema, counts: Sequence[int]) -> pa.Schema:
 class MappedBatches:
     """The batches of a store's records (id, image, captions), in order.
 
-    Iterating yields pairs: the slice of the indices of a batch's records, and the batch.
+    Iterating yields pairs: the slice of the indices of a batch's records, and the batch. At a damaged batch, it
+    raises a `UserError`.
 
     Args:
         file: File of the records.

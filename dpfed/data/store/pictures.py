@@ -44,7 +44,7 @@ _FREE = 4  # blocks of memory that are kept for reuse
 
 
 class Wanted(NamedTuple):
-    """How images shall become square: the side of the result, the resizing and the interpolation (see `RecordStore.images`)."""
+    """How images shall become square: side of the result in pixels, resizing and interpolation (see `RecordStore.images`)."""
 
     size: int
     resize: str
@@ -58,11 +58,11 @@ def in_processes(opened: Opened, indices: np.ndarray, wanted: Wanted, workers: i
         opened: Function that opens the store, and its arguments.
         indices: Indices of the records, ``(n,)``.
         wanted: Side and resizing of the square images.
-        workers: Number of processes; ``None``: one for each core of this rank, up to 16, if there are enough cores and images.
+        workers: Number of processes; ``None``: one for each core of this rank, up to 16.
 
     Returns:
-        The images, ``(n, 3, size, size)`` uint8; ``None`` if threads should decode instead, because there are few cores or
-        images, or the system has no shared memory without a name (``memfd_create``).
+        The images, ``(n, 3, size, size)`` uint8. ``None`` if threads should decode instead: if `workers` is ``None``, and there
+        are fewer than 4 cores or 64 images, or if the system has no shared memory without a name (``memfd_create``).
 
     Raises:
         IndexError: If an index does not exist.

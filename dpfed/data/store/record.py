@@ -65,7 +65,10 @@ def is_text(text: str) -> bool:
 
 
 def check_types(record: RecordInput) -> None:
-    """Checks the types of a record's fields. Python would silently misread some, such as one text in place of several.
+    """Checks the types of a record's fields.
+
+    Without this check, some wrong types would pass silently: one text in place of several would be read as one caption for each
+    letter.
 
     Raises:
         UserError: If a field has a wrong type, or the number of a class is below -1.

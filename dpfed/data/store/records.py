@@ -42,7 +42,7 @@ class RecordStore(RecordSet):
         converted: Number of images that were converted because stock open_clip would destroy them (`dpfed.data.modes`), for
             each kind of conversion.
         batches: Records as they are stored (id, image, captions); iterating yields each batch with its indices.
-        pictures: Images of the records, batch by batch (`dpfed.data.store.pictures`).
+        pictures: Reader of the records' images (`dpfed.data.store.pictures`).
         index: Key, split, unit (if any) and labels of every record (`dpfed.data.store.index`).
         keys: Stable and unique hash of each record's id, ``(N,)`` uint64. Keys, units and labels are memory-mapped.
         units: Key of each record's unit, ``(N,)`` uint64; ``None``: the source names no units.
@@ -50,7 +50,8 @@ class RecordStore(RecordSet):
         splits: Split of each record, an index into `dpfed.data.store.record.SPLITS`, ``(N,)`` int8.
         labels: For each label name, the class numbers of the records, ``(N,)`` int64; -1 for a record without the label.
         label_names: For each label name, the names of its classes in the order of their numbers.
-        left_out: Number of records that were left out as unreadable when the store was written.
+        left_out: Number of all that was left out when the store was written: unreadable records, and files, folders and columns
+            that the import did not read.
         contents: Fingerprint of all records of the whole store (`dpfed.data.store.fingerprint`).
         contents_key: Secret key of the fingerprint, which must not leave the store; ``None``: the records are public.
     """
@@ -102,7 +103,10 @@ class RecordStore(RecordSet):
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
-        """The (id, reason) of records that were left out as unreadable when the store was written; at most 10,000 of them."""
+        """The (id, reason) of what was left out when the store was written; at most 10,000 entries.
+
+        For what can be left out, see `left_out`.
+        """
         return [(entry["id"], entry["reason"]) for entry in self._layout.header["skipped"]]
 
     @functools.cached_property

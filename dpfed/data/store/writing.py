@@ -40,7 +40,7 @@ class _Stored:
         content: Bytes that are stored: a file, or raw pixels.
         converted: Conversion that stock open_clip makes necessary (`dpfed.data.modes`); ``None``: there was none.
         resized: Whether the image was cropped or scaled.
-        several: Whether the file holds further pictures, which are not stored.
+        several: Whether the file holds further pictures, which are not used.
     """
 
     content: bytes
@@ -68,10 +68,10 @@ class StoreWriter:
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: no record names a unit.
 
     Attributes:
-        broken: (id, reason) of the unreadable records found so far.
+        broken: (id, reason) of the unreadable records found so far, and of all that was given to `reject`.
         converted: Number of images that were converted because stock open_clip would destroy them (`dpfed.data.modes`), for
             each kind of conversion.
-        several: Number of files with several pictures, of which the first is stored.
+        several: Number of files with several pictures, of which only the first is used.
         repeated: Number of training records with the same picture as an earlier one; known after the ``with`` block.
         shared: Number of held-out records with the same picture as a training record; known after the ``with`` block.
 
@@ -151,6 +151,7 @@ class StoreWriter:
             UserError: If a field has a wrong type, the id was added before, a class number is out of range, or the unit's name
                 is not valid text.
             ValueError: If a split or label is unknown, or the record has captions or a unit that the store cannot hold.
+            OSError: If a batch of records cannot be written.
         """
         check_types(record)
         if not is_text(record.id):
@@ -359,10 +360,10 @@ class StoreWriter:
         training = np.flatnonzero(splits == 0)
         moved = selected(np.frombuffer(self._hashes[split], np.uint64)[training], count)
         if count and moved.all():
-            what = f" and whole {self._unit_name}s are held out" if self._unit_name else ""
+            what = f" (all records of one {self._unit_name} are held out together)" if self._unit_name else ""
             raise UserError(
-                f"cannot hold out {count:,} records for {split}: there are {len(training):,} training records{what}, "
-                "and some must be left; hold out fewer. [split-too-large]"
+                f"cannot hold out {count:,} records for {split}: some of the {len(training):,} training records must be "
+                f"left{what}; hold out fewer. [split-too-large]"
             )
         splits[training[moved]] = SPLITS.index(split)
 

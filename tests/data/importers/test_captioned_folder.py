@@ -56,7 +56,7 @@ def test_images_without_words_are_counted_and_refused(tmp_path: Path, pictures) 
     (source / "g.txt").unlink()
     with pytest.raises(UserError) as refused:
         import_records(source, tmp_path / "s")
-    for reason in ("no .txt of its name lies beside it", "its .txt is empty", "larger than 1 MiB", "its .txt is not UTF-8"):
+    for reason in ("no .txt of the same name beside it", "its .txt is empty", "larger than 1 MiB", "its .txt is not UTF-8"):
         assert reason in str(refused.value)
     import_records(source, tmp_path / "s", skip_broken=True)
     assert set(captions_of(RecordStore.open(tmp_path / "s"))) == {"a.png", "b.png"}

@@ -99,7 +99,7 @@ def test_a_unit_of_such_a_name_stays_one_unit_and_is_named(tmp_path: Path, pictu
     said: list[str] = []
     report = import_records(tmp_path / "t.csv", tmp_path / "s", say=said.append)
     assert said == [
-        "person: each of the words 'nan' (3) counts as the name of one person; leave these cells empty if they name none."
+        "person: each of the words 'nan' (3) counts as the name of one person; leave these cells empty if they name no person."
     ]
     assert RecordStore.open(report.path).training_units == 3
 

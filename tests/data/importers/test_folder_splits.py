@@ -229,7 +229,8 @@ def test_classes_that_are_no_masks_are_classes(tmp_path: Path, pictures, places:
 def test_folders_that_may_be_no_split_of_that_name_are_named(tmp_path: Path, pictures, folders, said: str) -> None:
     heard: list[str] = []
     import_records(tree(tmp_path / "in", pictures, *folders), tmp_path / "s", say=heard.append)
-    assert heard == [f"By their names, these folders count as splits: {said}. Move away those that do not belong there."]
+    notice = f"By their names, these folders count as splits: {said}. Move away those that do not belong to these splits."
+    assert heard == [notice]
 
 
 @pytest.mark.parametrize("places", [*LAYOUTS.values(), ("fold1/train", "fold2/train"), ("train", "test2017")])
@@ -265,7 +266,7 @@ def test_files_that_may_be_no_split_of_that_name_are_named(tmp_path: Path, pictu
             file.write_text(f"filepath\n{pictures.file(file.with_name(f'{number}.png')).name}\n")
     heard: list[str] = []
     import_records(tmp_path / "in", tmp_path / "s", say=heard.append)
-    notice = f"By their names, these files count as splits: {said}. Move away those that do not belong there."
+    notice = f"By their names, these files count as splits: {said}. Move away those that do not belong to these splits."
     assert heard == ([notice] if said else [])
 
 
