@@ -31,7 +31,7 @@ class StepSummary:
         steps: Number T of steps of the run.
         learning_rate: Learning rate of this step.
         noisy_gradient_norm: L2 norm of the noisy gradient; ``None``: the step was discarded, and the model is unchanged.
-        window: Private metrics of the window that ends with this step; ``None``: no window ends here.
+        window: Private metrics of the window of steps that ends with this step; ``None``: no window ends here.
         spent: Function that computes `epsilon` from the number of finished steps.
     """
 
@@ -49,7 +49,7 @@ class StepSummary:
 
     @functools.cached_property
     def epsilon(self) -> float | None:
-        """Epsilon of all steps so far together; ``None`` without noise, or if the method's claim does not hold.
+        """Epsilon of all steps so far together; ``None`` for a training without noise, or with a method that is not sound.
 
         It is computed on first access. A run with a fixed seed has a number here, although no guarantee holds for it.
         """

@@ -222,7 +222,7 @@ def _store(config: Config, kind: Kind, progress: Progress) -> RecordStore:
     refuse_other_squares(store, config.data.resize, preprocessing_of(config.model, config.data.resize).interpolation)
     if store.count("train") < FEWEST_PUBLIC:
         raise UserError(
-            f"public.path: a basis needs {FEWEST_PUBLIC} public records or more, and {store.path} has "
+            f"public.path: a basis needs {FEWEST_PUBLIC} public records or more, but {store.path} has "
             f"{store.count('train'):,} training records: give a larger store, or leave bounding.options.basis out. [basis-few]"
         )
     return store

@@ -52,7 +52,9 @@ def public_records_of(config: Config, private: RecordStore, progress: ImportProg
 
 
 def public_digest(config: Config) -> str | None:
-    """Returns the fingerprint of a configuration's public records if they are in a store, or else its ``public.digest``.
+    """Returns the fingerprint of the public store that a configuration reads; without a store, its ``public.digest``.
+
+    The store is not read again once a public basis has been made from it: the result is then ``public.digest``, too.
 
     Args:
         config: Configuration with absolute paths.

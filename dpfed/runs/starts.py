@@ -1,5 +1,6 @@
-"""Finds the starting weights of a run, and the folder of a model's procedural initialisation, without importing torch.
+"""Finds the starting weights of a run, and the folder of a model's procedural initialisation.
 
+Only `origin_of` imports torch, so that other functions can check a run at once.
 A procedural initialisation is an ordinary run without privacy on procedural images. It follows the recipe that dpfed ships
 (``configs/start.toml``), with the model, views and objective of the configuration that needs it. It reads no record, and so
 costs no privacy.
@@ -65,7 +66,7 @@ def procedural_start(path: Path) -> StartingWeights:
     """
     if not path.exists():
         raise MissingStart(
-            f"model.start: the procedural initialisation is not at {path}: `dpfed start` makes it. [start-missing]",
+            f"model.start = 'procedural', but there is no initialisation at {path}: `dpfed start` makes it. [start-missing]",
             command=_COMMAND,
         )
     try:
@@ -76,7 +77,7 @@ def procedural_start(path: Path) -> StartingWeights:
             return start
     except UserError as error:
         raise UserError(
-            f"model.start = 'procedural': {path} is damaged: delete it; `dpfed start` makes it again. [start-damaged]",
+            f"model.start = 'procedural', but {path} is damaged: delete it; `dpfed start` makes it again. [start-damaged]",
             command=_COMMAND,
         ) from error
     if not run.has_key:
@@ -85,7 +86,7 @@ def procedural_start(path: Path) -> StartingWeights:
             command=_COMMAND,
         )
     raise MissingStart(
-        f"model.start = 'procedural': {path} is unfinished: `dpfed start` finishes it. [start-unready]", command=_COMMAND
+        f"model.start = 'procedural', but {path} is unfinished: `dpfed start` finishes it. [start-unready]", command=_COMMAND
     )
 
 
@@ -140,7 +141,7 @@ def recipe_for(config: Config) -> Config:
     """
     if (config.model.architecture or "").startswith(_LOCAL_DIR):
         raise UserError(
-            f"model.start = 'procedural': model.architecture = {config.model.architecture!r} brings its own weights: leave "
+            f"model.start = 'procedural', but model.architecture = {config.model.architecture!r} brings its own weights: leave "
             "model.start out, or give the architecture as a name or a JSON file. [start-weights-own]"
         )
     recipe = parse_config(read_toml(shipped_file(RECIPE), "config"), RECIPE)
