@@ -118,8 +118,8 @@ class Callback:
     """An observer of a training. Subclass it, and override the methods that you need.
 
     A step is on disk and charged before `on_step` receives it. If `on_run`, `on_begin`, `on_step` or `on_evaluation` raises an
-    exception, the run ends, and can be resumed. One write to the ledger may charge several steps, not all of which callbacks
-    have seen when a run ends. So a resumed run shows the steps of its last write again, with the same numbers.
+    exception, the run ends, and can be resumed. One write to the ledger may charge several steps, and callbacks may not have
+    seen all of them when the run ends. So a resumed run shows the steps of its last write again, with the same numbers.
 
     Attributes:
         every: Number of steps between calls of `on_step`, at least 1; `on_step` is also called after the last step. ``None``:

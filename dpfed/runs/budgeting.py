@@ -34,7 +34,7 @@ from dpfed.progress import Progress
 from dpfed.runs.build import Parts
 
 _ID = 16  # letters of a run's identity, as its card shows them
-_NONE = "none was set (`dpfed budget set`, or budget= of dpfed.Trainer): other runs on the same records are not counted here"
+_NONE = "none was set (`dpfed budget set`, or budget= of dpfed.Trainer), so other runs on the same records are not counted here"
 _AT_SITES = "each site has its own: `dpfed budget show STORE` shows it there"
 
 

@@ -190,7 +190,7 @@ def is_generated_basis_made(config: Config, model: nn.Module, views: RecordViews
 
     Args:
         config: Configuration with its defaults resolved.
-        model: Model with the layers of a run (`keep_towers`).
+        model: Model after `keep_towers`, as a run uses it.
         views: Views that make the towers' inputs from records.
     """
     path = things_path(GENERATED, config.data.stores, config.data.size or 0)

@@ -71,6 +71,9 @@ def with_absolute_paths(config: Config) -> Config:
     """Returns the configuration with absolute paths, so that it means the same files wherever it is read.
 
     Files that dpfed ships keep their names.
+
+    Raises:
+        UserError: If ``data.path``, ``data.stores`` or ``public.path`` is not a path, for example because it is an address.
     """
     data = config.data
     path = None if data.path is None else str(path_of(data.path, "data.path").expanduser().resolve())

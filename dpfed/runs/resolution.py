@@ -26,8 +26,8 @@ def resolve_defaults(config: Config) -> Config:
     """Makes the choices of a configuration that do not depend on the machine, for example for the terms of a federation.
 
     Raises:
-        UserError: For an unknown architecture, or starting weights or a public store that cannot be used; also if an
-            architecture, starting weights or public records have changed since the run began.
+        UserError: For an unknown architecture, or starting weights or a public store that cannot be used; if an architecture,
+            starting weights or public records have changed since the run began; also see `with_absolute_paths`.
     """
     return resolve_with_start(config)[0]
 
