@@ -47,7 +47,7 @@ def starting_weights(config: Config) -> StartingWeights | None:
     start.refuse_another_architecture(config.model, config.without_effect())
     if config.model.start_digest not in (None, start.digest):
         raise UserError(
-            f"model.start: the weights in {start.path} are not those that the run (or the federation) was started with: "
+            f"the weights in {start.path} (model.start) are not those that the run (or the federation) was started with: "
             "restore them, or start a new run. [start-weights-changed]"
         )
     return start
@@ -122,9 +122,9 @@ def checked_start(config: Config) -> StartingWeights | None:
     for run in start.trained or ():
         if run["public"] is False and not run["guarantee"]:
             raise UserError(
-                f"model.start: {start.path} was trained on records that are not marked public ('{run['data']}', run "
-                f"{run['run']}), and no privacy guarantee holds for them: nothing would protect them in a model that starts "
-                "from these weights. Start from a private run, or from one on public records. [start-unprotected]"
+                f"the weights in {start.path} (model.start) were trained on records that are not marked public "
+                f"('{run['data']}', run {run['run']}), and no privacy guarantee holds for these records, so nothing would "
+                "protect them in a model that starts from these weights. Start from a private run, or from one on public records. [start-unprotected]"
             )
     return start
 
