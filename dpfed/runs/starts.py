@@ -124,7 +124,8 @@ def checked_start(config: Config) -> StartingWeights | None:
             raise UserError(
                 f"the weights in {start.path} (model.start) were trained on records that are not marked public "
                 f"('{run['data']}', run {run['run']}), and no privacy guarantee holds for these records, so nothing would "
-                "protect them in a model that starts from these weights. Start from a private run, or from one on public records. [start-unprotected]"
+                "protect them in a model that starts from these weights. Start from a private run, or from one on public "
+                "records. [start-unprotected]"
             )
     return start
 
