@@ -31,7 +31,7 @@ class StepSummary:
         steps: Number T of steps of the run.
         learning_rate: Learning rate of this step.
         noisy_gradient_norm: L2 norm of the noisy gradient; ``None``: the step was discarded, and the model is unchanged.
-        window: Private metrics of the window that ends with this step; ``None``: no window ends here.
+        window: Private metrics of the window of steps that ends with this step; ``None``: no window ends here.
         spent: Function that computes `epsilon` from the number of finished steps.
     """
 
@@ -49,7 +49,7 @@ class StepSummary:
 
     @functools.cached_property
     def epsilon(self) -> float | None:
-        """Epsilon of all steps so far together; ``None`` without noise, or if the method's claim does not hold.
+        """Epsilon of all steps so far together; ``None`` for a training without noise, or with a method that is not sound.
 
         It is computed on first access. A run with a fixed seed has a number here, although no guarantee holds for it.
         """
@@ -118,8 +118,8 @@ class Callback:
     """An observer of a training. Subclass it, and override the methods that you need.
 
     A step is on disk and charged before `on_step` receives it. If `on_run`, `on_begin`, `on_step` or `on_evaluation` raises an
-    exception, the run ends, and can be resumed. One write to the ledger may charge several steps, not all of which callbacks
-    have seen when a run ends. So a resumed run shows the steps of its last write again, with the same numbers.
+    exception, the run ends, and can be resumed. One write to the ledger may charge several steps, and callbacks may not have
+    seen all of them when the run ends. So a resumed run shows the steps of its last write again, with the same numbers.
 
     Attributes:
         every: Number of steps between calls of `on_step`, at least 1; `on_step` is also called after the last step. ``None``:

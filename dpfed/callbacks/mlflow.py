@@ -30,7 +30,7 @@ class MLflow(Tracker):
         uri: URI of the tracking server or store, or a folder; ``None``: the value of MLFLOW_TRACKING_URI, or the folder
             ``mlruns`` next to the run's folder.
         experiment: Name of the experiment; ``None``: the value of MLFLOW_EXPERIMENT_NAME, or ``dpfed``.
-        run_id: Id of the MLflow run to continue; ``None``: a resumed run finds its MLflow run by itself.
+        run_id: Id of the MLflow run to continue; ``None``: a new run makes one, and a resumed run finds its own.
         every: Number of steps between two rows of figures; ``None``: the tracker gets a row whenever metrics.jsonl gets a line.
 
     Raises:

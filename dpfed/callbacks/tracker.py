@@ -214,7 +214,7 @@ def _is_path(value: Any) -> bool:
 
 
 def pictures(folder: Path) -> list[Picture]:
-    """Returns the pictures of a run's report; there are none unless its records are public.
+    """Returns the pictures of a run's report; an empty list if the run's records are not public.
 
     Args:
         folder: Folder of the run.

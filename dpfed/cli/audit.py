@@ -119,7 +119,7 @@ def _show_claim(facts: dict[str, Any]) -> None:
 
     table = Table(box=None, pad_edge=False)
     table.add_column("attack", no_wrap=True)
-    for column in ("tries", "noise at most", "epsilon of the run"):
+    for column in ("tries", "noise at most", "epsilon at least"):
         table.add_column(column, justify="right")
     for finding in facts["findings"]:
         noise = "" if finding["noise"] is None else f"{finding['noise']:.3g}"

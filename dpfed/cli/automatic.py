@@ -106,7 +106,7 @@ def requested(config: Path | None, data: str | None, assignments: list[str] | No
                 key = _FOR_CONFIGURATIONS.get(name)
                 mend = f"write --set {key}={value}" if key else "leave it out, or give --data instead of a configuration"
                 raise UserError(
-                    f"--{name.replace('_', '-')} is for --data, and {config} is a configuration: {mend}. [pretrain-option]"
+                    f"--{name.replace('_', '-')} is for --data, but {config} is a configuration: {mend}. [pretrain-option]"
                 )
         from dpfed.console.terminal import chosen_config
 

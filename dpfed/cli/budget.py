@@ -39,7 +39,7 @@ def set_(
     unit: Annotated[
         Literal["record", "user"] | None,
         typer.Option(
-            help="What is protected: a record, or a user with all records. Default: as in the existing budget, or record.",
+            help="What is protected: each record, or all records of a user. Default: that of the existing budget, or record.",
             show_default=False,
         ),
     ] = None,

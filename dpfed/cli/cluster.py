@@ -43,7 +43,7 @@ GpusPerWorker = Annotated[int | None, _option("GPUs per worker, 0 or 1; default:
 CpusPerWorker = Annotated[
     int | None, _option("CPUs per worker; default: as many as possible while all workers fit on the cluster.")
 ]
-Restarts = Annotated[int | None, _option("Most times that the workers are started again after one has died; default 3.")]
+Restarts = Annotated[int | None, _option("Maximum number of restarts after a worker has died; default 3.")]
 
 
 def run_on_cluster(

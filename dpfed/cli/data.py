@@ -203,7 +203,8 @@ def _what_is_protected(report: ImportReport) -> list[str]:
         sentences.append("All captions of an image are ONE record.")
     if report.unit_name:
         sentences.append(
-            f"Several records can share one {report.unit_name}. By default a run protects each record; "
-            f'privacy.unit = "user" protects each {report.unit_name}, with all records that share it.'
+            f"Several records can share one {report.unit_name}. By default a configuration protects each record; "
+            f'privacy.unit = "user" protects each {report.unit_name}, with all records that share it. '
+            "`dpfed pretrain --data` sets that itself."
         )
     return sentences

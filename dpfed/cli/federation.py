@@ -92,7 +92,7 @@ def plan_federation(
     show(chosen, as_json)
     if save_config is not None:
         first = (
-            f"dpfed start {save_config}, and give the weights that it makes to the sites; then "
+            f"dpfed start {save_config}, and send each site the weights that this makes; then "
             if chosen.config.model.start
             else ""
         )
@@ -114,7 +114,9 @@ def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.
 @app.command("run")
 def run(
     folder: Annotated[Path, typer.Argument(help="Folder that `dpfed federation provision` made.", show_default=False)],
-    port: Annotated[int | None, typer.Option(help="Port of the SuperLink, on loopback.", show_default=False)] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the SuperLink, on loopback; default: as provisioned.", show_default=False)
+    ] = None,
 ) -> int:
     """Register the SuperNodes' keys, and start or resume a provisioned federation's run."""
     from dpfed.federation.flower.operator import Unavailable, operate

@@ -231,7 +231,7 @@ def _show_rehearsal(rehearsal: Rehearsal) -> None:
         table.add_row(f"{candidate.name}{mark}", sigma, after, figure.difference.partition(",")[0], duration(candidate.seconds))
     _console().print(table)
     _print(rehearsal.verdict, "bold")
-    _print("Differences within their error are chance.", "dim")
+    _print("A difference within its error may be chance.", "dim")
     _print("The noise was simulated on public records and protects nobody, so there is no privacy card.", "dim")
     _print(f"next: dpfed pretrain {rehearsal.file}", "dim")
 

@@ -65,7 +65,8 @@ def serve(
         typer.Option(help="A public store to search by text; default: the run's store, if public.", show_default=False),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the token, mode 0600; default: a new token each time.", show_default=False)
+        Path | None,
+        typer.Option(help="File with the page's access token, mode 0600; default: a new token each time.", show_default=False),
     ] = None,
 ) -> None:
     """Show live and finished runs and federations on a local, read-only web page."""

@@ -235,7 +235,8 @@ def evaluate(
 ) -> None:
     """Evaluate a run's model again, and also the model before training.
 
-    The figures of a finished run are added to its results, its privacy card and its report.
+    The figures of a finished run are added to its results and its report. If they depend on private training labels, its
+    privacy card then says so.
     """
     from rich.markup import escape
 
@@ -303,7 +304,8 @@ def export(
         bool, typer.Option("--hub", help="Add a page for the Hugging Face hub: a README.md that contains the privacy card.")
     ] = False,
     license: Annotated[
-        str | None, typer.Option(help="License of the weights for that page, such as apache-2.0.", show_default=False)
+        str | None,
+        typer.Option(help="License of the weights, stated on the page of --hub, such as apache-2.0.", show_default=False),
     ] = None,
     format: Annotated[
         str | None,

@@ -102,10 +102,11 @@ def until_asked() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Makes SIGINT and SIGTERM raise `Interrupted` in the main thread during the block, again and again until dpfed handles it.
+    """Makes SIGINT and SIGTERM raise `Interrupted` in the main thread during the block.
 
-    A signal that this process was started to ignore stays ignored, and handlers that other code has set stay. Processes of
-    torchrun keep Python's handling of SIGTERM, which ends them at once: they may wait in C code for a process that has ended.
+    A received signal is repeated until dpfed handles it. A signal that was ignored when this process started stays ignored, and
+    handlers that other code has set stay. Processes of torchrun keep Python's handling of SIGTERM, which ends them at once:
+    they may wait in C code for a process that has ended.
     """
     kept = {}
     if threading.current_thread() is threading.main_thread():  # only there can a handler be set

@@ -76,7 +76,8 @@ def pretrain(
         run = dpfed.pretrain("quickstart", "runs/quickstart")
         run = dpfed.pretrain(data="my-images", epsilon=8, out="runs/mine")
 
-    The second form resumes an interrupted run, and returns a finished run, unless `resume` is ``False``.
+    The second form resumes an interrupted run, and returns a finished run, unless `resume` is ``False``. Only this form takes
+    `epsilon`, `delta`, `model`, `method`, `minutes`, `batch`, `steps` and `public`.
 
     Args:
         config: Configuration, its path, or the name of a configuration that dpfed ships (`load_config` reads path and name).
@@ -96,8 +97,8 @@ def pretrain(
             shortens the plan to 20 minutes if it can.
         batch: B, the expected number of records (or protected units) in a step; default: dpfed chooses it.
         steps: T, the number of noisy steps; default: dpfed chooses it.
-        public: Path of a public record store. The method ``public`` contrasts its records with the private ones; no other
-            method uses them.
+        public: Path of a public record store. The method ``public`` contrasts the store's records with the private ones; no
+            other method uses the store.
         overrides: Further assignments ``section.key=value``, applied to the configuration or to the choices.
 
     Returns:
@@ -119,7 +120,7 @@ def pretrain(
             )
         if wrong := [name for name, value in options.items() if value is not None]:
             raise UserError(
-                f"{wrong[0]}= needs data=..., and a configuration was given: leave {wrong[0]}= out; overrides=[...] changes "
+                f"{wrong[0]}= needs data=..., but a configuration was given: leave {wrong[0]}= out; overrides=[...] changes "
                 "keys of the configuration. [pretrain-belongs]"
             )
         if overrides:
@@ -149,7 +150,7 @@ def _one_of(folder: str | Path | None, out: str | Path | None) -> str | Path:
 def _overridden(config: Config | str | Path, overrides: Sequence[str]) -> Config:
     if isinstance(config, Config):
         raise UserError(
-            "overrides= needs a configuration's path or name, and a Config was given: make that Config with the other values. "
+            "overrides= needs a configuration's path or name, but a Config was given: make the Config with these values. "
             "[pretrain-overrides]"
         )
     return load_config(config, overrides)

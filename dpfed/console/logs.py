@@ -1,7 +1,7 @@
 """Writes logs for machines: one JSON object per line, on stderr, which service managers and containers collect.
 
 Each line has a time, as operators expect. The duration of a step depends on the records that it drew, and epsilon does not
-cover it. So the logs must stay with the operator.
+cover durations. So the logs must stay with the operator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Handles a run's lifetime budgets: reserves its whole plan before the first step, and settles the charged steps at the end.
 
-A budget does not cover all releases, for example not figures computed from training labels. If the records have a budget,
-releases that are not covered are refused unless the operator gives a reason. The budget's ledger then records the reason.
+A budget leaves some releases uncovered, such as figures computed from training labels. If the records have a budget, such a
+release is refused unless the operator gives a reason, which the budget's ledger then records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dpfed.progress import Progress
 from dpfed.runs.build import Parts
 
 _ID = 16  # letters of a run's identity, as its card shows them
-_NONE = "none was set (`dpfed budget set`, or budget= of dpfed.Trainer): other runs on the same records are not counted here"
+_NONE = "none was set (`dpfed budget set`, or budget= of dpfed.Trainer), so other runs on the same records are not counted here"
 _AT_SITES = "each site has its own: `dpfed budget show STORE` shows it there"
 
 
@@ -88,9 +88,9 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
     budgets = reserve(store, [reservation], dry=True)
     if gone := set(reservation.reserved_with) - {budget.head.id for budget in budgets}:
         raise UserError(
-            f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, and its "
-            f"ledger is neither in {store.path} nor in {registry()}: restore it from a backup, as `{BUDGET_LEDGER}` in the "
-            "first folder or as `ID.jsonl` in the second. [budget-run-gone]"
+            f"{run.path} has a reservation in the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, but that "
+            f"budget's ledger is neither in {store.path} nor in {registry()}: restore the ledger from a backup, as "
+            f"`{BUDGET_LEDGER}` in the first folder or as `ID.jsonl` in the second. [budget-run-gone]"
         )
     if not budgets:
         return
@@ -163,7 +163,7 @@ def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Pro
         progress: Progress, which shows why a run that began before the budget cannot be recorded.
 
     Raises:
-        UserError: If the run reserved before its first step, and `settled` raises this error.
+        UserError: See `settled`; for a run that reserved nothing before its first step, the error is shown as a note instead.
     """
     if run.budget.is_file():
         settled(run, ledger, parts.store)
@@ -176,7 +176,7 @@ def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Pro
 
 
 def reservations(run: RunDirectory) -> list[tuple[str, BudgetLedger | None, list[Entry]]]:
-    """Looks a run up in the ledgers of all budgets with which it reserved.
+    """Looks a run up in the ledgers of all budgets in which it has a reservation.
 
     Returns:
         For each budget its id, its ledger (``None`` if it is gone), and the ledger's entries about the run.
@@ -212,7 +212,7 @@ def settle_run(folder: str | Path) -> list[BudgetLedger]:
 
 
 def settled(run: RunDirectory, ledger: Ledger, store: RecordSet | None = None) -> list[BudgetLedger]:
-    """Records the charge of a run in the budgets' ledgers, after its last step.
+    """Writes into the budgets' ledgers how many steps a run has charged, once the run takes no further step.
 
     Args:
         run: Directory of the run, locked by the caller.

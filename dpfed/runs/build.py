@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """The public parts of a run, made from its configuration, without any secret key.
+    """The parts of a run, made from its configuration. They hold the run's records, but no secret key.
 
     Attributes:
         config: Configuration with every choice made.
@@ -243,7 +243,7 @@ def _model(
     progress.note("building the model")
     if user_parts.model is not None and start is not None:
         raise UserError(
-            "model.start gives starting weights to a model that dpfed builds, and this model was passed in Python: leave "
+            "model.start gives starting weights to a model that dpfed builds, but this model was passed in Python: leave "
             "model.start out, and load the weights into the model. [own-start]"
         )
     method, engine, fresh = method_named(config.bounding.method), config.bounding.engine, randomness is not None
@@ -340,10 +340,10 @@ def _refuse_cached(config: Config) -> None:
     """
     cached, needed = config.cached_views, views_per_image(config)
     if 0 < cached < needed:
-        raise UserError(f"a step contrasts {needed} views, and views.cached = {cached}: set {needed} or more. [run-views-few]")
+        raise UserError(f"a step contrasts {needed} views, but views.cached = {cached}: set {needed} or more. [run-views-few]")
     if cached and image_start_of(config.model) == "random":
         raise UserError(
-            "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "
+            "views.cached computes the features of a frozen image tower once, but its weights are random: set model.weights or "
             "model.start. [run-views-random]"
         )
 

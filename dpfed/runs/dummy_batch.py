@@ -64,7 +64,10 @@ def dummy_batch(
 
 
 def one_group(batch: GroupBatch, config: Config) -> GroupBatch:
-    """Returns the first records of a batch as one small group, which has at least one record more than the loss needs."""
+    """Returns the first records of a batch as one small group.
+
+    The group has at least one record more than the loss needs, if the batch has that many.
+    """
     records = len(next(iter(batch.views.values())))
     count = min(records, max(_RECORDS, 1 + config.objective.loss.least, 1 + config.public.records))
     return GroupBatch({name: view[:count] for name, view in batch.views.items()}, [0, count])

@@ -1,7 +1,7 @@
 """Makes jobs. A job is a run that is ready to take its next step: a new run in a new directory, or an unfinished run.
 
-Before the first step, this module also tells the user which part of the model is trained, and which part of the records the
-model does not see.
+Before the first step, this module also tells the user which part of the model is trained, and how much of a caption the model
+reads.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Job:
 
     Attributes:
         run: Directory of the run, which must be locked while the steps are taken.
-        parts: Public parts of the run.
+        parts: Parts of the run.
         randomness: Secret randomness of the run.
     """
 
@@ -186,7 +186,7 @@ def resume_job(
 
 
 def refuse_federations(run: RunDirectory) -> None:
-    """Refuses the run of a federation, simulated or not: such a run cannot be resumed like that of one owner of records.
+    """Refuses the run of a federation, simulated or not; the message says how such a run is resumed.
 
     Raises:
         UserError: If the run is a federation's.

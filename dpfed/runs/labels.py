@@ -33,19 +33,19 @@ def label_of(config: Config, loss: GroupLoss, records: RecordSet) -> str | None:
         return None
     if not isinstance(loss, OwnLoss) and config.objective.loss.images_only and config.model.reads_text:
         raise UserError(
-            f"the loss {name} compares only images, and this model reads text, too: take a model of images alone (model.kind = "
+            f"the loss {name} compares only images, but this model reads text, too: take a model of images alone (model.kind = "
             "'image'), or another loss. [loss-labels-text]"
         )
     method = method_named(config.bounding.method)
     if not method.picks_engine or method.public_records:
         raise UserError(
-            f"the loss {name} reads labels, and bounding.method = '{method.name}' passes no labels to a loss: set "
+            f"the loss {name} reads labels, but bounding.method = '{method.name}' passes no labels to a loss: set "
             "bounding.method = 'group'. [loss-labels-method]"
         )
     there = sorted(records.labels)
     if not there:
         raise UserError(
-            f"the loss {name} compares records by their class, and {records.name} has no labels: give Records(label=...), or "
+            f"the loss {name} compares records by their class, but {records.name} has no labels: give Records(label=...), or "
             "import records with labels. [loss-labels-none]"
         )
     if wanted is None and len(there) == 1:

@@ -99,10 +99,10 @@ def require_memory(config: Config, device: torch.device) -> None:
         if not method.whole_batch and not method.closed_form:
             lower.insert(1, "public.records" if method.public_records else "bounding.group_size")
         raise UserError(
-            f"training takes at least {_size(needs.together)}: a model with {needs.parameters:,} parameters "
-            f"{_size(needs.model)}, one group of {_records_of_a_group(config):,} records in it {_size(needs.group)}, the "
-            f"images of a microbatch {_size(needs.images)}; the device has {_size(there)} of memory. Choose a smaller model "
-            f"(model.architecture, model.image, ...), or lower {' or '.join(lower)}. [memory-too-little]"
+            f"training takes at least {_size(needs.together)} ({_size(needs.model)} for the model with its "
+            f"{needs.parameters:,} parameters, {_size(needs.group)} for one group of {_records_of_a_group(config):,} records, "
+            f"{_size(needs.images)} for the images of a microbatch), but the device has {_size(there)} of memory. Choose a "
+            f"smaller model (model.architecture, model.image, ...), or lower {' or '.join(lower)}. [memory-too-little]"
         )
 
 
@@ -110,8 +110,8 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
     """Chooses how many records of several groups the layerwise engine passes through the model at once.
 
     The number is public. It is the largest of 512, 384, 256, 192, 128, 96, 64 and 32 for which a third of the GPU's memory
-    can hold the gradients of these records' groups and, twice, the least that the layers keep for these records; 32 if no
-    number fits. The result is ``None`` if the device is not ``cuda``, and for models whose memory cannot be counted, such as
+    can hold the gradients of these records' groups and twice the memory that the layers keep at least for these records; 32 if
+    no number fits. The result is ``None`` if the device is not ``cuda``, and for models whose memory cannot be counted, such as
     a user's own.
 
     Args:

@@ -59,6 +59,7 @@ def kept_by(records: int, noise_multiplier: float, candidates: int, public: bool
     """Estimates how much of the heads' gain remains under noise, as a fraction of their gain without noise, from 0 to 1.
 
     The gain is the improvement of evaluation figures when heads are added to the towers.
+
     Args:
         records: N, number of records.
         noise_multiplier: Noise multiplier sigma.
@@ -158,6 +159,9 @@ def forecast_moments(config: Config, plan: PrivacyPlan) -> MomentForecast:
     Args:
         config: Configuration of the run.
         plan: Plan of the run.
+
+    Raises:
+        UserError: See `dpfed.runs.public_basis.kind_of`; also if the store of the records is damaged.
     """
     count, public = _candidates(config, plan), kind_of(config) != "random"
     rows = (MomentRow(what, other, count, public, config.is_aligned) for what, other in _plans(plan))

@@ -44,7 +44,8 @@ def open_own(config: Config, parts: OwnParts, progress: Progress) -> tuple[ItemV
 
     Returns:
         The views, which hold the records (``None``: the user gave neither records nor views), and a configuration that states
-        the shape and number of views. In it, another evaluation split or ``none`` replaces ``test`` if the records lack it.
+        the shape and number of views. If the records lack a ``test`` split, the configuration names their other held-out split
+        or ``none`` for the evaluation.
 
     Raises:
         UserError: See `ItemViews.of`; also if reading a record twice gives different results; if the method makes its own
@@ -163,7 +164,7 @@ def _refuse_channels(records: Records | None) -> None:
         return
     if isinstance(image, torch.Tensor) and len(image) not in (1, 3):
         raise UserError(
-            f"the default views take images of 1 or 3 channels, and these images have {len(image)}: give a transform of your "
+            f"the default views take images of 1 or 3 channels, but these images have {len(image)}: give a transform of your "
             "own (views= of dpfed.Trainer). [views-channels]"
         )
 

@@ -34,7 +34,7 @@ ImportProgress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True)
 class Preflight:
-    """A new run that has passed the first checks. The command makes it once, and passes it to `dpfed.runs.job.create_job`.
+    """A new run that has passed the first checks; `dpfed.runs.job.create_job` makes the run's directory from it.
 
     Attributes:
         config: Configuration of the run.
@@ -223,7 +223,7 @@ def refuse_uncaptioned(kind: str, name: str, config: Config) -> None:
     """
     if config.model.reads_text and kind != "image-text":
         raise UserError(
-            f"model.kind = '{config.model.kind}' needs captions, and {name} has none: import records with captions, or set "
+            f"model.kind = '{config.model.kind}' needs captions, but {name} has none: import records with captions, or set "
             "model.kind = 'image'. [run-captions-missing]"
         )
 

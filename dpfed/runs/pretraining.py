@@ -25,6 +25,9 @@ from dpfed.runs.starts import procedural_path, recipe_for, start_is_there
 def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iterable[Callback] = ()) -> RunDirectory:
     """Resumes an interrupted run in this process; returns a finished run as it is.
 
+    This function cannot resume a run with parts that were passed in Python (`dpfed.Trainer`): running the same lines of Python
+    again resumes it.
+
     Args:
         folder: Folder of the run.
         progress: Progress, which shows the stages.
@@ -34,8 +37,9 @@ def resume(folder: str | Path, progress: Progress | None = None, callbacks: Iter
         The finished run.
 
     Raises:
-        UserError: If the run, its ledger or its checkpoint is damaged, its records have changed, another process holds it, or
-            it is the run of a federation, simulated or not.
+        UserError: If the folder holds no run; if the run, its ledger or all its checkpoints are damaged; if its records have
+            changed; if another process holds it; if parts of an interrupted run were passed in Python; or if it is the run of
+            a federation, simulated or not.
     """
     progress = progress or Silent()
     run = RunDirectory.open(folder)

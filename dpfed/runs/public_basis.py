@@ -179,7 +179,7 @@ def public_basis(
             write_atomically(folder / named, fingerprint(content))
     if agreed not in (None, fingerprint(content)):
         raise UserError(
-            "bounding.options.basis: the public basis that this machine makes is not the one that the run was started with "
+            "the public basis (bounding.options.basis) that this machine makes is not the one that the run was started with "
             f"(fingerprint {agreed}): restore {folder / agreed}.safetensors, or start a new run. [basis-changed]"
         )
     return PublicBasis(kind, content)
@@ -190,7 +190,7 @@ def is_generated_basis_made(config: Config, model: nn.Module, views: RecordViews
 
     Args:
         config: Configuration with its defaults resolved.
-        model: Model with the layers of a run (`keep_towers`).
+        model: Model after `keep_towers`, as a run uses it.
         views: Views that make the towers' inputs from records.
     """
     path = things_path(GENERATED, config.data.stores, config.data.size or 0)
@@ -222,7 +222,7 @@ def _store(config: Config, kind: Kind, progress: Progress) -> RecordStore:
     refuse_other_squares(store, config.data.resize, preprocessing_of(config.model, config.data.resize).interpolation)
     if store.count("train") < FEWEST_PUBLIC:
         raise UserError(
-            f"public.path: a basis needs {FEWEST_PUBLIC} public records or more, and {store.path} has "
+            f"a public basis needs {FEWEST_PUBLIC} records or more, but {store.path} (public.path) has "
             f"{store.count('train'):,} training records: give a larger store, or leave bounding.options.basis out. [basis-few]"
         )
     return store

@@ -52,7 +52,9 @@ def public_records_of(config: Config, private: RecordStore, progress: ImportProg
 
 
 def public_digest(config: Config) -> str | None:
-    """Returns the fingerprint of a configuration's public records if they are in a store, or else its ``public.digest``.
+    """Returns the fingerprint of the public store that a configuration reads; without a store, its ``public.digest``.
+
+    The store is not read again once a public basis has been made from it: the result is then ``public.digest``, too.
 
     Args:
         config: Configuration with absolute paths.
@@ -69,6 +71,9 @@ def with_absolute_paths(config: Config) -> Config:
     """Returns the configuration with absolute paths, so that it means the same files wherever it is read.
 
     Files that dpfed ships keep their names.
+
+    Raises:
+        UserError: If ``data.path``, ``data.stores`` or ``public.path`` is not a path, for example because it is an address.
     """
     data = config.data
     path = None if data.path is None else str(path_of(data.path, "data.path").expanduser().resolve())

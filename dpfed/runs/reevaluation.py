@@ -31,7 +31,7 @@ def evaluate_run(
     progress: Progress | None = None,
     not_covered: str | None = None,
 ) -> list[Evaluation]:
-    """Measures a run's untrained and trained model, and adds the figures to a finished run's results, card and report.
+    """Measures a run's untrained and trained model, and adds the figures to a finished run's results and report.
 
     The card marks figures that are computed from private training labels (k-NN, linear probe). The mark is written to disk
     before anything is measured. If the run is unfinished, its card will show the mark later.
@@ -48,8 +48,10 @@ def evaluate_run(
         The figures, first the untrained model's.
 
     Raises:
-        UserError: If there is nothing to measure, the mark cannot be written, figures computed from training labels lack a
-            reason that the budget requires, or a reason is given although none is required.
+        UserError: If the folder holds no run, or one without a checkpoint, or one with parts that were passed in Python; if the
+            run is damaged; if the split or the tasks do not suit the records; if the mark or the figures cannot be written,
+            for example because another process holds the run; if figures computed from training labels lack a reason that the
+            budget requires; or if a reason is given although none is required.
     """
     run = RunDirectory.open(folder)
     if isinstance(tasks, str):

@@ -1,8 +1,8 @@
-"""Makes those choices that a configuration leaves open and that are the same on every machine.
+"""Makes the choices that a configuration leaves open, except those that depend on a machine's devices.
 
 These choices are: absolute paths, the size of images, how images are made square, a loss's bias, the trained part of an image
 tower, basis and layers of private moments, and the digests of an architecture, of starting weights and of public records.
-`dpfed.runs.build` makes the choices that depend on the machine: device and engine.
+`dpfed.runs.build` makes the others: device and engine.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def resolve_defaults(config: Config) -> Config:
     """Makes the choices of a configuration that do not depend on the machine, for example for the terms of a federation.
 
     Raises:
-        UserError: For an unknown architecture, or starting weights or a public store that cannot be used; also if an
-            architecture, starting weights or public records have changed since the run began.
+        UserError: For an unknown architecture, or starting weights or a public store that cannot be used; if an architecture,
+            starting weights or public records have changed since the run began; also see `with_absolute_paths`.
     """
     return resolve_with_start(config)[0]
 

@@ -129,8 +129,8 @@ class Session:
             yield summary
             if manual and before == [parameter._version for parameter in parameters]:
                 warnings.warn(
-                    f"manual=True, and the loop's body changed no parameter in step {summary.done}: the noisy gradient is in "
-                    ".grad, and steps.optimizer.step() takes the step.",
+                    f"manual=True, but the loop's body changed no parameter in step {summary.done}: the noisy gradient is in "
+                    ".grad; call steps.optimizer.step() to take the step.",
                     Notice,
                     stacklevel=2,
                 )

@@ -1,5 +1,6 @@
-"""Finds the starting weights of a run, and the folder of a model's procedural initialisation, without importing torch.
+"""Finds the starting weights of a run, and the folder of a model's procedural initialisation.
 
+Only `origin_of` imports torch, so that other functions can check a run at once.
 A procedural initialisation is an ordinary run without privacy on procedural images. It follows the recipe that dpfed ships
 (``configs/start.toml``), with the model, views and objective of the configuration that needs it. It reads no record, and so
 costs no privacy.
@@ -46,7 +47,7 @@ def starting_weights(config: Config) -> StartingWeights | None:
     start.refuse_another_architecture(config.model, config.without_effect())
     if config.model.start_digest not in (None, start.digest):
         raise UserError(
-            f"model.start: the weights in {start.path} are not those that the run (or the federation) was started with: "
+            f"the weights in {start.path} (model.start) are not those that the run (or the federation) was started with: "
             "restore them, or start a new run. [start-weights-changed]"
         )
     return start
@@ -65,7 +66,7 @@ def procedural_start(path: Path) -> StartingWeights:
     """
     if not path.exists():
         raise MissingStart(
-            f"model.start: the procedural initialisation is not at {path}: `dpfed start` makes it. [start-missing]",
+            f"model.start = 'procedural', but there is no initialisation at {path}: `dpfed start` makes it. [start-missing]",
             command=_COMMAND,
         )
     try:
@@ -76,7 +77,7 @@ def procedural_start(path: Path) -> StartingWeights:
             return start
     except UserError as error:
         raise UserError(
-            f"model.start = 'procedural': {path} is damaged: delete it; `dpfed start` makes it again. [start-damaged]",
+            f"model.start = 'procedural', but {path} is damaged: delete it; `dpfed start` makes it again. [start-damaged]",
             command=_COMMAND,
         ) from error
     if not run.has_key:
@@ -85,7 +86,7 @@ def procedural_start(path: Path) -> StartingWeights:
             command=_COMMAND,
         )
     raise MissingStart(
-        f"model.start = 'procedural': {path} is unfinished: `dpfed start` finishes it. [start-unready]", command=_COMMAND
+        f"model.start = 'procedural', but {path} is unfinished: `dpfed start` finishes it. [start-unready]", command=_COMMAND
     )
 
 
@@ -121,9 +122,10 @@ def checked_start(config: Config) -> StartingWeights | None:
     for run in start.trained or ():
         if run["public"] is False and not run["guarantee"]:
             raise UserError(
-                f"model.start: {start.path} was trained on records that are not marked public ('{run['data']}', run "
-                f"{run['run']}), and no privacy guarantee holds for them: nothing would protect them in a model that starts "
-                "from these weights. Start from a private run, or from one on public records. [start-unprotected]"
+                f"the weights in {start.path} (model.start) were trained on records that are not marked public "
+                f"('{run['data']}', run {run['run']}), and no privacy guarantee holds for these records, so nothing would "
+                "protect them in a model that starts from these weights. Start from a private run, or from one on public "
+                "records. [start-unprotected]"
             )
     return start
 
@@ -140,7 +142,7 @@ def recipe_for(config: Config) -> Config:
     """
     if (config.model.architecture or "").startswith(_LOCAL_DIR):
         raise UserError(
-            f"model.start = 'procedural': model.architecture = {config.model.architecture!r} brings its own weights: leave "
+            f"model.start = 'procedural', but model.architecture = {config.model.architecture!r} brings its own weights: leave "
             "model.start out, or give the architecture as a name or a JSON file. [start-weights-own]"
         )
     recipe = parse_config(read_toml(shipped_file(RECIPE), "config"), RECIPE)

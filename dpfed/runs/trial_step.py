@@ -133,7 +133,7 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
     except Exception as error:
         if not own_optimizer and not optimizer.is_own:
             raise
-        closure = " It needs a closure, and a private gradient is computed once." if "closure" in str(error) else ""
+        closure = " It needs a closure, but a private gradient is computed only once." if "closure" in str(error) else ""
         raise UserError(
             f"the optimizer {name} cannot step ({type(error).__name__}: {error}).{closure} Choose another. [optimizer-step]"
         ) from error

@@ -177,7 +177,7 @@ def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, 
         resume(tmp_path / "run")
     for path in (store.path / BUDGET_LEDGER, own_registry / f"{budget.head.id}.jsonl"):
         path.unlink()
-    with pytest.raises(UserError, match=f"reserved with the budget {budget.head.id} .*budget-run-gone"):
+    with pytest.raises(UserError, match=f"reservation in the budget {budget.head.id} .*budget-run-gone"):
         resume(tmp_path / "run")
 
 
