@@ -250,7 +250,7 @@ def _read(folder: Path) -> Saved:
     card, ledger = read_text(folder / CARD), read_text(folder / LEDGER)
     if facts["format"] != _FORMAT:
         raise ArrayError(
-            f"{folder} has format {facts['format']}, and this dpfed reads format {_FORMAT}: load it with the dpfed that "
+            f"{folder} has format {facts['format']}, but this dpfed reads format {_FORMAT}: load it with the dpfed that "
             "wrote it. [arrays-format]"
         )
     Ledger.open(folder / LEDGER)  # refuses a damaged one

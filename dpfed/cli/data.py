@@ -162,7 +162,7 @@ def _what_is_there_twice(report: ImportReport) -> list[str]:
     sentences = []
     if report.several:
         sentences.append(
-            f"Files with several pictures ({report.several:,}): the first picture of each is stored. Unpack the files to store "
+            f"Files with several pictures ({report.several:,}): the first picture of each is used. Unpack the files to use "
             "all pictures."
         )
     if report.repeated:

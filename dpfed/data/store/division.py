@@ -101,7 +101,7 @@ def divide_store(
             record, the source cannot be read, `dest` exists or cannot be written, or another process is writing there.
     """
     sites, path = (
-        whole_number(sites, "the number of sites", most=MOST_SITES),
+        whole_number(sites, "the number of sites", least=2, most=MOST_SITES),
         local_path(dest, "the place of the sites' stores"),
     )
     refuse_existing(path)

@@ -32,7 +32,7 @@ def test_files_of_several_pictures_are_counted(tmp_path: Path, pictures, format:
         (source / f"{number}.{format.lower()}").write_bytes(frames(pictures, format, count))
     (source / "photo.jpg").write_bytes(pictures.jpeg())
     code, said, error = dpfed("data", "import", source, tmp_path / "store")
-    assert code == 0 and "Files with several pictures (2): the first picture of each is stored." in said, error
+    assert code == 0 and "Files with several pictures (2): the first picture of each is used." in said, error
     # The advice: unpacked, all are there, and nothing is left to be said.
     for file in sorted(source.glob("[12].*")):
         with Image.open(file) as opened:
