@@ -40,7 +40,7 @@ class Mechanism:
             )
         if self.shares and self.sampler.participation != 1:
             raise ValueError(
-                "shares are only for steps in which every record takes part, and here a record takes part with probability "
+                "shares are only for steps in which every record takes part, but here a record takes part with probability "
                 f"{self.sampler.participation}"
             )
 

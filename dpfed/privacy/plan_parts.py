@@ -167,7 +167,7 @@ class Bounding:
             ValueError: If the method has no cap.
         """
         if self.max_batch is None:
-            raise ValueError(f"method '{self.method_name}' caps no batch")
+            raise ValueError(f"method '{self.method_name}' has no cap on the batch")
         return self.max_batch
 
     @property

@@ -55,7 +55,7 @@ class UniversalHash:
         self._tables: dict[torch.device, Tensor] = {}
 
     def digest(self, values: Tensor) -> str:
-        """Returns the digest of a tensor, 32 hexadecimal letters.
+        """Returns the digest of a tensor, 32 hexadecimal digits.
 
         Args:
             values: Tensor on any device, with numbers of 4 or 8 bytes.

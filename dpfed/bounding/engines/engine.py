@@ -227,7 +227,7 @@ class LossOfViews(nn.Module):
         return sound_kernels(self._device, self._bf16)
 
     def forward(self, views: Views, present: Tensor) -> Tensor:
-        """Computes the loss of one group.
+        """Computes the loss of one group, a scalar: the sum over its records.
 
         Args:
             views: Views of the group's records, see `GroupBatch`.
@@ -251,7 +251,10 @@ class LossOfViews(nn.Module):
         return temperature_of(self.model), bias_of(self.model)
 
     def of(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes the loss of one group from its embeddings; of labels, the loss sees only which records share a class."""
+        """Computes the loss of one group from its embeddings.
+
+        If there are labels, the loss learns from them only which records share a class.
+        """
         if LABEL in embeddings:
             embeddings = {**embeddings, LABEL: first_of_class(embeddings[LABEL], present)}
         return self._loss(embeddings, present, temperature, bias)

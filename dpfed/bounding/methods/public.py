@@ -27,7 +27,8 @@ METHOD = Method(
     name="public",
     title="public contrast",
     claim="Every drawn record forms its own group together with public records, and the gradient of the record's part of the "
-    "loss is clipped. This gradient depends on no other private record: a record adds one of them, and moves the sum by C.",
+    "loss is clipped. This gradient depends on no other private record: a record adds one such gradient, and so moves the "
+    "sum by at most C.",
     sensitivity=lambda given: given.clip_norm,
     spread=lambda given: 2 * given.batch + 100,  # groups: a Poisson batch is larger once in 10^60
     divisor=lambda given: given.batch,
