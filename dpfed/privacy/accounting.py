@@ -78,7 +78,7 @@ def _poisson_steps(mechanism: Mechanism, steps: int) -> tuple[float, float, int]
     same = mechanism.poisson_steps(steps)
     if same is None:
         raise UserError(
-            "PLD accounting covers Poisson samples, and this mechanism draws others "
+            "PLD accounting covers Poisson sampling only, but this mechanism samples otherwise "
             f"({mechanism.sampler.describe('record')}): set privacy.accountant to 'rdp'. [sampling-needs-rdp]"
         )
     return same

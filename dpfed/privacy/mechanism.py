@@ -1,4 +1,4 @@
-"""Describes the mechanism of a run, its sampler and its noise, by an event from which all accounting follows."""
+"""Describes a run's mechanism (its sampler and its noise), and converts it to an event of dp_accounting for the accountants."""
 
 from __future__ import annotations
 

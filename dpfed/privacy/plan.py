@@ -228,7 +228,7 @@ class PrivacyPlan:
             raise UserError(f"PrivacyPlan.calibrate knows no {name!r}; {nearest(name, known)} [plan-name-unknown]")
         for name in ("group_size", "clip_norm"):
             require(name in rest, f"{name} is missing: give it by name")
-        require((epsilon is None) == ("noise_multiplier" in rest), "give epsilon, or noise_multiplier, and not both")
+        require((epsilon is None) == ("noise_multiplier" in rest), "give exactly one of epsilon and noise_multiplier")
         if epsilon is not None:
             epsilon = plain_number("epsilon", float, epsilon)
             require_epsilon("epsilon", epsilon)
@@ -317,7 +317,7 @@ class PrivacyPlan:
 
     @property
     def longest_sum(self) -> float:
-        """Largest L2 norm of the sum without noise; a longer sum, if possible at all, has negligible probability."""
+        """Largest L2 norm of the sum without noise; the probability of a longer sum is negligible or 0."""
         return self.spread * self.sensitivity
 
     @functools.cached_property

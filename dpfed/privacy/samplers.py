@@ -97,7 +97,7 @@ class Sampler(ABC):
         Raises:
             TypeError: If the sampler overrides neither this method nor `participants`.
         """
-        raise TypeError(f"{type(self).__name__} draws nobody: override draw or participants")
+        raise TypeError(f"{type(self).__name__} draws no records: override draw or participants")
 
     def participants(
         self, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None
