@@ -190,10 +190,10 @@ def test_resume_refuses_what_is_no_callback_without_its_contents(tmp_path):
     [
         ({"records": "600"}, "records must be a whole number, got '600'"),
         ({"epsilon": "8"}, "epsilon must be a number, got '8'"),
-        ({"epsilon": None}, "give epsilon, or noise_multiplier"),
+        ({"epsilon": None}, "give exactly one of epsilon"),
         ({"epsilon": True}, "epsilon must be a number, got True"),
         ({"clipnorm": 1.0}, "no 'clipnorm'; did you mean 'clip_norm'"),
-        ({"noise_multiplier": 1.0}, "give epsilon, or noise_multiplier, and not both"),
+        ({"noise_multiplier": 1.0}, "give exactly one of epsilon and noise_multiplier"),
     ],
 )
 def test_a_plan_says_what_its_numbers_are(changes, expected):

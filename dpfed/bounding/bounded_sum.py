@@ -16,11 +16,12 @@ class BoundedSum:
 
     Attributes:
         values: Flat vector ``(P,)`` over the trainable parameters; ``(P + m,)`` if the plan releases m statistics of the groups
-            (`dpfed.privacy.group_statistics`), which are then at the end. Before the noise, the values are int64 and count
-            grid steps (`dpfed.privacy.sum_grid`). With noise, and in runs without privacy, they are float32.
+            (`dpfed.privacy.group_statistics`), which are then at the end. As long as no noise is added, the values are int64
+            and count grid steps (`dpfed.privacy.sum_grid`). With noise, also that of sites, and in runs without privacy, they
+            are float32.
         sensitivity: Largest L2 change of the sum when one record (or unit) is added or removed.
         groups: Public number of groups whose gradients are in the sum, empty groups included.
-        noise_std: Standard deviation of the Gaussian noise that the workers have already added; 0 if they added none.
+        noise_std: Standard deviation of the noise that the workers (or sites) have already added; 0 if they added none.
         unit: Size of one grid step: the sum that this object represents is `values` times `unit`.
     """
 

@@ -1,4 +1,4 @@
-"""Computes the factors that clip gradients, with a margin for rounding, and limits how many clipped gradients are added up."""
+"""Computes the factors that clip gradients, with a margin for rounding, and states how many groups a pass may have."""
 
 from __future__ import annotations
 

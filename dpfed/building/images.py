@@ -15,12 +15,16 @@ def image_size(config: Config) -> int:
         ValueError: If the configuration has no size.
     """
     if config.data.size is None:
-        raise ValueError("the configuration has no data.size: call dpfed.runs.resolution.resolve_model_defaults first")
+        raise ValueError("the configuration has no data.size: call dpfed.runs.resolution.resolve_defaults first")
     return config.data.size
 
 
 def image_shape(config: Config) -> tuple[int, int, int]:
-    """Returns the shape (C, H, W) of a view, from a configuration whose defaults are resolved."""
+    """Returns the shape (C, H, W) of a view, from a configuration whose defaults are resolved.
+
+    Raises:
+        ValueError: If the configuration has neither a shape of the views nor a size of the images.
+    """
     if config.views.shape is not None:
         channels, height, width = config.views.shape
         return channels, height, width

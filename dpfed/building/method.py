@@ -67,7 +67,8 @@ def group_loss(config: Config, given: Callable[..., Tensor] | None = None) -> Gr
         given: The user's own loss, in place of the configuration's; ``None``: the configuration's.
 
     Raises:
-        UserError: If the configuration names a loss of another library, and the name leads to nothing, or the call fails.
+        UserError: If the configuration names a loss as ``package.module:object``, and the object does not exist, or the call of
+            the object fails.
     """
     if given is not None:
         return OwnLoss(given)
@@ -82,8 +83,8 @@ def _refuse_trained_towers(config: Config) -> None:
     adaptation = config.adaptation
     if adaptation.image not in ("auto", "frozen"):
         raise UserError(
-            f"bounding.method = 'moments' trains no tower, and adaptation.image = '{adaptation.image}' would: set it to "
-            "'frozen', or leave it out. [moments-adaptation]"
+            f"bounding.method = 'moments' trains no tower, but adaptation.image = '{adaptation.image}' trains the image tower: "
+            "set it to 'frozen', or leave it out. [moments-adaptation]"
         )
     if config.training.precision != "fp32":
         raise UserError("bounding.method = 'moments' computes in float32: set training.precision = 'fp32'. [moments-fp32]")
@@ -95,7 +96,7 @@ def _refuse_untrained_weights(config: Config) -> None:
     brings_weights = (model.architecture or "").startswith("local-dir:")
     if model.start is None and model.weights is None and not brings_weights:
         raise UserError(
-            "bounding.method = 'moments' needs a pretrained image tower, and this one has random weights: set "
+            "bounding.method = 'moments' needs a pretrained image tower, but this one has random weights: set "
             "model.weights (open_clip, timm, torchvision) or model.start. [moments-image-tower]"
         )
     if model.kind == "image-text" and model.start is None and model.pretrained_text is None:

@@ -20,7 +20,7 @@ from dpfed.privacy.method import method_named
 def model_of(
     config: Config, load_weights: bool = True, start: StartingWeights | None = None, adaptation: AdaptationConfig | None = None
 ) -> Model:
-    """Makes the untrained model of a configuration, with centres of its embeddings if the configuration asks for them.
+    """Makes the model that a run of a configuration trains, with centres of its embeddings if the configuration has any.
 
     Args:
         config: Configuration with its defaults resolved.

@@ -107,8 +107,8 @@ def _promise(records: int, config: Config) -> Promise:
     delta = accounting.default_delta(records) if privacy.delta is None else privacy.delta
     require(
         0 < delta < 1,
-        f"delta must lie strictly between 0 and 1/N, where N counts the training records (or units), got {delta}; leave it out "
-        "for the default, 1/(N ln N)",
+        f"delta must be above 0 and at most 1/N, where N counts the training records (or units), got {delta}; leave it out for "
+        "the default, 1/(N ln N)",
     )
     return Promise(delta, privacy.accountant if privacy.accountant in known else known[0], privacy.epsilon, privacy.unit)
 
@@ -144,8 +144,8 @@ def _progress(config: Config) -> PrivateProgress | None:
     if loss_range is None:
         require(
             known is not None,
-            f"objective.name = '{objective.name}' does not say how large its loss per record is: give progress.loss_range, "
-            "to which diagnostics = 'private' clips the loss of each record",
+            f"the usual range of the loss '{objective.name}' is unknown: give progress.loss_range, the value to which "
+            "diagnostics = 'private' clips the loss of each record",
         )
         assert known is not None
         loss_range = round(known(objective.loss_options, max(2, contrasted(config))), 3)

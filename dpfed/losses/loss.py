@@ -70,8 +70,8 @@ def refuse_views(name: str, image: Tensor, text: Tensor | None, fewest: int = 2)
             )
     if text is None and image.shape[1] < fewest:
         raise UserError(
-            f"{name} compares views, got embeddings {tuple(image.shape)} with one view of each record: give "
-            "Views(count=2) or more. [loss-views]"
+            f"{name} compares views, got embeddings {tuple(image.shape)} with one view of each record: give two views or more, "
+            "in a run by Views(count=2). [loss-views]"
         )
 
 
@@ -136,7 +136,7 @@ class InfoNCE(_Named):
             loss is called without a model.
 
     Raises:
-        UserError: If the temperature is no such number.
+        UserError: If the temperature is not a number from 0.001 to 100.
     """
 
     name = "infonce"
@@ -153,7 +153,7 @@ class SigLIP(_Named):
         bias: Term added to every logit, from -1000 to 1000; default: -ln(S - 1) for groups of S records.
 
     Raises:
-        UserError: If the temperature or the bias is no such number.
+        UserError: If the temperature or the bias is not a number in its range.
     """
 
     name = "siglip"
@@ -171,7 +171,7 @@ class BarlowTwins(_Named):
         redundancy: Weight of the squared correlations between different dimensions, from 0 to 1000; default: 5e-3.
 
     Raises:
-        UserError: If the weight is no such number.
+        UserError: If the weight is not a number from 0 to 1000.
     """
 
     name = "barlow_twins"
@@ -193,7 +193,7 @@ class SupCon(_Named):
         label: Name of the records' label that states the class; default: the only label that the records have.
 
     Raises:
-        UserError: If the temperature is no such number, or the label's name is no text or an empty one.
+        UserError: If the temperature is not a number from 0.001 to 100, or the label's name is not a string, or is empty.
     """
 
     name = "supcon"
@@ -209,8 +209,11 @@ class SupCon(_Named):
             text: Ignored.
             label: Classes ``(S,)`` int64, equal where two records share a class.
 
+        Returns:
+            A scalar, the mean over the S records.
+
         Raises:
-            UserError: If `label` is missing or no tensor ``(S,)``, or the embeddings have other dimensions.
+            UserError: If `label` is missing or is not a tensor of shape ``(S,)``, or the embeddings have other dimensions.
         """
         refuse_views("SupCon", image, None, fewest=1)
         if label is None:

@@ -1,4 +1,4 @@
-"""Defines losses of two views of each record of a group, which accept any number of views."""
+"""Defines the base class of losses that compare two views of each record; of more than two views, they compare all pairs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def refuse_options(name: str, *, zero: bool, **given: float) -> None:
         given: Options by name.
 
     Raises:
-        UserError: If an option is no finite number, is negative, or is 0 where `zero` is false; the message names the option.
+        UserError: If an option is not a finite number, is negative, or is 0 although `zero` is false; the message names the
+            option.
     """
     for key, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < inf and (zero or value > 0)):

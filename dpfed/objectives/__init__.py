@@ -97,7 +97,7 @@ class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are 
 
     @property
     def loss(self) -> Objective:
-        """The `Objective` with this name, or the `Objective` that declares the user's own loss."""
+        """The `Objective` that `name` selects, or a placeholder if `is_own` is true; see `own_objective`."""
         return own_objective(self.name) if self.is_own else OBJECTIVES[self.name]
 
     @property

@@ -1,7 +1,9 @@
 """The declaration of a loss: one object with its options and its requirements on the model, in a file of its own.
 
-``objective.name = NAME`` selects ``dpfed/objectives/NAME.py``, whose docstring cites the paper and whose `OBJECTIVE` is an
-`Objective`. The keys of the configuration, their meaning and checks, the model, and the loss follow from that object.
+``objective.name = NAME`` selects one of dpfed's losses, in ``dpfed/objectives/NAME.py``. The file's docstring cites the paper,
+and its `OBJECTIVE` is an `Objective`. The keys of the configuration, their meaning and checks, the model, and the loss follow
+from that object.
+
 Reading a configuration imports the files of all losses. This must not take as long as importing torch, so the files import
 torch only inside functions.
 """
@@ -59,6 +61,10 @@ class Objective:
         images_only: Whether the loss compares views of an image, and cannot use captions.
         reads_labels: Whether the loss reads which records of the group share a class; its options then have a key ``label``.
         least: Smallest number of records in a group from which anything can be learnt. Engines leave out groups of one record.
+
+    Raises:
+        ValueError: If `reads_labels` is set and `options` has no key ``label``; or if `bias` is given but `options` has no key
+            ``bias``, or the reverse.
     """
 
     title: str

@@ -134,8 +134,10 @@ def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], g
     shapes = " and ".join(str(tuple(z.shape)) for z in given)
     try:
         value = function(*given)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
-        said = str(error).splitlines()[0] if str(error) else ""
+        said = first_line(error) or "no message"
         raise UserError(
             f"the loss {name} failed on embeddings {shapes} of a group (S, V, D): {type(error).__name__}: {said}. [loss-fails]"
         ) from error
@@ -155,7 +157,7 @@ def _value(function: Callable[..., Tensor], name: str, rows: Sequence[Tensor], g
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            said = first_line(error)
+            said = first_line(error) or "no message"
             raise UserError(
                 f"the backward pass through the loss {name} fails: {type(error).__name__}: {said}. Correct the loss, for "
                 "example where it changes a tensor in place. [loss-backward]"

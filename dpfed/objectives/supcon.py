@@ -37,8 +37,8 @@ def group_loss(
     """Computes the loss of one group.
 
     Args:
-        embeddings: Embeddings ``{"image": (S, V, D)}`` with V >= 2, L2-normalised, and ``"label": (S,)`` int64, equal where
-            two records share a class.
+        embeddings: Embeddings ``{"image": (S, V, D)}``, L2-normalised, and ``"label": (S,)`` int64, equal where two records
+            share a class.
         present: Mask ``(S,)`` bool, False for padding.
         temperature: Divisor of the similarities, a scalar.
         bias: Ignored, because a softmax is invariant to it.
@@ -46,7 +46,7 @@ def group_loss(
 
     Returns:
         A scalar: the mean of the loss over a record's views, summed over the records that are present. It is 0 for a group of
-        one record if V = 2.
+        one record if V is 1 or 2.
     """
     import torch
 
@@ -61,7 +61,7 @@ def group_loss(
     positive = alike & others
     attraction = torch.where(positive, similarity, 0.0).sum(1) / positive.sum(1).clamp(min=1)
     losses = torch.logsumexp(logits, 1) - attraction
-    return torch.where(there, losses, 0.0).sum() / views
+    return torch.where(there & others.any(1), losses, 0.0).sum() / views  # a view without others has no contrast
 
 
 def _range(options: Options, records: int) -> float:

@@ -78,7 +78,7 @@ def _poisson_steps(mechanism: Mechanism, steps: int) -> tuple[float, float, int]
     same = mechanism.poisson_steps(steps)
     if same is None:
         raise UserError(
-            "PLD accounting covers Poisson samples, and this mechanism draws others "
+            "PLD accounting covers Poisson sampling only, but this mechanism samples otherwise "
             f"({mechanism.sampler.describe('record')}): set privacy.accountant to 'rdp'. [sampling-needs-rdp]"
         )
     return same
@@ -185,7 +185,7 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
             at the smallest, `LEAST_NOISE`; if the search finds no multiplier; or if the accountant does not cover the
             mechanism's sampler.
         Unresolved: If PLD accounting cannot compute epsilon, or its bound is looser than that of RDP accounting; RDP
-            accounting then finds a multiplier.
+            accounting may then find a multiplier.
     """
     return _with(draft, _multiplier(target, _with(_accounted(draft), 1.0), steps, delta, accountant))
 

@@ -95,7 +95,7 @@ class Blocks:
 
 
 class SumNoise:
-    """The coordinator's noise on the sum. The object holds the secret from which all noise of a run is derived.
+    """The coordinator's noise on the sum. The object holds the secret from which this noise is derived.
 
     Args:
         noise: Kind and scale of the noise.

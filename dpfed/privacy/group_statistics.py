@@ -1,8 +1,8 @@
 """Computes the noise and the privacy cost of group statistics, which a step releases with its gradients for training curves.
 
-Every clipped gradient is extended by m numbers, each in [-1/2, 1/2]: for the group's loss, and for whether its gradient's norm
-lies below a threshold. Gradient and numbers form one vector. These vectors are added up over the groups, and the sum gets noise
-once.
+Every group's clipped gradient is extended by m numbers, each in [-1/2, 1/2]. One number encodes the group's loss. Each of the
+others encodes whether the norm of the group's gradient lies below a threshold. Gradient and numbers form one vector. These
+vectors are added up over the groups, and the sum gets noise once.
 
 Let C be the clip norm, so a group's gradient has a norm of at most C. If each of the m numbers is multiplied by w first, the
 group's vector has a norm of at most C sqrt(1 + m w^2 / 4 C^2). For w = 2 C sqrt(p / ((1 - p) m)) this bound is C / sqrt(1 - p).

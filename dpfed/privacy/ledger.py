@@ -197,7 +197,7 @@ class Ledger:
             raise _damaged(path, 1)
         if digest not in (None, UNIVERSAL):
             raise UserError(
-                f"{path} has digests of the kind {digest!r}, and this version of dpfed knows only '{UNIVERSAL}': use the "
+                f"{path} has digests of the kind {digest!r}, but this version of dpfed knows only '{UNIVERSAL}': use the "
                 "version of dpfed that wrote the file. [ledger-digest]"
             )
         ledger = cls(path, plan, marks, charged, replays, chain, block, digest == UNIVERSAL)

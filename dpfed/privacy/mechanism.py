@@ -1,4 +1,4 @@
-"""Describes the mechanism of a run, its sampler and its noise, by an event from which all accounting follows."""
+"""Describes a run's mechanism (its sampler and its noise), and converts it to an event of dp_accounting for the accountants."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Mechanism:
             )
         if self.shares and self.sampler.participation != 1:
             raise ValueError(
-                "shares are only for steps in which every record takes part, and here a record takes part with probability "
+                "shares are only for steps in which every record takes part, but here a record takes part with probability "
                 f"{self.sampler.participation}"
             )
 

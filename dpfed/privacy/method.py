@@ -167,8 +167,8 @@ class Method:
         if isinstance(kind, Mapping):
             if loss not in kind:
                 raise UserError(
-                    f"{chosen} is made for objective.name = {' or '.join(map(repr, kind))}, got '{loss}': choose such a loss, "
-                    "or another method, such as 'group'. [setting-method-loss]"
+                    f"{chosen} is made for objective.name = {' or '.join(map(repr, kind))}, got '{loss}': choose one of "
+                    "these losses, or another method, such as 'group'. [setting-method-loss]"
                 )
             kind, chosen = kind[loss], f"{chosen} with objective.name = '{loss}'"
         if given and not kind.model_fields:

@@ -177,7 +177,7 @@ class KeyedNoise:
         purpose: Purpose of the noise, such as ``noise`` for the sum; noise of different purposes is independent.
         context: Public context, such as the fingerprint of the plan.
         rank: Rank of the process or client that draws the noise.
-        letters: Number of hexadecimal letters, of 4 bits each, in the digest of the numbers; the digest is part of the key.
+        letters: Number of hexadecimal digits, of 4 bits each, in the digest of the numbers; the digest is part of the key.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ def digest_of(vector: Tensor, letters: int = 32) -> str:
 
     Args:
         vector: Contiguous tensor.
-        letters: Number of hexadecimal letters to keep.
+        letters: Number of hexadecimal digits to keep.
     """
     # SHA-256 is the fastest hash where the processor has instructions for it.
     return hashlib.sha256(vector.detach().cpu().numpy().data).hexdigest()[:letters]

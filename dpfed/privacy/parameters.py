@@ -44,5 +44,5 @@ class MechanismParameters:
             ValueError: If the method has no such cap.
         """
         if self.max_batch is None:
-            raise ValueError("the method caps no batch")
+            raise ValueError("the method has no cap on the batch")
         return self.max_batch

@@ -44,9 +44,10 @@ _NAMES = (
 class PrivacyPlan:
     """The promise of a run, and the mechanism that keeps it. All fields are public.
 
-    Two data sets are neighbours if one record is added or removed. Each step draws every record with probability q = B/N,
-    assigns every drawn record to one of K groups independently, clips each group's gradient to norm C, sums the gradients, adds
-    noise once, of standard deviation sigma times the sensitivity, and divides by K (docs/guarantee.md has the proof).
+    Two data sets are neighbours if they are the same except that one of them has one record more. Each step draws every record
+    with probability q = B/N, assigns every drawn record to one of K groups independently, clips each group's gradient to norm
+    C, sums the gradients, adds noise once, of standard deviation sigma times the sensitivity, and divides by K
+    (docs/guarantee.md has the proof).
 
     If the promise is about units, such as people, all records of a unit are added or removed together. The numbers of records
     N, of the batch B and of a group S then count units, and a unit is drawn, and assigned to a group, as one. Methods other
@@ -97,8 +98,9 @@ class PrivacyPlan:
         )
         require(
             not method.closed_form or (batch == self.sampling.records and steps == STEPS_IN_CLOSED_FORM),
-            f"with method '{name}' every record takes part in each of {STEPS_IN_CLOSED_FORM} steps, so batch must be the "
-            f"{self.sampling.records:,} training records and steps {STEPS_IN_CLOSED_FORM}, got {batch} and {steps}",
+            f"with method '{name}' every record takes part in each of {STEPS_IN_CLOSED_FORM} steps, so batch must be "
+            f"{self.sampling.records} (all training records or units) and steps must be {STEPS_IN_CLOSED_FORM}, got batch = "
+            f"{batch} and steps = {steps}",
         )
         require(
             self.promise.unit == "user" or per_unit == 1,
@@ -148,11 +150,10 @@ class PrivacyPlan:
         """
         if len(values) > len(_NAMES):
             raise TypeError(
-                f"a plan has {len(_NAMES)} numbers, got {len(values)}; the first that is one too many is "
-                f"{values[len(_NAMES)]!r}"
+                f"a plan has {len(_NAMES)} numbers, got {len(values)}; the first surplus number is {values[len(_NAMES)]!r}"
             )
         if twice := [name for name in _NAMES[: len(values)] if name in named]:
-            raise TypeError(f"a plan got {', '.join(twice)} twice: by place and by name")
+            raise TypeError(f"a plan got {', '.join(twice)} twice: by position and by name")
         numbers = dict(zip(_NAMES, values, strict=False)) | named
         progress = numbers.pop("progress", {})
         wanted = {field.name for field in dataclasses.fields(PrivateProgress)}
@@ -215,8 +216,8 @@ class PrivacyPlan:
             **rest: Further numbers, see `of`; `group_size` and `clip_norm` are required.
 
         Raises:
-            UserError: If a name is unknown or a number is missing, if the numbers do not form a possible plan, or if no noise
-                keeps the promise.
+            UserError: If a name is unknown or a number is missing, if the numbers do not form a possible plan, if epsilon needs
+                a noise multiplier below 0.1 or above 1e6, or if the accountant cannot compute epsilon.
 
         Example:
             >>> PrivacyPlan.calibrate(60_000, 2048, 1200, epsilon=10, group_size=16, clip_norm=1.0).noise.multiplier
@@ -227,7 +228,7 @@ class PrivacyPlan:
             raise UserError(f"PrivacyPlan.calibrate knows no {name!r}; {nearest(name, known)} [plan-name-unknown]")
         for name in ("group_size", "clip_norm"):
             require(name in rest, f"{name} is missing: give it by name")
-        require((epsilon is None) == ("noise_multiplier" in rest), "give epsilon, or noise_multiplier, and not both")
+        require((epsilon is None) == ("noise_multiplier" in rest), "give exactly one of epsilon and noise_multiplier")
         if epsilon is not None:
             epsilon = plain_number("epsilon", float, epsilon)
             require_epsilon("epsilon", epsilon)
@@ -239,8 +240,9 @@ class PrivacyPlan:
         """Returns this new plan with the least noise that keeps the target epsilon; without a target, the plan is unchanged.
 
         Raises:
-            UserError: If no noise keeps the target, or if delta, clip norm or stability is implausible. Only new plans
-                have to be plausible: a plan from a file is accepted unchanged.
+            UserError: If the target needs a noise multiplier below 0.1 or above 1e6, if the accountant cannot compute epsilon,
+                or if delta, clip norm or stability is implausible. Only new plans have to be plausible: a plan from a file is
+                accepted unchanged.
         """
         self._refuse_large_delta()
         self.bounding.refuse_unmeant()
@@ -315,7 +317,7 @@ class PrivacyPlan:
 
     @property
     def longest_sum(self) -> float:
-        """Largest L2 norm of the sum without noise; a longer sum, if possible at all, has negligible probability."""
+        """Largest L2 norm of the sum without noise; the probability of a longer sum is negligible or 0."""
         return self.spread * self.sensitivity
 
     @functools.cached_property

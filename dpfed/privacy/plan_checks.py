@@ -97,7 +97,7 @@ def require_batch(batch: int, records: int, group_size: int, least: int) -> None
         UserError: If the batch is empty or larger than N.
     """
     if records == MOST_RECORDS:
-        require(batch >= 1, f"batch must be at least {least}, and a tenth of the training records as a rule, got {batch}")
+        require(batch >= 1, f"batch must be at least {least} (usually a tenth of the training records), got {batch}")
         return require(batch <= records, f"batch must be at most {records:,}, got {batch}")
     usual = max(min(_USUAL_GROUP, records), records // 10)  # far from all records, and enough to contrast
     usual = max(usual, min(group_size, records))

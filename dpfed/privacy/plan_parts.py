@@ -142,7 +142,7 @@ class Bounding:
         )
         require(
             not self.method.singleton_groups or (self.group_size == 1 and self.max_group_size is None),
-            f"every record forms its own group with method '{name}': group_size must be 1, and there is no max_group_size",
+            f"every record forms its own group with method '{name}': group_size must be 1, and max_group_size left out",
         )
         require(
             not self.method.whole_batch or self.max_group_size is None,
@@ -167,7 +167,7 @@ class Bounding:
             ValueError: If the method has no cap.
         """
         if self.max_batch is None:
-            raise ValueError(f"method '{self.method_name}' caps no batch")
+            raise ValueError(f"method '{self.method_name}' has no cap on the batch")
         return self.max_batch
 
     @property
@@ -188,7 +188,7 @@ class Bounding:
         require(self.method.private, f"{wanted} has no effect without privacy (method '{self.method_name}'): leave it out")
         require(
             self.method.supports_metrics,
-            f"{wanted} is proven for the methods {', '.join(measured)}, whose groups have a clipped gradient each, and not for "
+            f"{wanted} is proven for the methods {', '.join(measured)}, whose groups have a clipped gradient each, but not for "
             f"'{self.method_name}'",
         )
 

@@ -97,7 +97,7 @@ class Sampler(ABC):
         Raises:
             TypeError: If the sampler overrides neither this method nor `participants`.
         """
-        raise TypeError(f"{type(self).__name__} draws nobody: override draw or participants")
+        raise TypeError(f"{type(self).__name__} draws no records: override draw or participants")
 
     def participants(
         self, randomness: Randomness, keys: np.ndarray, mask: RowMask | None = None
@@ -143,7 +143,7 @@ class Sampler(ABC):
 class PoissonSampler(Sampler):
     """Poisson sampling: every record is drawn independently in every step.
 
-    What is drawn are the gaps between a record's steps (`dpfed.privacy.geometric_skips`).
+    The sampler draws the gaps between the steps in which a record takes part (`dpfed.privacy.geometric_skips`).
 
     Args:
         rate: Probability with which a record takes part in a step, q.

@@ -1,6 +1,6 @@
 """Computes a keyed hash of a vector on the vector's own device, so that only a few bytes are copied to the host.
 
-A tensor's memory is read as signed words of 16 bits, little end first, and cut into rows of `ROW` words; the last row is filled
+A tensor's memory is read as signed little-endian words of 16 bits, and cut into rows of `ROW` words; the last row is filled
 with zeros. Let p be a prime, and k_1 .. k_5 secret keys of `ROW` numbers each, uniform among 0 .. p-1. A row w has the residues
 <k_j, w> mod p. The digest is HMAC-SHA256, under another secret key, of the tensor's type and length and of all residues.
 
@@ -55,7 +55,7 @@ class UniversalHash:
         self._tables: dict[torch.device, Tensor] = {}
 
     def digest(self, values: Tensor) -> str:
-        """Returns the digest of a tensor, 32 hexadecimal letters.
+        """Returns the digest of a tensor, 32 hexadecimal digits.
 
         Args:
             values: Tensor on any device, with numbers of 4 or 8 bytes.

@@ -23,5 +23,5 @@ def test_a_sensitivity_follows_from_public_numbers(name):
 def test_a_cap_that_a_method_does_not_have_is_no_number():
     without = MechanismParameters(records=1000, batch=50, steps=20, groups=10, clip_norm=0.5, noise_multiplier=1.2)
     assert (without.rate, NUMBERS.cap) == (0.05, 80)
-    with pytest.raises(ValueError, match="caps no batch"):
+    with pytest.raises(ValueError, match="has no cap on the batch"):
         without.cap  # noqa: B018

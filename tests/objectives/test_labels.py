@@ -44,6 +44,11 @@ def test_supcon_is_its_formula_written_as_loops(views, classes):
     assert float(loss) == pytest.approx(supcon(z, classes, 0.3), rel=1e-6)
 
 
+@pytest.mark.parametrize("views", [1, 2])
+def test_supcon_of_a_single_record_is_0(views):
+    assert SupCon()(torch.randn(1, views, 4), label=torch.zeros(1, dtype=torch.long)) == 0
+
+
 def test_a_loss_sees_who_shares_a_class_and_no_number():
     present = torch.tensor([True] * 5 + [False])
     for numbers in ([3, 9, 3, -1, 9, 3], [0, 1, 0, -1, 1, 0], [7, 2, 7, -1, 2, 7]):

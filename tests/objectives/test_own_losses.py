@@ -76,3 +76,20 @@ def test_a_loss_whose_backward_pass_fails_is_refused():
 
     with pytest.raises(UserError, match=r"inplace operation.*\[loss-backward"):
         refuse_unfit(loss, torch.randn(4, 2, 8))
+
+
+def test_a_loss_that_fails_without_a_message_is_refused():
+    def loss(z: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+    with pytest.raises(UserError, match=r"AssertionError: no message\. \[loss-fails"):
+        refuse_unfit(loss, torch.randn(4, 2, 8))
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_too_little_memory_is_not_the_fault_of_a_loss(error):
+    def loss(z: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    with pytest.raises(error):
+        refuse_unfit(loss, torch.randn(4, 2, 8))

@@ -1,13 +1,13 @@
 """Checks that a device computes the same bits for a group, at any position in a pass and with any other groups in it.
 
 A pass is one forward and one backward computation over the records of many groups. No library guarantees that the bits of one
-group do not depend on the others. So an engine tests the device before its first pass, and perhaps again from time to time. The
-test puts the same group into several passes, at other positions, and beside other groups whose values are ordinary, huge or
-NaN. The first test uses passes of every public shape, a later one of some shapes. Then the test compares everything from which
-this group's contribution to the sum is computed. The groups that are compared are called probes. In the first test they have
-every size. Some consist of random records, some of nearly equal records, and some of equal records. If there is a difference,
-the check compares the operations of the two passes one by one. The error names the first operation that differs, if there is
-one.
+group do not depend on the others. So an engine tests the device before its first pass, and can repeat the test during the run.
+The test puts the same group, called a probe, into several passes, at different positions, and beside other groups whose values
+are ordinary, huge or NaN. It compares all tensors from which the probe's contribution to the sum is computed.
+
+The first test has probes of every size, and passes of every public shape; later tests use a few shapes. Some probes consist of
+random records, some of nearly equal records, and some of equal records. If the results of a probe differ between two passes,
+the test compares these passes operation by operation. The error names the first operation that differs, if there is one.
 """
 
 from __future__ import annotations
@@ -106,12 +106,19 @@ class _Probe:
 
 @dataclass(frozen=True)
 class Trial:
-    """One pass of the check: the views of its groups, and the positions of the probes among these groups."""
+    """One pass of the check.
+
+    Attributes:
+        views: Views of the groups' records, one group after the other.
+        sizes: Number of records of each group.
+        total: Number of records of the pass, fillers included.
+        probes: Number of each probe in the pass, by the position of its group among the groups.
+    """
 
     views: Views
     sizes: list[int]
     total: int
-    probes: dict[int, int]  # place of a group -> number of its probe
+    probes: dict[int, int]
 
     def rows(self, place: int) -> tuple[int, int]:
         """Returns the index of the first record of the group at position `place`, and the index after its last record."""
@@ -123,7 +130,7 @@ def refusal_of_dropout(model: nn.Module) -> DependsOnOthers | None:
     if not any(draws(module) for module in model.modules()):
         return None
     return DependsOnOthers(
-        "the model has dropout or another layer that draws random numbers, so nobody can check whether records that share a "
+        "the model has dropout or another layer that draws random numbers, so dpfed cannot check whether records that share a "
         "pass change each other's gradients: the engine takes one group at a time, as bounding.engine = 'loop' does. "
         "[engine-dropout]"
     )

@@ -114,7 +114,9 @@ def require_fitting(model: nn.Module, batch: GroupBatch, precision: Precision = 
     dropout. In these cases, `layerwise` takes one group at a time, and warns.
 
     Raises:
-        UserError: If the results differ or the engine fails; the message names the engines to use.
+        UserError: If the results differ, or `layerwise` fails, for example for lack of memory; the message names the engines to
+            use.
+        torch.OutOfMemoryError: If there is too little memory even for ``loop``.
     """
     refusal = _refusal(model, batch, precision, loss)
     if isinstance(refusal, UserError) and not isinstance(refusal, DependsOnOthers):

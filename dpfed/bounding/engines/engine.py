@@ -33,7 +33,7 @@ class GroupBatch:
     Attributes:
         views: Views ``{"image": (n, V, C, height, width), "text": (n, W, L)}`` of n records on the model's device: V images of
             C channels, and W texts of L tokens. For losses that read labels also ``"label": (n, 1, 1)`` int64. If the features
-            of frozen towers are computed once, they replace images ``(n, V, F)`` and texts ``(n, W, F)``.
+            of frozen towers are computed once, they replace the images, as ``(n, V, F)``, and the texts, as ``(n, W, F_t)``.
         offsets: Boundaries of the G groups, G + 1 row numbers; group g has the rows ``offsets[g]:offsets[g + 1]``.
         step: Training step.
     """
@@ -120,11 +120,11 @@ class Engine(ABC):
             into: Flat vector ``(P,)``, which is changed in place. It comes from `zeros`, or is an int64 vector, in
                 which the gradients, truncated to integers, add up exactly (`dpfed.bounding.foreach.add_`).
             losses: List to which a tensor ``(2, G)`` is appended, float64 where the device has it. This private tensor
-                has the loss and the number of records of each group of at least two records. Only engines of methods with
-                `Method.supports_metrics` are given a list.
+                has the loss and the number of records of each of the G groups of at least two records. Only engines of
+                methods with `Method.supports_metrics` are given a list.
 
         Returns:
-            Gradient norms before clipping, of the groups that have at least two records, in any order; private.
+            Gradient norms before clipping, ``(G,)``, of the groups of at least two records, in any order; private.
         """
 
 
@@ -227,7 +227,7 @@ class LossOfViews(nn.Module):
         return sound_kernels(self._device, self._bf16)
 
     def forward(self, views: Views, present: Tensor) -> Tensor:
-        """Computes the loss of one group.
+        """Computes the loss of one group, a scalar: the sum over its records.
 
         Args:
             views: Views of the group's records, see `GroupBatch`.
@@ -251,7 +251,10 @@ class LossOfViews(nn.Module):
         return temperature_of(self.model), bias_of(self.model)
 
     def of(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes the loss of one group from its embeddings; of labels, the loss sees only which records share a class."""
+        """Computes the loss of one group from its embeddings.
+
+        If there are labels, the loss learns from them only which records share a class.
+        """
         if LABEL in embeddings:
             embeddings = {**embeddings, LABEL: first_of_class(embeddings[LABEL], present)}
         return self._loss(embeddings, present, temperature, bias)

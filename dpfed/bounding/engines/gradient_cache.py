@@ -29,8 +29,8 @@ def refuse_random(model: nn.Module) -> None:
     random = next((path for path, module in model.named_modules() if draws(module)), None)
     if random is not None:
         raise UserError(
-            f"the layer '{random}' draws random numbers in training, and methods that contrast the whole batch embed the "
-            "batch twice: set the dropout rate of this layer to 0. [engine-random]"
+            f"the layer '{random}' draws random numbers in training, but methods that contrast the whole batch embed it twice, "
+            "and need the same embeddings both times: set the dropout rate of this layer to 0. [engine-random]"
         )
 
 

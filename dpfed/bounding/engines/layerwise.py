@@ -48,8 +48,8 @@ class LayerwiseEngine(Engine):
     Every bit of a group's contribution to the sum depends on that group alone. Three things ensure this. Every pass has one of
     a few public shapes (`dpfed.bounding.engines.padding`). The engine checks before its first pass that the device computes the
     same bits for a group in all of these shapes (`dpfed.bounding.engines.batch_invariance`). And only clipped gradients are
-    added to the sum. On a device that fails the check, the engine warns, and takes one group after the other, as `LoopEngine`
-    does; `if_unlike` may change this.
+    added to the sum. If the check fails, or cannot be made because a layer has dropout, the engine warns, and takes one group
+    after the other, as `LoopEngine` does; `if_unlike` may change this.
 
     On a GPU with Triton, a pass is recorded as a CUDA graph and then replayed, if the replay gives the same bits
     (`dpfed.bounding.engines.repeated_pass`).
@@ -62,10 +62,10 @@ class LayerwiseEngine(Engine):
             with fewer records for larger images.
         group_size: S, the expected number of records in a group; default: 16.
         check_every: Number of steps after which the check is repeated, briefly, at the weights of that step; ``None``: never.
-        if_unlike: Action if groups that share a pass change each other's result on this device. With ``warn``, the engine
-            warns, and takes one group at a time. With ``raise``, it raises an error. With ``try``, it makes a brief check only,
-            and raises an error if that fails. With ``go on``, it makes no check. ``try`` and ``go on`` are only for records
-            that are not private.
+        if_unlike: Action if groups that share a pass change each other's result on this device, or a layer has dropout. With
+            ``warn``, the engine warns, and takes one group at a time. With ``raise``, it raises an error. With ``try``, it
+            makes a brief check only, and raises an error if that fails. With ``go on``, it makes no check. ``try`` and
+            ``go on`` are only for records that are not private.
 
     Raises:
         UserError: If a layer normalises the records of a pass together, or the model has no trainable parameter.

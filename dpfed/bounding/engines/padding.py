@@ -1,4 +1,4 @@
-"""Chooses the public shape of a shared pass: the numbers of groups, of records, and of records in a group that fit.
+"""Chooses the public shape of a shared pass: how many groups it can hold, how many records, and how many records per group.
 
 A group's contribution to a sum must not depend on the groups that share its pass. A kernel may choose the order of its
 additions by the shape of its input. So every pass has one of a few public shapes, which

@@ -74,7 +74,12 @@ class Scalar:
         return None if self._value is None else self._value.repeat(places).requires_grad_(bool(self._slopes))
 
     def terms(self, values: Tensor | None, grouping: Grouping) -> list[Term]:
-        """Returns the groups' gradients of the parameters that determine the scalar, as terms, after the backward pass."""
+        """Returns each group's gradient with respect to the parameters that determine the scalar, as terms.
+
+        Args:
+            values: Result of `of_groups`, after the backward pass.
+            grouping: Grouping of the records.
+        """
         if values is None or values.grad is None:
             return []
         gradients = values.grad

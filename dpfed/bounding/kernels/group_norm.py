@@ -1,4 +1,4 @@
-"""Computes a GroupNorm, with the addition and ReLU after it in a residual network, in one launch; the gradients in another.
+"""Computes a GroupNorm, with the addition and ReLU after it in a residual network, in one launch, and its gradients in another.
 
 A channel group is a set of channels that GroupNorm normalises together. One program of the kernel normalises one or more
 channel groups of one image. It reads the positions in chunks of one size, from the first to the last. So every result depends

@@ -38,7 +38,7 @@ def attention(
     is_causal: bool = False,
     **others: Any,
 ) -> Any:
-    """Computes and records self-attention by ``F.multi_head_attention_forward`` on ``(L, n k, E)``.
+    """Computes and records self-attention, in place of ``F.multi_head_attention_forward`` on ``(L, n k, E)``.
 
     L is the number of tokens, and E the number of dimensions. There are n records with k rows each.
 

@@ -1,4 +1,4 @@
-"""Defines what a rule returns, a term: the gradients of all groups with respect to one parameter.
+"""Defines terms, by which rules describe gradients: a term has the gradients of all groups with respect to one parameter.
 
 A pass has a fixed number of places, each of which holds one group or none (`dpfed.bounding.layer_rules.grouping`).
 """

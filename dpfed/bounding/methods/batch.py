@@ -15,7 +15,7 @@ from dpfed.privacy.method import Method
 METHOD = Method(
     name="batch",
     title="batch clipping (DP-CLIP)",
-    claim="All drawn records are contrasted, and the gradient of their mean loss is clipped: a record moves it by 2C.",
+    claim="All drawn records are contrasted, and the gradient of their mean loss is clipped: a record moves it by at most 2C.",
     sensitivity=lambda given: 2 * given.clip_norm,
     whole_batch=True,
     capped=True,

@@ -12,7 +12,8 @@ from dpfed.privacy.method import Method
 METHOD = Method(
     name="group",
     title="group clipping (DP-GCL)",
-    claim="Records are contrasted inside small groups, and each group's gradient is clipped: a record moves one group, by 2C.",
+    claim="Records are contrasted inside small groups, and each group's gradient is clipped: a record changes one group's "
+    "gradient, and so moves the sum by at most 2C.",
     sensitivity=lambda given: 2 * given.clip_norm,
     picks_engine=True,
     units=True,

@@ -1,10 +1,10 @@
 """Defines public contrast: every private record is contrasted with public records only, in a group of its own.
 
-Every drawn record forms a group with M records of a public set, which the record's key and the step determine. The group's loss
-is the record's own contribution: its terms of the contrast, with the record as anchor in both directions; or, for other losses
-(such as Barlow Twins), the loss of the group minus the loss of its public records alone. The gradient flows through all records
-of the group, public ones included, and is clipped to C. (If it did not flow through the public ones, the direction that all
-records have in common would fill the clip, and little would be learnt.)
+Every drawn record forms a group with M records of a public set. The record's key and the step determine these M records. The
+group's loss is the record's own contribution: its terms of the contrast, with the record as anchor in both directions; or, for
+other losses (such as Barlow Twins), the loss of the group minus the loss of its public records alone. The gradient flows
+through all records of the group, public ones included, and is clipped to C. (If it did not flow through the public ones, the
+direction that all records have in common would fill the clip, and little would be learnt.)
 
 **Lemma.** Neighbours D and D' = D + x: the sum moves by at most **C**. The public set is fixed before training and
 holds no record of D'. The group of any record y of D is y itself and public records that y's key selects, with views that are
@@ -27,7 +27,8 @@ METHOD = Method(
     name="public",
     title="public contrast",
     claim="Every drawn record forms its own group together with public records, and the gradient of the record's part of the "
-    "loss is clipped. This gradient depends on no other private record: a record adds one of them, and moves the sum by C.",
+    "loss is clipped. This gradient depends on no other private record: a record adds one such gradient, and so moves the "
+    "sum by at most C.",
     sensitivity=lambda given: given.clip_norm,
     spread=lambda given: 2 * given.batch + 100,  # groups: a Poisson batch is larger once in 10^60
     divisor=lambda given: given.batch,
