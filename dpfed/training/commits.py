@@ -124,7 +124,10 @@ class Commits:
                 path.unlink()
 
     def newest(self) -> Commit | None:
-        """Returns the newest complete state, or ``None``. A draft that a crash truncated is not complete."""
+        """Returns the newest commit that is complete and that the run's secret key decrypts; ``None`` if there is none.
+
+        A draft that a crash truncated is not complete.
+        """
         for path in reversed(self._paths()):
             commit = self._read(path)
             if commit is not None:

@@ -185,10 +185,13 @@ class Coordinator:
         return summary
 
     def discard(self, step: int) -> StepSummary:
-        """Charges a step whose sum is discarded, because somebody may have seen a part of the sum.
+        """Charges a step whose sum is discarded. The step still costs budget: somebody may have seen a part of the sum.
 
         Args:
             step: 0 .. T - 1.
+
+        Returns:
+            The summary of the discarded step.
 
         Raises:
             UserError: If the budget is spent, or the step was released before.
@@ -232,7 +235,9 @@ class Coordinator:
         return self._update(step, noisy.to(self._vector.device))
 
     def release(self, step: int, total: BoundedSum) -> Tensor:
-        """Makes the release of a step: adds the noise, and begins to save and charge the result.
+        """Makes the release of a step, by adding the noise.
+
+        A second thread then saves and charges the release. If steps are charged in groups, `commit` charges it instead.
 
         Args:
             step: 0 .. T - 1.
