@@ -65,7 +65,7 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> N
         note: Sentence above a comparison.
 
     Raises:
-        UserError: If there are no runs, or the path cannot be written.
+        UserError: If there are no runs, a run's card is not a privacy card, or the path cannot be written.
     """
     if not runs:
         raise UserError("a report needs at least one run, and `runs` is empty: give a RunView. [report-runs-missing]")
