@@ -47,8 +47,8 @@ def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) ->
     for task in tasks:
         if reasons[task] is not None:
             raise UserError(
-                f"evaluation.tasks names '{task}', but {reasons[task]}: leave evaluation.tasks out, and what the records allow "
-                "is measured. [eval-task]",
+                f"evaluation.tasks names '{task}', but {reasons[task]}: leave evaluation.tasks out to measure all that "
+                "records and model allow. [eval-task]",
                 command="On the command line: --set evaluation.tasks=",
             )
     if not tasks:

@@ -49,8 +49,9 @@ class PairOptions(Section):
 
     norms: Literal["auto", "exact", "bound"] = Field(
         "auto",
-        description="norms to clip by: 'exact'; 'bound', upper bounds by the triangle inequality; 'auto': exact norms if the "
-        "towers share no trained parameter and a full batch needs little memory and work, else bounds",
+        description="norms to clip by; 'exact': the norms themselves; 'bound': upper bounds by the triangle inequality; "
+        "'auto': exact norms if the towers share no trained parameter and a full batch needs little memory and work, else "
+        "bounds",
     )
 
 
