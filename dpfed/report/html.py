@@ -33,7 +33,7 @@ from dpfed.report.view import RunView
 PIXEL_ART = 64  # pictures smaller than this are enlarged with hard edges
 NO_LOSS = (
     "There is no loss curve. The loss of a step is an exact function of the records that it drew, and epsilon does not cover "
-    "it. These charts come from noisy sums or from the evaluation. diagnostics = 'private' releases a curve with noise."
+    "it. These charts come from released sums or from the evaluation. diagnostics = 'private' releases a curve with noise."
 )
 CLOSED_FORM = (
     "Private moments have no loss: the heads follow in closed form from two noisy sums. These charts come from those sums or "
