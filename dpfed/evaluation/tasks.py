@@ -63,7 +63,7 @@ def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) ->
 
 
 def refuse_empty_split(counts: Mapping[str, int], name: str, options: EvaluationConfig) -> None:
-    """Rejects a held-out split that is empty according to the store's header.
+    """Rejects a held-out split without records.
 
     Args:
         counts: Number of records of each held-out split.

@@ -1,4 +1,4 @@
-"""Words the result of an audit, which attacks a run's claimed epsilon, for privacy cards and reports."""
+"""Puts the result of an audit into words, for privacy cards and reports. An audit attacks a run's claimed epsilon."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The facts that a privacy card states, as values. The caller reads them from the run, and `dpfed.report.card` words them.
+"""The facts that a privacy card states, as values. The caller reads them from the run; `dpfed.report.card` writes the card.
 
-This module also has the texts of marks, that is, statements that a reader must know besides the promise, and the texts about
-what no promise covers.
+This module also has the texts of marks (statements that a reader must know besides the promise), and the texts about what no
+promise covers.
 """
 
 from __future__ import annotations

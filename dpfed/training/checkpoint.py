@@ -213,7 +213,7 @@ def steps_of(path: Path) -> int:
 
 
 def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcessor]) -> None:
-    """Loads those weights of a checkpoint that are measured and published: the averaged weights, if the run averages.
+    """Loads those weights of a checkpoint that are measured and published: the averaged weights, if the run averages weights.
 
     Args:
         path: Path of the checkpoint.

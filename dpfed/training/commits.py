@@ -42,13 +42,13 @@ _NUMBERS = ("step", "steps", "learning_rate", "noisy_gradient_norm")  # fields o
 
 @dataclass(frozen=True)
 class Commit:
-    """A state of a training, and the steps that were taken since the commit before.
+    """A state of a training, and the steps that were taken since the previous commit.
 
     Attributes:
         path: Path of the file.
         position: Position of the training once these steps are charged.
-        releases: Releases of the steps since the commit before.
-        summaries: Summaries of the steps since the commit before; callbacks may not have seen them.
+        releases: Releases of the steps since the previous commit.
+        summaries: Summaries of these steps; callbacks may not have seen them.
         tensors: Tensors of the state; see `dpfed.training.checkpoint.state_of`.
         scalars: Numbers of the optimizer's state; see `dpfed.training.checkpoint.state_of`.
     """

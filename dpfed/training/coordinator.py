@@ -265,9 +265,9 @@ class Coordinator:
         release = Release(step, self.blocks.digest(noisy))
         if recorded != release:
             raise UserError(
-                f"step {step} was released before and comes out differently now (another device, engine, version or number of "
-                "cores): a second release of the same sampled records would cost more than a step. Resume where the run was "
-                "started. [training-step-differs]"
+                f"step {step} was released before and comes out differently now, perhaps because of another device, engine, "
+                "version or number of cores: two releases of the same sampled records would cost more than one step. Resume "
+                "where the run was started. [training-step-differs]"
             )
         if self._releases is not None and self._group is None:
             self._releases.save(release, noisy)

@@ -77,7 +77,7 @@ def refuse_unbounded(inputs: MethodInputs) -> None:
     method = inputs.method
     if inputs.loss_options.learn_temperature:
         raise UserError(
-            f"bounding.method = '{method}' bounds gradients of cosines, but not that of a learnt temperature: set "
+            f"bounding.method = '{method}' bounds gradients of cosines, but not the gradient of a learnt temperature: set "
             "objective.learn_temperature = false. [baseline-temperature]"
         )
     if inputs.precision != "fp32":
