@@ -119,7 +119,7 @@ OTHER = nn.Linear(2, 2)
         ({"schedule": lambda optimizer: None}, "needs an optimizer of your own"),
         (
             {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "schedule": torch.optim.lr_scheduler.ReduceLROnPlateau},
-            "step\\(\\) takes no metric",
+            "step\\(\\) must take no metric",
         ),
         (
             {

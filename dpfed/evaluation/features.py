@@ -40,7 +40,8 @@ class Embedder:
 
     Attributes:
         model: Model with ``features``, and for captions ``embed_images`` and ``embed_text``.
-        read: Function from indices of a store, ``(n,)``, to images, uint8 ``(n, 3, size, size)``.
+        read: Function from indices of a store, ``(n,)``, to images ``(n, C, H, W)``: uint8, or floats for a data set of the
+            user's own.
         images_fn: Function from images as they are read to the model's input; normally ``ImageViews.plain``.
         tokenizer: Function from a list of texts to tokens, int64 ``(n, L)``; ``None`` for a model that reads only images.
         device: Device of the model.

@@ -47,8 +47,8 @@ def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) ->
     for task in tasks:
         if reasons[task] is not None:
             raise UserError(
-                f"evaluation.tasks names '{task}', but {reasons[task]}: leave evaluation.tasks out, and what the records allow "
-                "is measured. [eval-task]",
+                f"evaluation.tasks names '{task}', but {reasons[task]}: leave evaluation.tasks out to measure all that "
+                "records and model allow. [eval-task]",
                 command="On the command line: --set evaluation.tasks=",
             )
     if not tasks:
@@ -63,7 +63,7 @@ def tasks_of(store: RecordSet, options: EvaluationConfig, model: ModelConfig) ->
 
 
 def refuse_empty_split(counts: Mapping[str, int], name: str, options: EvaluationConfig) -> None:
-    """Rejects a held-out split that is empty according to the store's header.
+    """Rejects a held-out split without records.
 
     Args:
         counts: Number of records of each held-out split.

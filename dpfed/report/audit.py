@@ -1,4 +1,4 @@
-"""Words the result of an audit, which attacks a run's claimed epsilon, for privacy cards and reports."""
+"""Puts the result of an audit into words, for privacy cards and reports. An audit attacks a run's claimed epsilon."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def attacked(audit: dict[str, Any]) -> str:
 
 
 def label(finding: dict[str, Any]) -> str:
-    """Returns a short name of an attack."""
+    """Returns the name of an attack: the number of steps, and the sampling rate q."""
     steps = "1 step" if finding["steps"] == 1 else f"{finding['steps']:,} steps"
-    return f"repeated, {steps} at q = {finding['rate']:.3g}"
+    return f"repeated attack on {steps} at q = {finding['rate']:.3g}"
 
 
 def on_card(audit: dict[str, Any]) -> str:
     """Returns the text for a privacy card: the day, the attacked mechanism, the verdict, and the result of each attack."""
-    each = "; ".join(f"{label(attack)}: {round_down(attack['epsilon'])}" for attack in audit["findings"])
-    return f"{audit['day']}, {attacked(audit)}: {verdict(audit)} Lower bounds on epsilon, by attack: {each}"
+    each = ", ".join(f"{round_down(attack['epsilon'])} by the {label(attack)}" for attack in audit["findings"])
+    return f"{audit['day']}; the audited mechanism ran on {attacked(audit)}. {verdict(audit)} Lower bounds on epsilon: {each}."
 
 
 def verdict(audit: dict[str, Any]) -> str:
@@ -52,14 +52,13 @@ def verdict(audit: dict[str, Any]) -> str:
     reasons = []
     claimed = f"the sensitivity is claimed to be {audit['sensitivity']:.4g}"
     if audit["moved"] is None:
-        reasons.append(f"a sum was not finite, and {claimed}")
+        reasons.append(f"a sum was not finite, but {claimed}")
     elif not audit["moved"] <= audit["sensitivity"] * 1.001:
-        reasons.append(f"one record moved the sum by {audit['moved']:.4g}, and {claimed}")
+        reasons.append(f"one record moved the sum by {audit['moved']:.4g}, but {claimed}")
     for finding in audit["findings"]:
         if finding["contradicts"]:
-            reasons.append(
-                f"{label(finding)}: at least epsilon {round_down(finding['epsilon'])}, seen in the {finding['channel']}"
-            )
+            shown = f"shows at least epsilon {round_down(finding['epsilon'])}, seen in the {finding['channel']}"
+            reasons.append(f"the {label(finding)} {shown}")
     if reasons:
         return f"The claim ({claim}) is contradicted: {'; '.join(reasons)}. Do not use this run, nor this installation."
     if not audit["shown"] <= audit["claim"]:

@@ -1,6 +1,7 @@
 """Makes a page for ethics boards: a run's promise, whom it protects, and what an attacker could still learn.
 
-The page has one picture. It restates the privacy card for readers without mathematics. Where the two differ, the card is right.
+The page restates the privacy card for readers without mathematics, with one picture. Where page and card differ, the card is
+right.
 """
 
 from __future__ import annotations
@@ -79,10 +80,12 @@ def _protected(facts: CardFacts) -> Iterator[str]:
         for number in (2, 5):
             worth = of_several(facts.epsilon_spent, facts.plan.promise.delta, number)
             limit = None if worth is None else guess(*worth)
-            said = "there is no limit" if limit is None else f"the limit is {limit}"
-            said = "there is hardly any limit" if limit == _CERTAIN else said
-            several.append(f"with {number} records, {said}")
-        yield f"A person with several records is protected less: {'; '.join(several)}."
+            said = "all" if limit is None else "nearly all" if limit == _CERTAIN else f"up to {limit}"
+            several.append(f"{said} may be right with {number} records")
+        yield (
+            "A person with several records is protected less. Of guesses whether this person took part, "
+            f"{', and '.join(several)}."
+        )
     yield "Not to the held-out records. They were used to test the model, and the test results have no noise added."
     yield "The promise holds against everybody who sees the model, now or later, whatever else they know."
     yield (

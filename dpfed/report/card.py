@@ -141,15 +141,15 @@ def _numbers(facts: CardFacts) -> Iterator[str]:
     several, what = [], "names" if facts.of_units else "records"
     for count in (2, 5):
         worth = of_several(facts.epsilon_spent, facts.plan.promise.delta, count)
-        said = "nothing is promised" if worth is None else f"epsilon {round_up(worth[0])} and delta {round_up(worth[1])}"
-        several.append(f"with {count} {what}: {said}")
+        promised = None if worth is None else f"epsilon is {round_up(worth[0])} and delta {round_up(worth[1])}"
+        several.append(f"with {count} {what}, {promised or 'nothing is promised'}")
     if facts.of_units:
-        yield f"Several names: records that name the same {one} count together. For a {one} {', '.join(several)}."
+        yield f"Several names: records that name the same {one} count together. For a {one} {'; '.join(several)}."
     else:
-        yield f"Several records: epsilon and delta are for one record. For a person {', '.join(several)}."
+        yield f"Several records: epsilon and delta are for one record. For a person {'; '.join(several)}."
     yield (
         "For comparison: Ponomareva et al. (2023, How to DP-fy ML) call epsilon up to 1 strong, up to 10 reasonable, and above "
-        "10 weak or none. All these figures are bounds for the worst case, not measurements."
+        "10 weak or none. The figures of this section are bounds for the worst case, not measurements."
     )
 
 
@@ -183,7 +183,7 @@ def questions(facts: CardFacts) -> Iterator[str]:
     yield "Who could read the records, the machines and the run's folder during training? Who has backups of them?"
     yield "Who sees the evaluation figures? Whose records are the held-out ones?"
     if STARTING_WEIGHTS in facts.not_protected:
-        yield "What were the starting weights trained on, and may that be known?"
+        yield "What were the starting weights trained on, and may the model reveal something about those data?"
     what, records = "units" if facts.of_units else "records", facts.plan.sampling.records
     yield f"Everybody may learn that there were {records:,} {what} (N). Could that number alone harm anyone?"
 
@@ -253,7 +253,7 @@ def _clipping(plan: PrivacyPlan) -> str:
             f"{' and '.join(parts)}; both sums get noise of the same standard deviation"
         )
     if plan.bounding.clipping == "automatic":
-        return f"every gradient is normalised: divided by its norm + {plan.bounding.stability:g}, times C"
+        return f"every gradient is normalised: multiplied by C / (its norm + {plan.bounding.stability:g})"
     if plan.bounding.clipping == "adaptive" and plan.progress is not None:
         return (
             f"gradients are clipped to a norm that starts at C and follows, by noisy counts, the {plan.progress.quantile:g} "

@@ -46,12 +46,12 @@ def training_note(windows: Sequence[MetricsWindow], void: bool) -> str:
     if not windows:
         return ""
     last = windows[-1]
-    share = f"{percent(last.below)} ± {percent(last.share_error)} of the norms were below it in the last window of steps"
+    share = f"{percent(last.below)} ± {percent(last.share_error)} of the norms were below it"
     covered = "" if void else ", and epsilon covers them"
     return (
         f"These figures were released with the gradients, under the same noise{covered}. Each point is a mean over up to "
         f"{max(window.released for window in windows)} steps. The true mean lies in the band in 95 % of cases. The "
-        f"plotted norm is the one that training tracks: {share}."
+        f"plotted norm is an estimate: in the last window of steps, {share}."
     )
 
 

@@ -1,7 +1,7 @@
-"""The facts that a privacy card states, as values. The caller reads them from the run, and `dpfed.report.card` words them.
+"""The facts that a privacy card states, as values. The caller reads them from the run; `dpfed.report.card` writes the card.
 
-This module also has the texts of marks, that is, statements that a reader must know besides the promise, and the texts about
-what no promise covers.
+This module also has the texts of marks (statements that a reader must know besides the promise), and the texts about what no
+promise covers.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ DECLARED_PUBLIC = (
     "The records need not be kept secret: dpfed generated them, or the person who imported them declared them public."
 )
 LAST_BITS = (
-    "The last bits of the noise: the proof is about real numbers, and the Gaussian noise is in floating point. dpfed claims no "
+    "The last bits of the noise: the proof is about real numbers, but the Gaussian noise is in floating point. dpfed claims no "
     "defence against attacks on these bits. privacy.noise = 'discrete' closes this gap."
 )
 ASSUMED_OF_BITS = (
-    "A device that breaks the proof's assumptions: that a group adds the same bits whichever other groups there are, and that "
-    "nobody can distinguish the bits of AES-256 from uniform ones."
+    "What breaks the proof's two assumptions: a device on which the bits that a group adds depend on the other groups, or "
+    "somebody who can distinguish the output of AES-256 from uniform bits."
 )
 SHARED_PASSES = (
     "A machine on which a group's gradient depends on the groups computed with it (bounding.engine = 'layerwise'): the proof "
-    "assumes that no machine computes so. Each machine was checked on generated groups before the first private ones; this "
+    "assumes that there is no such machine. Each machine was checked on generated groups before the first private ones; this "
     "is not a proof. bounding.engine = 'loop' computes every group by itself."
 )
 OTHER_RUNS = (
@@ -121,32 +121,35 @@ def foreign_loss(said: str) -> str:
     """
     return (
         f"What the loss {said} remembers. The guarantee assumes that it computes a group's loss from that group's embeddings "
-        "alone. dpfed hands it nothing else, and cannot check that it keeps nothing from one group for the next."
+        "alone. dpfed gives it nothing else, but cannot check that it keeps nothing from one group for the next."
     )
 
 
 _OWN_PARTS = {
     "data.source": (
-        "That each item of the data set {said} is a function of its own record. Every item was read, some of them twice and "
-        "in another order, with equal results. A data set that changes later, or rarely, would not be noticed."
+        "Faults of the data set {said}. The guarantee assumes that each item is a function of its own record. Every item was "
+        "read, some of them twice and in another order, with equal results. A data set that changes later, or rarely, would "
+        "not be noticed."
     ),
     "views.transform": (
-        "That a view by {said} is a function of its image and of the random numbers that the record draws. It was tried twice, "
-        "in another order, alone and in another process, and gave the same bits. What it does rarely would not be noticed."
+        "Faults of the transform {said}. The guarantee assumes that a view is a function of its image and of the random "
+        "numbers that the record draws. The transform was tried twice, in another order, one by one and in another process, "
+        "and gave the same bits. What it does rarely would not be noticed."
     ),
     "model.image": (
-        "That the model with {said} embeds each record by itself. It was tried on random inputs: no embedding changed when "
-        "another input changed. What it does rarely, or with other inputs, would not be noticed."
+        "Faults of the model with {said}. The guarantee assumes that it embeds each record by itself. It was tried on random "
+        "inputs: no embedding changed when another input changed. What it does rarely, or with other inputs, would not be "
+        "noticed."
     ),
     "objective.name": (
-        "That the loss {said} keeps nothing from one group for the next. It sees one group at a time, and gave "
-        "the same value again after other groups."
+        "Faults of the loss {said}. The guarantee assumes that it keeps nothing from one group for the next. It sees one group "
+        "at a time, and gave the same value again after other groups."
     ),
 }
 
 
 def own_part(key: str, said: str) -> str | None:
-    """Returns what the guarantee assumes of a user's own part; ``None``: nothing, because the part sees noisy sums only.
+    """Returns the statement about a user's own part; ``None``: nothing is assumed of it, because it sees noisy sums only.
 
     Args:
         key: Key of the part in the configuration.

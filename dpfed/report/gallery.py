@@ -18,7 +18,7 @@ INDEX, CHARTS = "gallery.json", "charts.json"
 
 @dataclass(frozen=True)
 class Tile:
-    """One picture: PNG bytes, a text under it, and a role: "plain", or "query" or "right", which the page shows in frames."""
+    """One picture: PNG bytes, a text under it, and its role. The page frames the roles "query" and "right", not "plain"."""
 
     png: bytes
     text: str = ""

@@ -33,7 +33,7 @@ from dpfed.report.view import RunView
 PIXEL_ART = 64  # pictures smaller than this are enlarged with hard edges
 NO_LOSS = (
     "There is no loss curve. The loss of a step is an exact function of the records that it drew, and epsilon does not cover "
-    "it. These charts come from noisy sums or from the evaluation. diagnostics = 'private' releases a curve with noise."
+    "it. These charts come from released sums or from the evaluation. diagnostics = 'private' releases a curve with noise."
 )
 CLOSED_FORM = (
     "Private moments have no loss: the heads follow in closed form from two noisy sums. These charts come from those sums or "
@@ -65,7 +65,7 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> N
         note: Sentence above a comparison.
 
     Raises:
-        UserError: If there are no runs, or the path cannot be written.
+        UserError: If there are no runs, a run's card is not a privacy card, or the path cannot be written.
     """
     if not runs:
         raise UserError("a report needs at least one run, and `runs` is empty: give a RunView. [report-runs-missing]")

@@ -1,4 +1,4 @@
-"""Shows the gain of each ingredient: a sequence of runs, the keys that each run changed, and the change of a metric."""
+"""Shows the gain of each change in a sequence of runs: the keys that a run changed, and the difference in a metric."""
 
 from __future__ import annotations
 

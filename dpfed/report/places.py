@@ -56,7 +56,7 @@ def places_of(features: Tensor) -> Points:
 
 
 def most_frequent(labels: np.ndarray, count: int, most: int) -> list[int]:
-    """Returns the most frequent classes, at most `most`, in the order of their numbers.
+    """Returns the most frequent classes that have records, at most `most`, in the order of their numbers.
 
     Args:
         labels: Class numbers, ``(n,)``; -1: the record has no class.
@@ -64,14 +64,15 @@ def most_frequent(labels: np.ndarray, count: int, most: int) -> list[int]:
         most: Largest number of classes to return.
     """
     sizes = np.bincount(labels[labels >= 0], minlength=count)
-    return sorted(np.argsort(-sizes, kind="stable")[:most].tolist())
+    frequent = np.argsort(-sizes, kind="stable")[:most]
+    return sorted(frequent[sizes[frequent] > 0].tolist())
 
 
 def _coloured(name: str, store: RecordSet, indices: np.ndarray, places: list[Points]) -> EmbeddingMap:
     labels = np.asarray(store.labels[name][indices], dtype=np.int64)
     known = store.label_names.get(name, [])
     count = max(int(labels.max()) + 1, len(known))
-    shown = [number for number in most_frequent(labels, count, COLOURED) if (labels == number).any()]
+    shown = most_frequent(labels, count, COLOURED)
     names = tuple(known[number] if number < len(known) else str(number) for number in shown)
     classes = tuple(shown.index(number) if number in shown else -1 for number in labels.tolist())
     return EmbeddingMap(name, names, classes, places[-1], places[0] if len(places) > 1 else ())

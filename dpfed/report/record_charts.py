@@ -34,13 +34,13 @@ class EmbeddingMap:
 
 @dataclass(frozen=True)
 class Confusion:
-    """The confusion matrix of zero-shot classification, for which the model was not trained on the classes.
+    """The confusion matrix of zero-shot classification: the model saw the names of the classes and no labels.
 
     Attributes:
         label: Label that is predicted, such as ``shape``.
-        names: Names of C classes; at most `SHOWN`, the most frequent.
+        names: Names of C classes that have records; at most `SHOWN`, the most frequent.
         after: Counts of the trained model, C rows, one for each true class. A row holds the number of its records that the
-            model assigned to each of the C classes. If classes are left out, a last number counts those assigned to them.
+            model assigned to each of the C classes. If classes are left out, a last number counts the records assigned to them.
         before: Counts of the untrained model; empty: not known.
     """
 

@@ -51,8 +51,8 @@ def reproduce(
     asked = data_set(chosen.data[0] if data is None else data, chosen.data)
     if asked.generated and path is not None:
         raise UserError(
-            f"--path {path} has no effect: dpfed generates the records of {asked.name}. Leave it out, or choose --data. "
-            "[experiment-path-unused]"
+            f"--path {path} has no effect: dpfed generates the records of {asked.name}. Leave --path out, or choose another "
+            "data set with --data. [experiment-path-unused]"
         )
     say(f"{chosen.name} on {asked.name}: planning the runs")
     from dpfed.reproduce.outcome import reproduce as run_reproduction

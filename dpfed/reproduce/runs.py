@@ -96,7 +96,7 @@ def plan_runs(request: Request) -> list[Planned]:
     if has_epsilons and request.epsilons != experiment.epsilons:
         raise UserError(f"{experiment.name} has values of epsilon of its own: leave --epsilon out. [experiment-epsilons]")
     if request.out.exists() and not request.out.is_dir():
-        raise UserError(f"{request.out} is a file, and runs and results need a folder: choose another --out. [experiment-out]")
+        raise UserError(f"{request.out} is a file, but runs and results need a folder: choose another --out. [experiment-out]")
     base = _base(request)
     planned: dict[tuple[str, str, Path], Planned] = {}  # a variant without privacy, or with its own epsilon, is one run
     for epsilon in request.epsilons:
@@ -149,7 +149,7 @@ def require_right_data(request: Request, planned: list[Planned], progress: Progr
     if request.data.classes not in counts.values():
         words = ", ".join(f"{count} classes of '{name}'" for name, count in counts.items()) or "no labels"
         raise UserError(
-            f"{request.data.name} has {request.data.classes} classes, and {request.path} has {words}: give the path of "
+            f"{request.data.name} has {request.data.classes} classes, but {request.path} has {words}: give the path of "
             "the right records with --path. [experiment-classes]"
         )
 

@@ -52,7 +52,7 @@ class Checkpoints:
 
     Args:
         folder: Folder of the checkpoints; it is created when the first one is saved.
-        keep: Number of checkpoints to keep in addition to the first one.
+        keep: Number of checkpoints to keep in addition to the first one, at least 1.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -102,7 +102,11 @@ class Checkpoints:
         )
 
     def save(self, progress: Position, model: nn.Module, coordinator: Coordinator) -> Path:
-        """Writes a checkpoint and returns its path; removes all others except the first and the newest `keep`."""
+        """Writes a checkpoint and returns its path; removes all others except the first and the newest `keep`.
+
+        Raises:
+            OSError: If the checkpoint cannot be written.
+        """
         tensors, scalars = state_of(model, coordinator, whole=not self.paths())
         tensors = {name: value.cpu().contiguous().clone() for name, value in tensors.items()}
         header = {"format": FORMAT, "optimizer": json.dumps(scalars)}
@@ -209,7 +213,7 @@ def steps_of(path: Path) -> int:
 
 
 def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcessor]) -> None:
-    """Loads those weights of a checkpoint that are measured and published: the averaged weights, if the run averages.
+    """Loads those weights of a checkpoint that are measured and published: the averaged weights, if the run averages weights.
 
     Args:
         path: Path of the checkpoint.

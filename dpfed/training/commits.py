@@ -42,13 +42,13 @@ _NUMBERS = ("step", "steps", "learning_rate", "noisy_gradient_norm")  # fields o
 
 @dataclass(frozen=True)
 class Commit:
-    """A state of a training, and the steps that were taken since the commit before.
+    """A state of a training, and the steps that were taken since the previous commit.
 
     Attributes:
         path: Path of the file.
         position: Position of the training once these steps are charged.
-        releases: Releases of the steps since the commit before.
-        summaries: Summaries of the steps since the commit before; callbacks may not have seen them.
+        releases: Releases of the steps since the previous commit.
+        summaries: Summaries of these steps; callbacks may not have seen them.
         tensors: Tensors of the state; see `dpfed.training.checkpoint.state_of`.
         scalars: Numbers of the optimizer's state; see `dpfed.training.checkpoint.state_of`.
     """
@@ -124,7 +124,10 @@ class Commits:
                 path.unlink()
 
     def newest(self) -> Commit | None:
-        """Returns the newest complete state, or ``None``. A draft that a crash truncated is not complete."""
+        """Returns the newest commit that is complete and that the run's secret key decrypts; ``None`` if there is none.
+
+        A draft that a crash truncated is not complete.
+        """
         for path in reversed(self._paths()):
             commit = self._read(path)
             if commit is not None:

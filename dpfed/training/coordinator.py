@@ -185,10 +185,13 @@ class Coordinator:
         return summary
 
     def discard(self, step: int) -> StepSummary:
-        """Charges a step whose sum is discarded, because somebody may have seen a part of the sum.
+        """Charges a step whose sum is discarded. The step still costs budget: somebody may have seen a part of the sum.
 
         Args:
             step: 0 .. T - 1.
+
+        Returns:
+            The summary of the discarded step.
 
         Raises:
             UserError: If the budget is spent, or the step was released before.
@@ -232,7 +235,9 @@ class Coordinator:
         return self._update(step, noisy.to(self._vector.device))
 
     def release(self, step: int, total: BoundedSum) -> Tensor:
-        """Makes the release of a step: adds the noise, and begins to save and charge the result.
+        """Makes the release of a step, by adding the noise.
+
+        A second thread then saves and charges the release. If steps are charged in groups, `commit` charges it instead.
 
         Args:
             step: 0 .. T - 1.
@@ -260,9 +265,9 @@ class Coordinator:
         release = Release(step, self.blocks.digest(noisy))
         if recorded != release:
             raise UserError(
-                f"step {step} was released before and comes out differently now (another device, engine, version or number of "
-                "cores): a second release of the same sampled records would cost more than a step. Resume where the run was "
-                "started. [training-step-differs]"
+                f"step {step} was released before and comes out differently now, perhaps because of another device, engine, "
+                "version or number of cores: two releases of the same sampled records would cost more than one step. Resume "
+                "where the run was started. [training-step-differs]"
             )
         if self._releases is not None and self._group is None:
             self._releases.save(release, noisy)

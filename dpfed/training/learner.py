@@ -158,7 +158,8 @@ class Learner:
             model: Copy of the model to be trained; default: `Learner.model` itself.
 
         Raises:
-            UserError: See `Worker`.
+            UserError: See `Worker`; also if `Learner.engine` raises it, such as `loop_over_groups`.
+            ValueError: See `Worker`.
         """
         part, model = partition or self.partition, self.views.trained(model or self.model)
         keys, units = self.records.keys, unit_keys(self.records, self.plan.promise.unit)

@@ -1,4 +1,4 @@
-"""The training loop. Read this module first: the other modules are details of its lines."""
+"""The training loop. Read this module first: the other modules of this package hold the details."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def train(
         callbacks: Callbacks, in order. `on_step` is called after each step at which a callback is due; for callbacks that wait
             (`Callback.waits`) it may be called some steps later.
         advance: Function called after each step with the number of finished steps.
+
+    Raises:
+        UserError: If `Coordinator.replay`, `Coordinator.apply`, `Coordinator.discard` or `Coordinator.commit` raises it.
+        OSError: If a release or the training's state cannot be written.
     """
     callbacks, unseen = list(callbacks), list[StepSummary]()
     with committed(coordinator):

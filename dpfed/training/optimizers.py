@@ -52,8 +52,8 @@ class Update:
         has_own_rate: Whether the learning rates are those of a user's own optimizer, and not the configuration's.
 
     Raises:
-        UserError: If `own_optimizer`, or an optimizer of another library that `config` names, fails, or returns something other
-            than a torch optimizer of these parameters; or if `own_optimizer.schedule` fails, or returns something other than a
+        UserError: If `own_optimizer.make`, or the optimizer of another library that `config` names, raises an error or does not
+            return a torch optimizer of these parameters; or if `own_optimizer.schedule` raises an error or does not return a
             scheduler of this optimizer whose ``step()`` takes no metric.
     """
 
@@ -114,8 +114,7 @@ def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> 
     """Builds the configured optimizer over the trainable parameters.
 
     Raises:
-        UserError: If an optimizer of another library cannot be imported, does not take these arguments, or is not a torch
-            optimizer.
+        UserError: If an optimizer of another library cannot be imported, rejects its arguments, or is not a torch optimizer.
     """
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     fused = all(parameter.is_cuda for parameter in parameters) or None  # one launch; on a CPU, torch's default
@@ -186,8 +185,11 @@ def _scheduled(make: MakeSchedule, optimizer: torch.optim.Optimizer) -> torch.op
         raise UserError(f"the schedule cannot be made ({type(error).__name__}: {error}). [optimizer-schedule]") from error
     fits = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) and getattr(scheduler, "optimizer", None) is optimizer
     if not fits or isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        of_other = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) and not fits
+        returned = f"{type(scheduler).__name__}{' of another optimizer' if of_other else ''}"
         raise UserError(
-            "expected a function that returns a scheduler of the optimizer whose step() takes no metric, such as lambda "
-            f"optimizer: CosineAnnealingLR(optimizer, T_max); it returned {type(scheduler).__name__}. [optimizer-schedule-kind]"
+            "expected a function that returns a scheduler of the optimizer that it was given, such as lambda optimizer: "
+            "CosineAnnealingLR(optimizer, T_max). The scheduler's step() must take no metric. "
+            f"The function returned {returned}. [optimizer-schedule-kind]"
         )
     return scheduler

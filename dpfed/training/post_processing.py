@@ -133,7 +133,7 @@ def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProce
 
 @contextlib.contextmanager
 def averaged_weights(model: nn.Module, processors: Sequence[PostProcessor]) -> Iterator[None]:
-    """Gives the model the weights that are measured and published, and after the block the weights with which it trains on."""
+    """Gives the model the weights that are measured and published; after the ``with`` block, restores the training weights."""
     vector = TrainableVector(model)
     current = vector.gather()
     assign_averaged_weights(model, processors)

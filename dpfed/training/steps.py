@@ -33,8 +33,8 @@ class Files:
         ledger: File of the releases that were charged.
         checkpoints: Folder of the checkpoints.
         releases: Folder of the noisy sums since one of the last checkpoints, used if each step is charged separately.
-        commits: Folder of the encrypted state at the last commit, used if steps are charged in groups; ``None``: ``commits``
-            next to `releases`.
+        commits: Folder of the encrypted state at the last commit, used if steps are charged in groups; ``None``: the folder
+            ``commits`` next to `releases`.
     """
 
     ledger: Path
@@ -49,10 +49,10 @@ class Steps:
     Args:
         learner: Model, records, loss and plan; the model gets the weights of the last checkpoint or commit, if there is one.
         files: Paths of this training's files; missing files are created.
-        randomness: The coordinator's secret randomness, on resume the same as before. With another secret, steps that are not
-            charged yet get other noise, and the run is not the same bit for bit.
-        marks: Flags in the ledger's first line, such as ``{"fixed_seed": False}``, on resume the same as before.
-        keep: Number of checkpoints that are kept in addition to the first one.
+        randomness: The coordinator's secret randomness; on resume, the same as before. With another secret, the noise of all
+            further steps differs, and a charged step that must be computed again is refused.
+        marks: Flags in the ledger's first line, such as ``{"fixed_seed": False}``; on resume, the same as before.
+        keep: Number of checkpoints that are kept in addition to the first one, at least 1.
         checkpoint_every: Number of steps between two checkpoints.
         seen_outside: Whether parties outside the trust boundary see the parameters after each step. Then each step is charged
             before the next one begins, and noisy sums are kept for longer, because these parties refuse to compute a step
@@ -71,8 +71,9 @@ class Steps:
         damaged: Paths of unreadable checkpoints that are newer than `start`. Their steps are repeated, but not charged again.
 
     Raises:
-        UserError: If the ledger is lost or damaged, belongs to another plan, began with other `marks` or lacks releases that a
-            checkpoint includes; or if all checkpoints are damaged, or belong to another plan or model.
+        UserError: If the ledger is lost or damaged, belongs to another plan or version of dpfed, began with other `marks`, or
+            lacks releases that a checkpoint or commit includes; if all checkpoints are damaged, or belong to another plan or
+            model; or if the optimizer cannot be made (see `Update`).
     """
 
     def __init__(
@@ -181,8 +182,8 @@ class Steps:
             ledger = Ledger.open(path)
         elif saved:
             raise UserError(
-                f"{path} is lost or damaged, and {saved[-1].name} exists: spending is unknown. Restore the ledger. "
-                "[resume-no-ledger]"
+                f"{path} is lost or damaged, but the checkpoint {saved[-1].name} exists, so what was spent is unknown: restore "
+                "the ledger. [resume-no-ledger]"
             )
         else:
             path.unlink(missing_ok=True)  # its header was truncated by a crash: nothing was spent yet
@@ -196,7 +197,7 @@ class Steps:
             )
         if ledger.marks != marks:
             raise UserError(
-                f"{path} began with {ledger.marks}, and the configuration says {marks}: change the configuration back. "
+                f"{path} began with {ledger.marks}, but the configuration says {marks}: change the configuration back. "
                 "[resume-marks]"
             )
         return ledger
@@ -218,12 +219,12 @@ class Steps:
                 "same copy of the run. [resume-other-plan]"
             )
         if max(by_commit, by_checkpoint) > self.ledger.charged:
-            seen = f"the checkpoint {newest} saw {by_checkpoint}"
+            seen = f"the checkpoint {newest} includes {by_checkpoint}"
             if by_commit > by_checkpoint:
-                seen = f"the commit of step {beyond} saw {by_commit}"
+                seen = f"the commit of step {beyond} includes {by_commit}"
             raise UserError(
-                f"{seen} releases, and the ledger {self.ledger.path} holds {self.ledger.charged}: they do not belong together. "
-                "Restore the ledger. [resume-ledger-behind]"
+                f"{seen} releases, but the ledger {self.ledger.path} has only {self.ledger.charged}: restore the ledger. "
+                "[resume-ledger-behind]"
             )
         if position is not None:
             return position.step

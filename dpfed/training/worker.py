@@ -64,7 +64,7 @@ class Worker:
     Raises:
         ValueError: If units or public negatives are missing although the plan needs them, or are given although the plan
             does not use them; or if workers divide the groups, and the engine's sums are not exact.
-        UserError: If the model mixes records, has no temperature, or has no trainable parameter.
+        UserError: If a layer of the model mixes records, or the model has no temperature or no trainable parameter.
     """
 
     def __init__(

@@ -123,8 +123,8 @@ def test_card_and_report_of_a_run_state_its_audit(run, monkeypatch):
     assert path == run.path / "privacy_audit.json"
     card, report = run.card.read_text(), run.report.read_text()
     assert "| Audit of the claim (`dpfed audit privacy`) | 20" in card and "at least epsilon 5.00" in card
-    assert "one worker: Canaries show" in card
-    assert "by attack: repeated, 1 step at q = 1: 5.00; repeated, 1 step at q = 1: 0.00" in card
+    assert "ran on one worker. Canaries show" in card
+    assert "5.00 by the repeated attack on 1 step at q = 1, 0.00 by the repeated attack on 1 step at q = 1." in card
     assert "Canaries show" in report
     assert not any(check.wrong for check in verify(run.card, run.path))
 

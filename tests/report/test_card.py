@@ -206,9 +206,9 @@ def test_a_delta_above_one_in_n_is_said_first():
 def test_several_records_of_one_person_get_the_bound_for_groups():
     card = privacy_card(dataclasses.replace(FACTS, epsilon_spent=1.0, plan=PLAN.replace(delta=1e-5)))
     # delta (e^2 - 1) / (e - 1) = 1e-5 (e + 1) = 3.7183e-5
-    assert "with 2 records: epsilon 2.00 and delta 3.72e-5" in card
+    assert "with 2 records, epsilon is 2.00 and delta 3.72e-5" in card
     weak = privacy_card(dataclasses.replace(FACTS, epsilon_spent=8.0, plan=PLAN.replace(delta=1e-5)))
-    assert "with 5 records: nothing is promised" in weak
+    assert "with 5 records, nothing is promised" in weak
 
 
 def test_the_card_tells_its_run_and_what_must_stay_secret():

@@ -122,7 +122,9 @@ def test_a_map_puts_alike_records_together():
 
 
 def test_the_most_frequent_classes_stay():
-    assert most_frequent(np.array([3, 3, 1, -1, -1, -1, 0, 0, 0]), 5, 2) == [0, 3]
+    labels = np.array([3, 3, 1, -1, -1, -1, 0, 0, 0])
+    assert most_frequent(labels, 5, 2) == [0, 3]
+    assert most_frequent(labels, 5, 5) == [0, 1, 3]  # no record has class 2 or 4
 
 
 @pytest.mark.filterwarnings("error")

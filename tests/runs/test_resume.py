@@ -304,7 +304,7 @@ def test_a_ledger_that_lost_its_last_lines_is_refused(stopped):
     ("change", "said"),
     [
         ({"fingerprint": "another"}, r"different plans.*\[resume-other-plan"),
-        ({"charged": 99}, r"the checkpoint .* saw 99 releases.*\[resume-ledger-behind"),
+        ({"charged": 99}, r"the checkpoint .* includes 99 releases.*\[resume-ledger-behind"),
     ],
 )
 def test_a_checkpoint_that_is_not_of_this_ledger_is_refused(tiny_config, tmp_path, monkeypatch, change, said):

@@ -197,7 +197,7 @@ def test_a_ledger_behind_its_state_is_refused(tmp_path):
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
     for left in range(1, len(lines)):
         (folder / "ledger.jsonl").write_text("".join(lines[:left]))
-        with pytest.raises(UserError, match="the commit of step 4 saw 4 releases.*resume-ledger-behind"):
+        with pytest.raises(UserError, match="the commit of step 4 includes 4 releases.*resume-ledger-behind"):
             opened(folder, checkpoint_every=100)
 
 

@@ -248,7 +248,7 @@ def test_automatic_clipping_normalises_every_gradient(tiny, tmp_path, monkeypatc
     run = pretrain(parse_config(tiny), tmp_path / "run")
     assert [type(clip) for clip in clips] == [Clip] and (clips[0].most, clips[0].stability) == (math.inf, 0.05)
     rows = table_rows(run.card.read_text())
-    assert "every gradient is normalised: divided by its norm + 0.05" in rows["Clip norm C"]
+    assert "every gradient is normalised: multiplied by C / (its norm + 0.05)" in rows["Clip norm C"]
     assert rows["Sensitivity of the sum"] == "2" and read_view(run.path).windows == []
 
 

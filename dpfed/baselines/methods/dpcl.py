@@ -1,12 +1,12 @@
 """DPCL as published (Li et al. 2022), for comparison only: **not sound**.
 
 Each step samples B records without replacement, releases a noisy similarity matrix (SimCLR) or noisy means and variances
-(Barlow Twins), clips every view's gradient to C and adds them up. The paper states that replacing one record then moves the sum
-by at most 4C, two views by 2C each, because the other views' gradients do not change once the noisy statistics are fixed.
-They do change: they contain the replaced record's clean embedding (`dpfed.baselines.noisy_statistics.published_dpcl`). Every
-one of the 2B clipped gradients can reverse its direction, so the sum can move by up to 4BC. `METHOD` states the paper's
-sensitivity, 4C, and the paper's epsilon: every release has noise multiplier sigma, and the Renyi epsilons of the releases, each
-for sampling without replacement (Wang et al. 2019), add up.
+(Barlow Twins), clips every view's gradient to C and adds the clipped gradients up. The paper states that replacing one record
+then moves the sum by at most 4C (2C for each of its two views), because the other views' gradients do not change once the noisy
+statistics are fixed. They do change: they contain the replaced record's clean embedding
+(`dpfed.baselines.noisy_statistics.published_dpcl`). Every one of the 2B clipped gradients can reverse its direction, so the sum
+can move by up to 4BC. `METHOD` states the paper's sensitivity, 4C, and the paper's epsilon: every release has noise multiplier
+sigma, and the Renyi epsilons of the releases, each for sampling without replacement (Wang et al. 2019), add up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Logit-DP (Kong, Munoz Medina and Ribero): clips the gradient of each similarity, and adds them up weighted by the loss.
+"""Logit-DP (Kong, Munoz Medina and Ribero): clips each similarity's gradient, and adds these up, weighted by the loss.
 
 The gradient of a loss of similarities is ``sum over pairs of (dl/ds) grad s``. Every ``grad s`` is clipped to C; the weights
-``dl/ds`` are not, and one record can change only few of these weights by much. **Sensitivity G C**, where G bounds the sum of
-the absolute changes of all pairs' weights; `dpfed.baselines.whole_batch.pair_options` has the proof:
+``dl/ds`` are not clipped, but one record can change only few of these weights by much. **Sensitivity G C**, where G bounds the
+sum of the absolute changes of all pairs' weights; `dpfed.baselines.whole_batch.pair_options` has the proof:
 
 - contrastive loss at temperature tau, m candidates per record, at most b records, ``E = exp(2 / tau)``:
   ``(4 x + 2 (b - 1) r) / tau`` for each direction, where ``x = (b-1) m E / ((b-1) m E + 1)`` bounds the softmax weight of all

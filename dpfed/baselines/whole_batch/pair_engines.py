@@ -118,8 +118,8 @@ class _PairEngine(Engine):
             self.norms = "exact" if small else "bound"
         elif self._asked == "exact" and not self._disjoint:
             raise UserError(
-                "bounding.options.norms = 'exact' needs towers that share no trained parameter, and these share some: set it "
-                "to 'bound' or 'auto'. [baseline-shared-towers]"
+                "bounding.options.norms = 'exact' needs towers that share no trained parameter, but these towers share some: "
+                "set it to 'bound' or 'auto'. [baseline-shared-towers]"
             )
 
     def _jacobians(self, views: Views) -> tuple[Tensor, Norms]:

@@ -49,8 +49,9 @@ class PairOptions(Section):
 
     norms: Literal["auto", "exact", "bound"] = Field(
         "auto",
-        description="norms to clip by: 'exact'; 'bound', upper bounds by the triangle inequality; 'auto': exact norms if the "
-        "towers share no trained parameter and a full batch needs little memory and work, else bounds",
+        description="norms to clip by; 'exact': the norms themselves; 'bound': upper bounds by the triangle inequality; "
+        "'auto': exact norms if the towers share no trained parameter and a full batch needs little memory and work, else "
+        "bounds",
     )
 
 
@@ -76,7 +77,7 @@ def refuse_unbounded(inputs: MethodInputs) -> None:
     method = inputs.method
     if inputs.loss_options.learn_temperature:
         raise UserError(
-            f"bounding.method = '{method}' bounds gradients of cosines, but not that of a learnt temperature: set "
+            f"bounding.method = '{method}' bounds gradients of cosines, but not the gradient of a learnt temperature: set "
             "objective.learn_temperature = false. [baseline-temperature]"
         )
     if inputs.precision != "fp32":
