@@ -210,8 +210,8 @@ def call_named(name: str, key: str, options: dict[str, Any]) -> Any:
 def object_named(name: str, key: str, options: dict[str, Any]) -> Any:
     """Returns the callable that a configuration names.
 
-    If the name leads to a class, or if there are options, the function calls the named object once, with the options, and
-    returns what this call returns.
+    If the name leads to a class, or if there are options, the named object is called once with the options, and the result of
+    this call is returned instead.
 
     Args:
         name: Name of the object, ``package.module:object``.

@@ -77,7 +77,11 @@ class OwnEncoder:
         return self._run("features", images)
 
     def embed_images(self, images: Any) -> Tensor:
-        """Computes L2-normalised embeddings of images, ``(n, D)``, in the space of the contrastive loss; see `features`."""
+        """Computes L2-normalised embeddings of images, ``(n, D)``, in the space of the contrastive loss; see `features`.
+
+        Raises:
+            UserError: For the reasons given at `features`; also if the model has no method ``embed_images``.
+        """
         return self._run("embed_images", images)
 
     @torch.inference_mode()

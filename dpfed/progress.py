@@ -93,7 +93,9 @@ def duration(seconds: float) -> str:
 
 
 def import_progress(progress: Progress, name: str = "records") -> Callable[..., None]:
-    """Makes a function that shows the progress of an import. The first call begins a stage; most runs import nothing.
+    """Makes a function that shows the progress of an import.
+
+    The stage begins with the first call of this function, because most runs import nothing.
 
     Args:
         progress: Display of the stage.

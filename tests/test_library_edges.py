@@ -267,7 +267,7 @@ def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
 @pytest.mark.parametrize(
     "temperature, expected",
     [
-        (None, "needs an attribute 'temperature', .* and has none"),
+        (None, "needs an attribute 'temperature', .* but has none"),
         (0.1, "has a float"),
         (torch.ones(1), r"has a tensor \(1,\)"),
     ],
