@@ -6,7 +6,7 @@ importer a subclass of `Importer`, and an encoder a function that returns a modu
 metadata, because the metadata of a checkout are as old as its installation.
 
 The optional subpackages, which this module calls rooms, are `dpfed.baselines` (methods for comparison, BatchNorm) and
-`dpfed.reproduce` (the papers' experiments and data sets). No other package requires or names them.
+`dpfed.reproduce` (the papers' experiments and data sets). The other packages work without them.
 """
 
 from __future__ import annotations
