@@ -44,7 +44,7 @@ from dpfed.training.optimizers import MakeOptimizer, MakeSchedule, OwnOptimizer
 
 @dataclass(frozen=True)
 class Privacy:
-    """The privacy guarantee, and the mechanism that provides it. Give `epsilon` or `noise_multiplier`.
+    """The privacy guarantee, and the mechanism that provides it. Give either `epsilon` or `noise_multiplier`.
 
     Attributes:
         epsilon: Epsilon of the whole run, to which the noise is calibrated.
@@ -153,7 +153,8 @@ class Trainer:
         model: Model, with heads around it if an encoder was given.
 
     Raises:
-        UserError: If an argument cannot be used, or settings contradict each other.
+        UserError: If an argument cannot be used, or settings contradict each other. What needs the records or a pass of the
+            model to be found, `fit` and `open` raise before the first step.
     """
 
     def __init__(

@@ -260,7 +260,7 @@ def batch_norm_without_weights(name: str) -> UserError:
     near = difflib.get_close_matches(f"{name}_gn", siblings, n=1)
     hint = f"'timm/{near[0]}', " if near else ""
     return UserError(
-        f"model.image = '{_title(name)}' has BatchNorm, which mixes records without pretrained statistics: set "
+        f"model.image = '{_title(name)}' has BatchNorm, which mixes records unless its statistics are pretrained: set "
         f"model.weights, or take {hint}another timm model whose name ends in _gn, a ConvNeXt or a ViT. [encoder-batch-norm]"
     )
 

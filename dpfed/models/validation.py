@@ -179,7 +179,8 @@ class _Examination:
             return
         raise UserError(
             f"{self._name} gives other embeddings when it sees the same views again: it keeps something from one forward "
-            "pass to the next, or has its own random generator. Keep nothing, and draw from torch's. [model-keeps-state]"
+            "pass to the next, or has its own random generator. Keep nothing, and draw from torch's global "
+            "generator. [model-keeps-state]"
         )
 
     def _refuse_moved(self, views: Views, changed: torch.Tensor, seed: int) -> None:
