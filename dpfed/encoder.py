@@ -55,7 +55,7 @@ class Encoder:
         Args:
             images: One image: a PIL image of any size and mode, a uint8 array ``(H, W, 3)`` (grey: ``(H, W)``), or a uint8
                 tensor ``(3, H, W)``. Several images: a list of these, an array ``(n, H, W, 3)``, or a tensor
-                ``(n, 3, H, W)``. Every form is made square in the same way, so a picture has the same features in each.
+                ``(n, 3, H, W)``. The features of a picture do not depend on the form in which it is given.
 
         Returns:
             The features, ``(n, F)`` float32; n is 1 for one image.

@@ -153,8 +153,8 @@ class Trainer:
         model: Model, with heads around it if an encoder was given.
 
     Raises:
-        UserError: If an argument cannot be used, or settings contradict each other. What needs the records or a pass of the
-            model to be found, `fit` and `open` raise before the first step.
+        UserError: If an argument cannot be used, or settings contradict each other. Errors that
+            only show when the records are read or the model runs are raised by `fit` and `open`, before the first step.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class Trainer:
         Args:
             folder: Folder of the run; no other run may use it.
             manual: Whether the loop's body steps the optimizer. A step then leaves the noisy mean gradient in ``.grad`` of the
-                parameters, and `Session.optimizer` is the run's optimizer, whose state checkpoints keep.
+                parameters, and `Session.optimizer` is the run's optimizer. Checkpoints keep its state.
 
         Yields:
             The remaining steps: iterate over them.
