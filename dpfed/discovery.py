@@ -6,7 +6,7 @@ importer a subclass of `Importer`, and an encoder a function that returns a modu
 metadata, because the metadata of a checkout are as old as its installation.
 
 The optional subpackages, which this module calls rooms, are `dpfed.baselines` (methods for comparison, BatchNorm) and
-`dpfed.reproduce` (the papers' experiments and data sets). No other package requires or names them.
+`dpfed.reproduce` (the papers' experiments and data sets). The other packages work without them.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ def call_named(name: str, key: str, options: dict[str, Any]) -> Any:
 def object_named(name: str, key: str, options: dict[str, Any]) -> Any:
     """Returns the callable that a configuration names.
 
-    If the name leads to a class, or if there are options, the function calls the named object once, with the options, and
-    returns what this call returns.
+    If the name leads to a class, or if there are options, the named object is called once with the options, and the result of
+    this call is returned instead.
 
     Args:
         name: Name of the object, ``package.module:object``.

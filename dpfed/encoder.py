@@ -49,13 +49,13 @@ class Encoder:
     def features(self, images: Pictures) -> Tensor:
         """Computes features for k-NN, probes and other models.
 
-        The features are outputs of the image encoder, before its projection head. For a model of private moments, the
-        features are the embeddings (`embed_images`).
+        The features are outputs of the image encoder, before its projection head. For a model that was trained with
+        ``bounding.method = "moments"``, the features are the embeddings (`embed_images`).
 
         Args:
             images: One image: a PIL image of any size and mode, a uint8 array ``(H, W, 3)`` (grey: ``(H, W)``), or a uint8
                 tensor ``(3, H, W)``. Several images: a list of these, an array ``(n, H, W, 3)``, or a tensor
-                ``(n, 3, H, W)``. Every form is made square in the same way, so a picture has the same features in each.
+                ``(n, 3, H, W)``. The features of a picture do not depend on the form in which it is given.
 
         Returns:
             The features, ``(n, F)`` float32; n is 1 for one image.
@@ -127,15 +127,17 @@ class Encoder:
 def load(folder: str | Path) -> Encoder:
     """Loads the encoder of a run.
 
-    If the model was trained on private records, no other run starts from it, because the card of that run would not count
-    their epsilon; `model.start` in a configuration does count it.
+    A model that was trained on private records cannot be passed to another run, because the card of that run would not count
+    the epsilon of the earlier run. To train the model further, set `model.start` in a configuration to the model's folder: the
+    card then names both runs.
 
     Args:
         folder: Run directory, or its ``model/`` folder.
 
     Raises:
-        UserError: If the folder contains no model (an unfinished run has none yet); if the model is damaged; or if a part of
-            the model was passed to a `dpfed.Trainer` in Python: `Run.encoder` returns such a model.
+        UserError: If the folder contains no model (an unfinished run has none yet); if the model is damaged, or in the format
+            of another version of dpfed; if a package that builds the model is missing; or if a part of the model was passed to
+            a `dpfed.Trainer` in Python: `Run.encoder` returns such a model.
     """
     given = folder = path_of(folder, "the folder of a run or of its model")
     if (folder / "config.toml").is_file():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config
-from dpfed.data.items.item import BrokenItem, Parts, described
+from dpfed.data.items.item import BrokenItem, Parts, described, image_of
 from dpfed.data.items.loading import generators_kept, tensor_of
 from dpfed.data.items.records import Records
 from dpfed.data.items.views import Views, plain_like, simclr_transform
@@ -66,7 +66,8 @@ class OwnEncoder:
 
         Args:
             images: An image, or an item in the form in which the run's data set returns items; a list of these; a tensor
-                ``(n, C, H, W)``; or a data set.
+                ``(n, C, H, W)``; or a data set. If the run has `Records(image=...)` with a function, give items: the function
+                gets each of them.
 
         Returns:
             The features, ``(n, F)`` float32 on the CPU; n is 1 for one image.
@@ -77,7 +78,11 @@ class OwnEncoder:
         return self._run("features", images)
 
     def embed_images(self, images: Any) -> Tensor:
-        """Computes L2-normalised embeddings of images, ``(n, D)``, in the space of the contrastive loss; see `features`."""
+        """Computes L2-normalised embeddings of images, ``(n, D)``, in the space of the contrastive loss; see `features`.
+
+        Raises:
+            UserError: For the reasons given at `features`; also if the model has no method ``embed_images``.
+        """
         return self._run("embed_images", images)
 
     @torch.inference_mode()
@@ -123,12 +128,17 @@ class OwnEncoder:
 
     def _ready(self, image: Any, number: int) -> Tensor:
         try:
-            return tensor_of(self.plain(self._parts.image_of(image)), "Views.plain")
+            return tensor_of(self.plain(self._image_of(image)), "Views.plain")
         except UserError:
             raise
         except Exception as error:
             why = str(error) if isinstance(error, BrokenItem) else f"{type(error).__name__}: {error}"
             raise UserError(f"image {number} ({described(image)}) cannot be used: {why}. [encoder-image]") from error
+
+    def _image_of(self, item: Any) -> Image.Image | Tensor:
+        """Returns the image of an item; an image by itself has no columns, so it is returned as it is."""
+        is_image = isinstance(item, Image.Image | np.ndarray | Tensor) and getattr(item, "ndim", 2) <= 3
+        return image_of(item) if is_image and not callable(self._parts.image) else self._parts.image_of(item)
 
 
 def _each(images: Any) -> list[Any]:

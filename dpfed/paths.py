@@ -44,8 +44,8 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
         what: Description of the path, such as ``"the folder of a run"``, for messages.
 
     Raises:
-        UserError: If `given` is no path, is empty (which would silently mean the current folder), is an address, or cannot name
-            a file; also if a relative path is given and the current folder was deleted.
+        UserError: If `given` is no path, is empty (which would silently mean the current folder), is a URL, or cannot name a
+            file; also if a relative path is given and the current folder was deleted.
     """
     if not isinstance(given, str | os.PathLike):
         raise UserError(f"{what} must be a path (a text or a pathlib.Path), got {given!r}. [path-type]")
@@ -62,7 +62,7 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
             f"{what}, {text!r}, contains a null character or is not UTF-8: rename it, or choose another. [path-not-utf8]"
         )
     if is_url(text):  # as a path, it would silently mean a folder named "s3:"
-        raise UserError(f"{what}, {text}, is the address of another place: give a path on this machine. [path-address]")
+        raise UserError(f"{what}, {text}, is a URL: give a path on this machine. [path-address]")
     path = Path(text)
     try:
         whole = path.absolute()
@@ -80,7 +80,7 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is an address such as ``s3://bucket/store`` instead of a path on this machine's disk."""
+    """Returns whether a path is a URL such as ``s3://bucket/store`` instead of a path on this machine's disk."""
     return bool(_URL.match(os.fspath(path)))
 
 

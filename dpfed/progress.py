@@ -41,7 +41,7 @@ class Silent(Progress):
 
 
 class Throughput:
-    """Durations of the last steps, in seconds. They stay in memory: a step's duration depends on the records that it drew.
+    """Durations of the last steps, in seconds. They are not stored, because a step's duration depends on the records it drew.
 
     Attributes:
         last: Time in seconds at which the last step ended, from the argument `at` of `see`; ``None``: not known yet.
@@ -75,7 +75,7 @@ class Throughput:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds for one step: the median of the last steps, which ignores a wait for a site; ``None``: not known yet."""
+        """Seconds for one step: the median of the last steps, so that one long wait does not count; ``None``: unknown."""
         return statistics.median(self._took) if self._took else None
 
     def left(self, steps: int) -> float | None:
@@ -93,7 +93,9 @@ def duration(seconds: float) -> str:
 
 
 def import_progress(progress: Progress, name: str = "records") -> Callable[..., None]:
-    """Makes a function that shows the progress of an import. The first call begins a stage; most runs import nothing.
+    """Makes a function that shows the progress of an import.
+
+    The stage begins with the first call of this function, because most runs import nothing.
 
     Args:
         progress: Display of the stage.

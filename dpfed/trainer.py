@@ -44,7 +44,7 @@ from dpfed.training.optimizers import MakeOptimizer, MakeSchedule, OwnOptimizer
 
 @dataclass(frozen=True)
 class Privacy:
-    """The privacy guarantee, and the mechanism that provides it. Give `epsilon` or `noise_multiplier`.
+    """The privacy guarantee, and the mechanism that provides it. Give either `epsilon` or `noise_multiplier`.
 
     Attributes:
         epsilon: Epsilon of the whole run, to which the noise is calibrated.
@@ -52,17 +52,17 @@ class Privacy:
         batch: B, expected number of records (or units) in a step; each is sampled with probability q = B/N.
         steps: T, number of steps.
         group_size: S, expected number of records in a group; the loss contrasts the records of a group with each other.
-        clip_norm: C, largest L2 norm of a group's gradient, or with ``clipping="adaptive"`` the first threshold; not with
-            ``clipping="automatic"``.
+        clip_norm: C, largest L2 norm of a group's gradient after clipping. With ``clipping="adaptive"``, it is the first
+            threshold. Leave it out with ``clipping="automatic"``.
         clipping: Kind of clipping: ``"fixed"`` to `clip_norm`, ``"automatic"`` (normalised, to a norm of nearly 1), or
             ``"adaptive"`` (only with ``Trainer(..., settings={"diagnostics": "private"})``).
         delta: Delta of the guarantee; default: 1/(N ln N).
-        unit: Unit that the guarantee protects: ``"record"``, or ``"user"``: all records that share a unit
+        unit: What the guarantee protects: ``"record"``, each record; or ``"user"``, all records of a unit together
             (`Records(unit=...)`).
-        per_unit: Largest number of a unit's records that take part in a step.
+        per_unit: With ``unit="user"``: largest number of a unit's records that take part in a step.
         method: Name of the bounding method, see docs/methods.md.
         options: Options of the method.
-        accountant: Privacy accountant: ``"pld"``, or ``"rdp"`` as in the papers.
+        accountant: Privacy accountant: ``"pld"``, which is tighter, or ``"rdp"``, which the papers of the methods use.
         noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof also covers the rounding of numbers.
         seed: Seed, for tests only. With a seed the noise is not secret, so no guarantee holds, and the run's privacy card says
             so.
@@ -153,7 +153,8 @@ class Trainer:
         model: Model, with heads around it if an encoder was given.
 
     Raises:
-        UserError: If an argument cannot be used, or settings contradict each other.
+        UserError: If an argument cannot be used, or settings contradict each other. Errors that
+            only show when the records are read or the model runs are raised by `fit` and `open`, before the first step.
     """
 
     def __init__(
@@ -239,7 +240,7 @@ class Trainer:
         if (split := self.config.evaluation.split) not in ("none", *self._records.held_out):
             way = f"give Records({split}=...)" if self._records.store is None else f"give a record store with {split} records"
             raise UserError(
-                f"evaluation.split = {split!r}, and the records have no such split: {way}, or another split. [own-split]"
+                f"evaluation.split = {split!r}, but the records have no such split: {way}, or another split. [own-split]"
             )
 
     @short_traceback
@@ -256,8 +257,9 @@ class Trainer:
             The finished run.
 
         Raises:
-            UserError: If the settings, the records, the model or the folder cannot be used, or too little of a lifetime budget
-                is left for the run. Every error that can be found in advance is raised before any epsilon is spent.
+            UserError: If the settings, an argument of `Trainer` or the folder cannot be used; if another process works on the
+                run; or if too little of a lifetime budget is left for the run. Every error that can be found in advance is
+                raised before any epsilon is spent.
         """
         run = RunDirectory(folder)
         if not RunDirectory.unused(folder) and RunDirectory.open(folder).finished:
@@ -281,7 +283,7 @@ class Trainer:
         Args:
             folder: Folder of the run; no other run may use it.
             manual: Whether the loop's body steps the optimizer. A step then leaves the noisy mean gradient in ``.grad`` of the
-                parameters, and `Session.optimizer` is the run's optimizer, whose state checkpoints keep.
+                parameters, and `Session.optimizer` is the run's optimizer. Checkpoints keep its state.
 
         Yields:
             The remaining steps: iterate over them.

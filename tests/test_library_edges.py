@@ -8,6 +8,7 @@ from test_library import Mine
 from torch import nn
 
 import dpfed
+from dpfed.data.items.item import Parts
 from dpfed.data.options import ViewsConfig
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.preprocessing import Preprocessing
@@ -143,6 +144,16 @@ def test_a_plain_transform_that_fails_is_reported_in_a_sentence(plain, said):
         OwnEncoder(SimCLR(nn.Flatten()), plain).features(images)
 
 
+@pytest.mark.parametrize("location", [None, "picture", 1])
+def test_an_encoder_of_ones_own_takes_an_image_without_its_item(location):
+    image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(2, 2, 3))
+    item = {None: image, "picture": {"picture": image}, 1: ("a caption", image)}[location]
+    plain = lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1).float()  # noqa: E731
+    encoder = OwnEncoder(SimCLR(nn.Flatten()), plain, parts=Parts(location))
+    for given in (image, [image], np.asarray(image)):
+        assert torch.equal(encoder.features(given), encoder.features(item))
+
+
 def test_image_models_have_no_captions_foreign_ones_no_features(encoder):
     with pytest.raises(UserError, match="model-folder-no-text"):
         Encoder(encoder.model, 16, None).embed_text("a")
@@ -267,7 +278,7 @@ def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
 @pytest.mark.parametrize(
     "temperature, expected",
     [
-        (None, "needs an attribute 'temperature', .* and has none"),
+        (None, "needs an attribute 'temperature', .* but has none"),
         (0.1, "has a float"),
         (torch.ones(1), r"has a tensor \(1,\)"),
     ],

@@ -70,7 +70,7 @@ class FeatureCache:
                 record's key alone, so the views are the same in every run.
 
         Raises:
-            UserError: If the image tower is trained, the model is of a kind whose features cannot be computed once, a trial on
+            UserError: If the image tower is trained, features of this kind of model cannot be computed in advance, a trial on
                 noise gives features that are not finite, or an image cannot be read.
             OSError: If the features cannot be written.
         """

@@ -130,4 +130,4 @@ def _refuse_open(place: Path) -> None:
         wrong = f"has mode {mode:04o}: `chmod 700 {shlex.quote(str(place))}` sets the right mode"
     else:
         return
-    raise UserError(f"{place} must be a folder that only this user can read, and it {wrong}. [features-place]")
+    raise UserError(f"{place} must be a folder that only this user can read, but it {wrong}. [features-place]")

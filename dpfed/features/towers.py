@@ -54,7 +54,9 @@ def frozen_towers(model: nn.Module) -> Towers:
     elif type(model) is SimCLRModel:
         towers = Towers(model.encoder, _width(model.encoder))
     else:
-        raise UserError(f"features of {type(model).__name__} cannot be computed once: leave views.cached out. [features-model]")
+        raise UserError(
+            f"features of {type(model).__name__} cannot be computed in advance: leave views.cached out. [features-model]"
+        )
     if any(parameter.requires_grad for parameter in towers.image.parameters()):
         raise UserError("training changes the image tower's features: set adaptation.image = 'frozen'. [features-trained]")
     return towers
@@ -67,9 +69,9 @@ def from_features(model: nn.Module) -> nn.Module:
         model: Model with frozen towers; see `frozen_towers`.
 
     Returns:
-        A model that uses the same parameters. Its input are the views ``{"image": (S, V, F), "text": ...}`` of S records: V
-        image views and W text views of each record. Text views are features ``(S, W, F_t)`` if the text tower is frozen. If
-        the text tower is trained, a text view has L tokens: ``(S, W, L)``.
+        A model that uses the same parameters. It reads the views ``{"image": (S, V, F), "text": ...}`` of S records: V image
+        views and W text views of each record. Text views are features ``(S, W, F_t)`` if the text tower is frozen. If the text
+        tower is trained, a text view has L tokens: ``(S, W, L)``.
 
     Raises:
         UserError: If `frozen_towers` raises one.
@@ -99,7 +101,7 @@ def _width(encoder: nn.Module) -> int:
     width = getattr(encoder, "features_dim", None)
     if not isinstance(width, int):
         raise UserError(
-            f"features of {type(encoder).__name__} cannot be computed once: give it an attribute features_dim, the number of "
-            "its features. [features-width]"
+            f"features of {type(encoder).__name__} cannot be computed in advance: give this encoder an attribute features_dim, "
+            "the number of its features. [features-width]"
         )
     return width

@@ -25,8 +25,8 @@ class TrainingViews:
         cached: V, number of views of each image whose features a frozen tower computes once. 0: no view is cached, and unless
             `fixed` is set, the model reads images.
         fixed: Whether each step reads the same features of a record: the features of all cached views or, if `cached` is 0, of
-            the plain image. If so, a worker trains the whole model, including its towers. It is ``True`` in runs of private
-            moments.
+            the plain image. `trained` then returns the whole model with its frozen towers. `fixed` is ``True`` in runs with
+            ``bounding.method = "moments"``.
         cache: Cache that computes and keeps the features.
         label: Name of the label that the loss reads; ``None``: the loss reads no label.
     """

@@ -89,8 +89,8 @@ def blueprint(config: ModelConfig) -> Blueprint:
     """Looks up the open_clip architecture that a configuration names; builds and fetches nothing.
 
     Raises:
-        UserError: For an unknown architecture or tag, a missing or malformed file, borders that are not black, or a missing
-            package.
+        UserError: For an unknown architecture or tag, a missing or malformed file, weights that expect borders of another
+            colour than black, or a missing package.
     """
     if importlib.util.find_spec("open_clip") is None:
         raise UserError("model.kind = 'open_clip' needs the package open_clip_torch; install dpfed[clip]. [clip-package]")
@@ -217,7 +217,7 @@ def _preprocessing(given: Any, where: str) -> Preprocessing:
         raise UserError(f"{where}: {key} must be {expected}, got {str(value)[:80]!r}. Correct the file. [clip-preprocess]")
     if cfg["resize_mode"] == "longest" and np.any(cfg["fill_color"]):
         raise UserError(
-            f"{where}: preprocess_cfg.fill_color = {cfg['fill_color']}, and dpfed makes black borders: give weights that were "
+            f"{where}: preprocess_cfg.fill_color = {cfg['fill_color']}, but dpfed makes black borders: give weights that were "
             "trained with black borders, or set resize_mode to shortest or squash in this file. [clip-fill-color]"
         )
     return Preprocessing(tuple(cfg["mean"]), tuple(cfg["std"]), _RESIZE[cfg["resize_mode"]], cfg["interpolation"])

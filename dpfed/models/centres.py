@@ -4,8 +4,8 @@ Without centres a model learns to tell private records from public ones. That al
 and the model hardly learns what distinguishes private records from each other. The loss therefore subtracts from each embedding
 the centre of its kind, private or public (`dpfed.objectives.of_groups`).
 
-Centres are parameters like others. They follow the embeddings through the same clipped and noisy sums, so they cost no
-privacy of their own. They belong to training: a published model has no centres.
+Centres are parameters like others: the same clipped and noisy sums train them, so they cost no additional privacy. They belong
+to training: a published model has no centres.
 """
 
 from __future__ import annotations

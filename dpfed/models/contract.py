@@ -73,7 +73,7 @@ def temperature_of(model: nn.Module) -> Tensor:
     if not isinstance(temperature, Tensor) or temperature.dim() != 0:
         state = "has none" if temperature is None else f"has {described(temperature)}"
         raise UserError(
-            f"{type(model).__name__} needs an attribute 'temperature', a tensor without dimensions, and {state}; write "
+            f"{type(model).__name__} needs an attribute 'temperature', a tensor without dimensions, but {state}; write "
             f"{_TEMPERATURE}. [model-no-temperature]"
         )
     return temperature

@@ -47,7 +47,7 @@ def preprocessing_of(model: ModelConfig, resize: Resize = "model") -> Preprocess
         preprocessing = timm_blueprint(model).preprocessing
         if preprocessing.resize == "pad" and resize == "model":
             raise UserError(
-                f"the weights of {model.image} were trained on images with borders of the mean colour, and dpfed makes "
+                f"the weights of {model.image} were trained on images with borders of the mean colour, but dpfed makes "
                 "black ones: set data.resize to pad, crop or squash. [weights-border]"
             )
     return preprocessing if resize == "model" else dataclasses.replace(preprocessing, resize=resize)

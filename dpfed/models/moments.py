@@ -221,7 +221,7 @@ def _layered(model: nn.Module) -> list[TimmEncoder | FrozenTextTower]:
 
 @torch.no_grad()
 def feature_widths(model: nn.Module, size: int, tokenizer: Callable[[list[str]], Tensor] | None) -> tuple[int, ...]:
-    """Returns the widths of the features that heads of moments get: of images, and of texts if the model reads text.
+    """Returns the widths of the input features of heads of moments: of images and, if the model reads text, of texts.
 
     Args:
         model: Model after `keep_towers`, on the CPU.

@@ -55,8 +55,8 @@ class ModelConfig(Section):
 
     kind: Literal["image", "image-text", "open_clip"] = Field(
         "image",
-        description="an image tower with a projection head, an image tower and a text tower, or the two towers of an open_clip "
-        "model",
+        description="'image': an image tower with a projection head; 'image-text': an image tower and a text tower; "
+        "'open_clip': the two towers of an open_clip model",
     )
     architecture: Annotated[str | None, _CLIP] = Field(
         None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'"
@@ -93,10 +93,12 @@ class ModelConfig(Section):
         32, ge=4, le=4096, description="number of channels of the first stage; a standard ResNet has 64"
     )
     features: Annotated[Literal["last", "pyramid"], _OURS, _OUR_ENCODER] = Field(
-        "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weights)"
+        "last",
+        description="'last': the last stage's mean; 'pyramid': every stage's means over quadrants (a larger head, no other "
+        "weights)",
     )
     normalisation: Annotated[Literal["group", "layer", "batch"], _OURS, _OUR_ENCODER] = Field(
-        "group", description="behind each convolution; 'batch': over one group and public anchors (docs/methods.md)"
+        "group", description="of each convolution's output; 'batch': over one group and public anchors (docs/methods.md)"
     )
     anchors: Annotated[str | None, _OURS, _OUR_ENCODER, _BATCH_NORM] = Field(
         None,

@@ -28,8 +28,8 @@ class SimCLR(SimCLRModel):
             layers with a ReLU between them.
         temperature: Temperature, which divides cosine similarities in losses that read the model's temperature.
         learn_temperature: Whether the temperature, and the bias if the loss has one, are trained parameters.
-        normalize: Whether the loss sees embeddings of unit length. All losses of `dpfed.losses` except `DCL` and `Prediction`
-            prescribe a value, which `dpfed.Trainer` then sets.
+        normalize: Whether the loss sees embeddings of unit length. If a loss of `dpfed.losses` other than `DCL` and
+            `Prediction` is passed to `dpfed.Trainer`, the trainer sets the value that this loss requires.
 
     Raises:
         UserError: If the encoder or the head is not a module, a width is no whole number of 1 or more, or the temperature is

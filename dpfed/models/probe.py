@@ -22,7 +22,7 @@ _EXACT = 1e-9  # tolerance relative to the largest value: far above rounding in 
 
 
 class Probe:
-    """A copy of a model in training mode, with which `dpfed.models.validation` checks whether records are mixed.
+    """A copy of a model in training mode. With it, `dpfed.models.validation` checks that no embedding depends on other records.
 
     Layers that mix a group on purpose (`dpfed.models.norm`) take their statistics only from their public anchors.
 
@@ -55,7 +55,7 @@ class Probe:
                 module.eval()
 
     def move_weights(self) -> None:
-        """Moves all trainable weights a little, by the same noise in every call, so that gates that start at zero open."""
+        """Adds a little noise, the same in every call, to all trainable weights. This opens gates that start at zero."""
         weights = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():

@@ -101,7 +101,9 @@ class StartingWeights:
         self._refuse({key: (shown(there.get(key)), shown(here.get(key))) for key in keys if there.get(key) != here.get(key)})
 
     def load_into(self, model: nn.Module) -> None:
-        """Loads these weights into a model. The model keeps its temperature, bias and anchors, which the run's settings fix.
+        """Loads these weights into a model.
+
+        The model keeps its temperature, bias and anchors, which come from the settings of the run.
 
         Args:
             model: Model as it was built, without adapters.

@@ -1,4 +1,4 @@
-"""Blueprints of pretrained text towers: folders in the Hugging Face format, local or fetched once from its hub.
+"""Blueprints of pretrained text towers: folders in the Hugging Face format, local or fetched from the Hugging Face hub.
 
 The module reads them without torch.
 
@@ -66,7 +66,10 @@ class TextBlueprint:
 
 
 def text_blueprint(name: str, weights: bool = True) -> TextBlueprint:
-    """Looks up the text tower that ``model.text`` names; fetches it only if it is on the hub and not on this machine yet.
+    """Looks up the text tower that ``model.text`` names, and fetches it if the name is one of the Hugging Face hub.
+
+    For a name on the hub, every call asks the hub for the newest revision, and fetches those files that this machine lacks. If
+    the hub cannot be reached, the copy in the cache is used.
 
     Args:
         name: Name ``sentence-transformers/NAME``, or a folder.

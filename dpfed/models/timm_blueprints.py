@@ -96,7 +96,8 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
 
     Raises:
         UserError: For an unknown architecture, unknown weights, a folder without timm's description or weights, weights of
-            another architecture or of one with other arguments, a model of dpfed in place of weights, or a missing package.
+            another architecture, weights of this architecture with other arguments, a model of dpfed in place of weights, or a
+            missing package.
     """
     name, weights = model.timm or "", model.weights
     if name.startswith(TORCHVISION):
@@ -186,7 +187,7 @@ def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, 
         raise UserError(f"'{where}' holds weights of {architecture}: set model.image = 'timm/{architecture}'. [weights-model]")
     if changed := [key for key in arguments if key not in _SIZES]:
         raise UserError(
-            f"'{where}' holds weights of {name} with other arguments ({', '.join(changed)}), and dpfed takes timm's default "
+            f"'{where}' holds weights of {name} with other arguments ({', '.join(changed)}), but dpfed takes timm's default "
             "arguments: give other weights. [weights-arguments]"
         )
     kept = {key: cfg[key] for key in ("mean", "std", "interpolation", "crop_mode", "input_size") if cfg.get(key) is not None}
@@ -259,7 +260,7 @@ def batch_norm_without_weights(name: str) -> UserError:
     near = difflib.get_close_matches(f"{name}_gn", siblings, n=1)
     hint = f"'timm/{near[0]}', " if near else ""
     return UserError(
-        f"model.image = '{_title(name)}' has BatchNorm, which mixes records without pretrained statistics: set "
+        f"model.image = '{_title(name)}' has BatchNorm, which mixes records unless its statistics are pretrained: set "
         f"model.weights, or take {hint}another timm model whose name ends in _gn, a ConvNeXt or a ViT. [encoder-batch-norm]"
     )
 

@@ -196,8 +196,8 @@ def _features_dim(title: str, net: nn.Module, size: int) -> int:
     if isinstance(patch, int) and size % patch:
         near = max(patch, size // patch * patch)
         raise UserError(
-            f"{title} cuts images into patches of {patch} pixels, and data.size = {size} is not a multiple of that: set it to "
-            f"{near} or {near + patch}. [encoder-patch-size]"
+            f"{title} cuts images into patches of {patch} x {patch} pixels, but data.size = {size} is not a multiple of "
+            f"{patch}: set data.size to {near} or {near + patch}. [encoder-patch-size]"
         )
     weight = next(net.parameters())
     try:

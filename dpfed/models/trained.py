@@ -28,16 +28,17 @@ def trained_in(model: nn.Module) -> str | None:
 
 
 def refuse_trained(model: nn.Module) -> None:
-    """Refuses a model that private records have trained as the start of a run: its card would not count that epsilon.
+    """Refuses to start a run from a model that was trained on private records: the run's card would not count that epsilon.
 
     Raises:
         UserError: If a layer of the model is marked.
     """
     if (folder := trained_in(model)) is not None:
         raise UserError(
-            f"this model comes from the run {folder}, which trained it on private records or does not say on which, and the "
-            "card of another run would not count that epsilon. Make the model anew for each run. A model that dpfed builds is "
-            f"trained further with model.start = '{folder}' in a configuration: the card then names both runs. [own-trained]"
+            f"this model comes from the run {folder}, which trained it on private records (or does not say on which records). "
+            "The card of another run would not count that epsilon. Make the model anew for each run. A model that dpfed "
+            f"builds can be trained further: set model.start = '{folder}' in a configuration; the card then names both runs. "
+            "[own-trained]"
         )
 
 

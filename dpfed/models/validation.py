@@ -40,7 +40,7 @@ def validate(model: nn.Module) -> None:
             )
         if getattr(module, "mixes_one_group", False) and not getattr(module, "anchors", 0):
             raise UserError(
-                f"{where} takes its statistics from public images ('anchors') and has none: train "
+                f"{where} takes its statistics from public images ('anchors') but has none: train "
                 "dpfed.baselines.anchored_batch_norm.AnchoredEncoder(encoder, anchors) instead of the encoder. "
                 "[norm-no-anchors]"
             )
@@ -75,12 +75,12 @@ def random_group(
 def check_independence(model: nn.Module, views: Views, largest: int = 0) -> None:
     """Runs a copy of the model in training mode and checks that a record changes no embedding but its own.
 
-    This catches a user's own layers, which `validate` cannot know. Trained weights are moved a little first, so that gates that
-    start at zero open. Then no embedding may change when the views of other records change, or when another record is left out.
-    Nor may an embedding have a nonzero derivative with respect to another record's image, which reveals even a gate that is
-    nearly closed. Layers that mix a group on purpose (`dpfed.models.norm`) take their statistics only from the anchors during
-    the check, so that the check finds only other layers that mix. The model itself and the random state do not change.
-    docs/commands.md lists the mixing that this check cannot find.
+    This catches a user's own layers, which `validate` cannot know. First, a little noise is added to all trainable weights of
+    the copy: this opens gates that start at zero. Then no embedding may change when the views of other records change, or when
+    another record is left out. Nor may an embedding have a nonzero derivative with respect to another record's image; such a
+    derivative reveals even a gate that is nearly closed. Layers that mix a group on purpose (`dpfed.models.norm`) take their
+    statistics only from the anchors during the check, so that the check finds only other layers that mix. The model itself and
+    the random state do not change. docs/commands.md lists the mixing that this check cannot find.
 
     Args:
         model: Model that keeps the contract of docs/architecture.md.
@@ -179,7 +179,8 @@ class _Examination:
             return
         raise UserError(
             f"{self._name} gives other embeddings when it sees the same views again: it keeps something from one forward "
-            "pass to the next, or has its own random generator. Keep nothing, and draw from torch's. [model-keeps-state]"
+            "pass to the next, or has its own random generator. Keep nothing, and draw from torch's global "
+            "generator. [model-keeps-state]"
         )
 
     def _refuse_moved(self, views: Views, changed: torch.Tensor, seed: int) -> None:
