@@ -1,6 +1,6 @@
 """Rehearses a private run: trains on public records, with the private run's sampling rate q, noise sigma and steps T.
 
-The private run has N records and K groups in a step. Training on n public records simulates the fraction n/N of it: every
+The private run has N records and K groups in a step. Training on n public records simulates the fraction n/N of that run: every
 public record is sampled with the private rate q, and assigned to one of K n/N groups. The sum over these groups is then scaled
 up to K groups, and gets the noise of the private plan. So the ratio of noise to gradient is the same as in the private run. A
 rehearsal is a simulation: its noise protects nobody, and it promises nothing.

@@ -35,8 +35,8 @@ _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hor
 def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -> RecordStore:
     """Opens the store of scenes of a labelled data set. On first use, the scenes are made.
 
-    Scenes of a split are made of images of this split. The classes are those of the first label. Within a held-out split no two
-    scenes have the same caption, so every caption has one right picture, and there are at most 1,000 scenes.
+    Scenes of a split are made of images of this split. The classes are those of the first label. A held-out split has at most
+    1,000 scenes, and no two of them have the same caption. So every caption has one right picture.
 
     Args:
         config: Section ``[data]``: ``half`` says which classes are used (the ``"first"`` or the ``"second"`` half, or

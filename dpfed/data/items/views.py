@@ -37,8 +37,8 @@ class Views:
         count: V, number of views of each image. A transform that returns a list determines it. Default: 2, and 1 for models
             that read text.
         plain: Callable that makes the image for evaluation, without randomness. By default the image is scaled and cropped to
-            the size of a view, as floats in [0, 1], and normalised as in `transform`, if that is a `Compose` with a
-            normalisation.
+            the size of a view, integers become floats in [0, 1], and the result is normalised as in `transform`, if that is a
+            `Compose` with a normalisation.
 
     Raises:
         UserError: If `transform` or `plain` is not callable, or `count` is not a whole number of at least 1.
