@@ -139,7 +139,7 @@ def test_a_second_run_beyond_the_budget_is_refused(spent, changed, given, tmp_pa
     """Whatever the records look like now, with the same budget or with none."""
     evaluation = {"evaluation": {"split": "none"}}
     again = trainer(CHANGED[changed](), budget=BUDGET if given else None, settings=evaluation)
-    with pytest.raises(UserError, match="has no room: .* is spent or reserved, and epsilon 3.* still fits .*budget-no-room"):
+    with pytest.raises(UserError, match="for this run: .* is spent or reserved, and epsilon 3.* still fits .*budget-no-room"):
         again.fit(tmp_path / "elsewhere" / "two")
     assert not (tmp_path / "elsewhere").exists()
 

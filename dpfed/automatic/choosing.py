@@ -231,8 +231,8 @@ def _within(
     if method_named(config.bounding.method).closed_form:
         if minutes is not None and seconds > allowed:
             raise UserError(
-                f"the features of {situation.known_records:,} records take about {duration(seconds)} on this machine, and "
-                f"{asked} allows less: allow more, or give a smaller tower with --model. [automatic-minutes-features]"
+                f"the features of {situation.known_records:,} records take about {duration(seconds)} on this machine, more "
+                f"than {asked} allows: allow more time, or give a smaller tower with --model. [automatic-minutes-features]"
             )
         return choices, config, seconds
     each = seconds / (batch * steps)
@@ -242,9 +242,9 @@ def _within(
         steps = max(min(steps, _FEWEST_STEPS), min(steps, int(allowed / (each * batch))))
     if minutes is not None and each * batch * steps > 1.1 * allowed:
         raise UserError(
-            f"{steps} steps of {batch:,} records take about {duration(each * batch * steps)} on this machine, and {asked} "
-            f"allows less; dpfed does not lower the steps below {_FEWEST_STEPS}, or the batch below {_SMALLEST_BATCH}. Allow "
-            "more time, or give a smaller model, smaller images (--set data.size=32), or a smaller --batch or --steps. "
+            f"{steps} steps of {batch:,} records take about {duration(each * batch * steps)} on this machine, more than "
+            f"{asked} allows; dpfed does not lower the steps below {_FEWEST_STEPS}, or the batch below {_SMALLEST_BATCH}. "
+            "Allow more time, or give a smaller model, smaller images (--set data.size=32), or a smaller --batch or --steps. "
             "[automatic-minutes]"
         )
     if (batch, steps) == (config.privacy.batch, config.privacy.steps):

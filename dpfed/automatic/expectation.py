@@ -1,7 +1,7 @@
-"""Predicts a run's result only from public numbers: records N, epsilon, noise multiplier sigma, number of held-out records.
+"""Predicts a run's result from public numbers alone: records N, epsilon, noise multiplier sigma, number of held-out records.
 
 The curves were fitted to the data sets of docs/results.md, which compares predicted with measured figures. Another data set may
-be easier or harder by about ten percentage points, and no public number shows that.
+be easier or harder by about ten percentage points; no public number shows by how much.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
         captions: Whether the records have captions.
 
     Raises:
-        UserError: If there are fewer than two sites, a site without records, or fewer than 100 records in all; if the
-            coordinator's store holds another kind of records; if the store of public records is not marked public; if the model
-            is unknown; or if a setting of the request is wrong or has no effect.
+        UserError: If there are fewer than two sites, a site without records, or fewer than 100 records in all; if a given store
+            does not exist or is damaged; if the coordinator's store holds another kind of records; if the store of public
+            records is not marked public; if the model is unknown; or if a setting of the request is wrong or has no effect.
     """
     if len(counts) < 2 or min(counts) < 1:
         raise UserError(
@@ -79,8 +79,8 @@ def _own(path: Path, kind: str) -> tuple[dict[str, list[str]], str]:
     if layout.header["kind"] != kind:
         mend = "leave --captions out" if kind == "image-text" else "add --captions"
         raise UserError(
-            f"--data {path} holds {layout.header['kind']} records, and the sites' are {kind}: {mend}, or give another store. "
-            "[federation-plan-kind]"
+            f"--data {path} holds {layout.header['kind']} records, but the sites have {kind} records: {mend}, or give "
+            "another store. [federation-plan-kind]"
         )
     split = next((split for split in ("validation", "test") if layout.splits[split]), "none")
     return layout.header["label_names"], split
@@ -105,5 +105,5 @@ def _data(store: str, sized: bool) -> list[Choice]:
         what = Choice("data", "a few generated shapes", "the coordinator has no records, so it evaluates nothing", keys)
     if sized:
         return [what]
-    why = "each site resizes its own images; --set data.size=SIDE sets another"
+    why = "each site resizes its own images; --set data.size=SIDE sets another size"
     return [what, Choice("images", f"{_SIDE} pixels", why, {"data.size": _SIDE})]

@@ -91,7 +91,7 @@ class Situation:
 
     @property
     def protected(self) -> str:
-        """What the guarantee protects and N counts: ``"record"``, or a unit such as ``"patient"``."""
+        """Word for what the guarantee protects: ``"record"``, or a unit such as ``"patient"``. N is the number of these."""
         by_record = self.given.get("privacy.unit", "user") == "record"
         return "record" if by_record else self.survey.unit_name or "record"
 
@@ -134,17 +134,22 @@ def _held_out(survey: Survey) -> Choice:
 def _size(survey: Survey, device: str) -> Choice:
     if survey.squares:
         return Choice("images", f"{survey.side} pixels", "the size of the images in the store", {"data.size": survey.side})
+    seen = f"the shorter side of most is about {survey.side} pixels"
     if survey.side and survey.side <= _SMALL * 2**0.5:
-        return Choice("images", f"{_SMALL} pixels", f"most are about {survey.side} pixels wide", {"data.size": _SMALL})
+        return Choice("images", f"{_SMALL} pixels", seen, {"data.size": _SMALL})
     where = (
         "this machine has no GPU" if device == "cpu" else "a model without pretrained weights gains little from larger images"
     )
-    seen = f"most are about {survey.side} pixels wide, and " if survey.side else ""  # 0: nobody looked at the first images
-    return Choice("images", f"{_LARGER} pixels", f"{seen}{where}", {"data.size": _LARGER})
+    why = f"{seen}, and {where}" if survey.side else where  # 0: nobody looked at the first images
+    return Choice("images", f"{_LARGER} pixels", why, {"data.size": _LARGER})
 
 
 def after_import(situation: Situation) -> Iterator[Choice]:
-    """Yields the choices other than those of `before_import`; they need the number of training records."""
+    """Yields the choices other than those of `before_import`; they need the number of training records.
+
+    Raises:
+        UserError: If the user set a bounding method that does not exist.
+    """
     yield _model(situation)
     method = _method(situation)
     yield method

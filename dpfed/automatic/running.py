@@ -37,7 +37,7 @@ def pretrain(
     say: Callable[[Chosen], None] | None = None,
     resume: bool = True,
 ) -> RunDirectory:
-    """Makes all choices and trains. The same request resumes an interrupted run; a finished run is only returned.
+    """Makes all choices and trains. If the folder holds the request's run already, resumes the run, or returns a finished one.
 
     Args:
         request: Request of the user.
@@ -45,13 +45,14 @@ def pretrain(
         progress: Display of the stages; ``None``: no display.
         callbacks: Callbacks that are called while the model trains.
         say: Function that is called with the choices, before any privacy budget is spent; ``None``: no function.
-        resume: Whether `folder` may hold the run already.
+        resume: Whether `folder` may hold the run already; ``False``: it must not be in use.
 
     Returns:
         The directory of the finished run.
 
     Raises:
-        UserError: If `choose` raises it, the folder holds another run, or it is in use and `resume` is not set.
+        UserError: If `choose` raises one; if the folder holds another run, is in use although `resume` is ``False``, or cannot
+            be made; if another process trains the run; or if the run is damaged or its records have changed.
     """
     progress = progress or Silent()
     config, comments = settle(request, folder, resume, progress, say or (lambda chosen: None))
@@ -77,7 +78,8 @@ def settle(
         The configuration, and the comment lines; no lines for a run that exists already.
 
     Raises:
-        UserError: If `choose` raises it, or the folder is in use or holds another run.
+        UserError: If `choose` raises one; if the folder holds another run, is in use although `resume` is ``False``, or cannot
+            be made; or if the initialisation cannot be made.
     """
     if resume and not RunDirectory.unused(folder):
         refuse_another(request, folder)

@@ -118,7 +118,8 @@ def named_tower(name: str, weights: str | None = None) -> PublicTower:
         towers = Towers({}, name, "")
     if towers.pretrained == "none" or "model.start" in towers.keys:
         raise UserError(
-            f"--model {name}: expected {_TOWER_FORMS}. Give a run as the first argument, without --model. [tower-name]"
+            f"--model {name}: expected {_TOWER_FORMS}. To use a run, give it as the first argument, without --model. "
+            "[tower-name]"
         )
     keys = {key.removeprefix("model."): value for key, value in towers.keys.items()}
     return public_tower(ModelConfig(**keys | ({} if weights is None else {"weights": weights})))

@@ -102,12 +102,12 @@ class Entry(BaseModel):
     def _complete(self) -> Entry:
         needed = {"set": "epsilon delta", "uncovered": "why"}.get(self.event, "of what name place plan steps cost").split()
         if any(getattr(self, name) is None for name in needed):
-            raise ValueError(f"an entry '{self.event}' has {', '.join(needed)}")
+            raise ValueError(f"an entry '{self.event}' needs {', '.join(needed)}")
         if self.plan is not None:
             try:
                 PrivacyPlan.from_dict(self.plan)
             except (TypeError, UserError) as error:
-                raise ValueError(f"an entry has a plan: {error}") from None
+                raise ValueError(f"the plan of an entry is wrong: {error}") from None
         return self
 
     @property

@@ -32,7 +32,7 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
     """
     if plan.mechanism.sampler.relation != ADD_OR_REMOVE:
         raise UserError(
-            f"the budget of {store.path} covers adding or removing one record, and bounding.method = "
+            f"the budget of {store.path} covers adding or removing one record, but bounding.method = "
             f"'{plan.bounding.method_name}' protects against replacing one: choose another method. [budget-relation]"
         )
     unit = found.budget.head.unit
@@ -45,12 +45,12 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
         return  # with one record for each user, records and users are the same
     if unit == "user":
         raise UserError(
-            f"the budget of {store.path} is for users with all their records, and this run protects single records, of which a "
+            f"the budget of {store.path} is for users with all their records, but this run protects single records, of which a "
             f"{store.unit_name or 'user'} may have several: set privacy.unit = 'user'. [budget-for-users]"
         )
     holds = store.path if found.by_name is None else found.budget.head.store
     raise UserError(
-        f"the budget of {holds} is for single records, and this run protects whole units: nobody has proven what such a run "
+        f"the budget of {holds} is for single records, but this run protects whole units: nobody has proven what such a run "
         "costs a single record. Set privacy.unit = 'record', or leave groups out of a fit of PrivateCCA; the unit of a budget "
         "never changes. [budget-for-records]"
     )
@@ -90,9 +90,10 @@ def does_not_fit(budget: RenyiFilter, spent: RenyiCurve, plans: Sequence[Privacy
     """
     wanted = added((budget.curve(plan.mechanism, plan.steps) for plan in plans), len(budget.orders))
     taken, needed = (percent(part) for part in (budget.part(spent), budget.part(wanted)))
-    start = f"the lifetime budget of {where}, {shown}, has no room: {taken} is spent or reserved, and "
+    these = "this run" if len(plans) == 1 else "these runs"
+    start = f"the lifetime budget of {where}, {shown}, has no room for {these}: {taken} is spent or reserved, and "
     if len(plans) > 1:
-        return f"{start}these {len(plans)} runs take {needed}: ask for fewer runs, or for more noise. {_SEE}"
+        return f"{start}the {len(plans)} runs take {needed}: ask for fewer runs, or for more noise. {_SEE}"
     (plan,) = plans
     promise = f"epsilon {round_up(plan.epsilon())} over {plan.steps:,} steps takes {needed}."
     return f"{start}{promise} {_what_fits(budget, spent, plan)} {_SEE}"

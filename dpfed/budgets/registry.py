@@ -86,13 +86,13 @@ def _home() -> Path:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError as error:
         raise UserError(
-            f"the user {os.getuid()} has no home directory, and records' budgets are kept there: set HOME, or {_FOLDER} to a "
-            "folder that is kept from run to run. [registry-no-home]"
+            f"the user {os.getuid()} has no home directory, where dpfed would keep the budgets of records: set HOME, or set "
+            f"{_FOLDER} to a folder that is kept from run to run. [registry-no-home]"
         ) from error
 
 
 def possible(folder: Path | None) -> bool:
-    """Returns whether a budget may exist for records, without opening them.
+    """Returns whether records may have a budget, without opening the records.
 
     Args:
         folder: Folder that may hold a replica of the budget's ledger; ``None``: the records have no folder.
@@ -117,8 +117,8 @@ def budgets_of(store: RecordSet) -> list[Found]:
     stored, (known, cut) = read(copy) if copy else None, _in_registry()
     if stored is not None and stored.head.fingerprint != store.budget_fingerprint:
         raise UserError(
-            f"{copy} is a budget's ledger of other records than those of {store.path}: move it to their store, or give another "
-            "folder= to a fit of PrivateCCA on other rows. [budget-other-records]"
+            f"{copy} is the ledger of a budget for other records than those of {store.path}: move it to the store of those "
+            "records, or give another folder= to a fit of PrivateCCA on other rows. [budget-other-records]"
         )
     if lost := [path for path in cut if path.stem not in known and not (stored and stored.head.id == path.stem)]:
         raise damaged(lost[0], 1)  # the damaged ledger may be this store's
@@ -178,7 +178,7 @@ def held(store: Path | None) -> Iterator[None]:
         except OSError as error:
             raise UserError(
                 f"{error.filename or folder}: {error.strerror or error}. A budget's ledger is written into the store and the "
-                f"registry {folder} (${_FOLDER} names another) before anything is spent: make both writable. [budget-folders]"
+                f"registry {folder} ({_FOLDER} can name another) before anything is spent: make both writable. [budget-folders]"
             ) from error
         yield
 

@@ -57,7 +57,7 @@ def write_missing(path: Path, budget: BudgetLedger) -> None:
         raise UserError(
             f"the budget's ledger {path} cannot be written ({error.strerror or error}), so this command stops. No run "
             "begins before its plan is reserved there, on disk. Free space or make the file writable, and repeat the command; "
-            "entries that other copies of the ledger hold already stay there. [replica-not-writable]"
+            "entries that are in other copies of the ledger already stay in them. [replica-not-writable]"
         ) from error
     except GrewElsewhere as error:
         raise UserError(
@@ -118,5 +118,5 @@ def damaged(path: Path, number: int) -> UserError:
     """
     return UserError(
         f"the budget's ledger {path} is damaged at line {number}: what was spent is uncertain, so nothing more is spent. "
-        "Restore it from a backup, or move it away, if `dpfed budget show` then finds its other copy. [budget-damaged]"
+        "Restore it from a backup; or move it away, and check that `dpfed budget show` finds its other copy. [budget-damaged]"
     )

@@ -1,4 +1,4 @@
-"""Makes the entries that a run adds to a budget's ledger: a reservation of its plan, or a settlement. Touches no file."""
+"""Makes the entries that a run adds to a budget's ledger: a reservation of its plan, or a settlement. No file is written."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def reserved(found: Found, store: RecordSet, reservations: Sequence[Reservation]
         known = budget.accounts.get(reservation.id)
         if known is None and reservation.charged and budget.head.id in reservation.reserved_with:
             raise UserError(
-                f"{reservation.place} has reserved with the budget {budget.head.id} and was charged {reservation.charged} "
-                "steps, but the budget's ledger has no such entry: it has lost lines. Restore that ledger from a backup. "
-                "[budget-entry]"
+                f"the run in {reservation.place} reserved its plan in the budget {budget.head.id} and was charged "
+                f"{reservation.charged} steps, but the budget's ledger has no entry of this run: the ledger has lost lines. "
+                "Restore it from a backup. [budget-entry]"
             )
         if reservation.id not in budget.replaced and not (known and _holds_already(known, reservation)):
             number = known.number + 1 if known else 0

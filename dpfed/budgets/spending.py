@@ -54,8 +54,9 @@ def set_budget(
         others = {match.budget.head.id: match for match in matches if match.by_name is not None}
         if distinct is not None and (same := next((match for match in others.values() if not match.asks), None)):
             raise UserError(
-                f"--distinct: these are the records of {same.budget.head.store}: {related(same, store)}. Runs on them are "
-                "charged to their budget: leave --distinct out. [budget-same-records]"
+                "--distinct is wrong here, because these are the records of "
+                f"{same.budget.head.store} ({related(same, store)}). Runs on them are charged to the budget of that store: "
+                "leave --distinct out. [budget-same-records]"
             )
         if distinct is not None and (ledger is not None or not others):
             had = f"{store.path} has its own budget already" if ledger else "no other budget has records with the same names"

@@ -216,7 +216,7 @@ class ResolvedConfig(Config):
             "adaptation.image": self.model.external and self.adaptation.image == "auto",
         }
         if names := [name for name, is_left in left.items() if is_left]:
-            raise ValueError(f"{', '.join(names)} left to choose: dpfed.runs.build.build makes these choices")
+            raise ValueError(f"no value has been chosen for {', '.join(names)}: dpfed.runs.build.build makes these choices")
         return self
 
 
@@ -286,7 +286,7 @@ _CONDITIONS = Conditions(
         "data.keep_features",
         "bounding.method views.cached adaptation.image",
         lambda c: c.computes_features,
-        "no features are computed once; set views.cached",
+        "this run keeps no features, because it computes them anew in every step; set views.cached",
     ),
     _only_if(
         "text_views.* evaluation.match evaluation.templates",

@@ -140,9 +140,9 @@ def _allowed(schema: dict[str, Any]) -> str:
     if "prefixItems" in schema:
         return f"[{', '.join(_allowed(item) for item in schema['prefixItems'])}]"
     if schema["type"] == "array":
-        least = "at least one of " if schema.get("minItems") else ""
-        members = either(schema["items"]["enum"], "and") if "enum" in schema["items"] else f"{_allowed(schema['items'])}s"
-        return f"list of {least}{members}"
+        if "enum" not in schema["items"]:
+            return f"list of {'one or more ' if schema.get('minItems') else ''}{_allowed(schema['items'])}s"
+        return f"list of {'at least one of ' if schema.get('minItems') else ''}{either(schema['items']['enum'], 'and')}"
     return _WORDS[schema["type"]] + _range(schema)
 
 
@@ -150,14 +150,18 @@ def _range(schema: dict[str, Any]) -> str:
     low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
     if low is not None and high is not None:
-        return f", {low:g} to {high:g}"
+        return f", {_bound(low)} to {_bound(high)}"
     parts = []
     if low is not None:
-        parts.append(f"{low:g} or more")
+        parts.append(f"{_bound(low)} or more")
     if above is not None:
-        parts.append(f"above {above:g}")
+        parts.append(f"above {_bound(above)}")
     if high is not None:
-        parts.append(f"{high:g} or less")
+        parts.append(f"{_bound(high)} or less")
     if below is not None:
-        parts.append(f"below {below:g}")
+        parts.append(f"below {_bound(below)}")
     return "".join(f", {part}" for part in parts)
+
+
+def _bound(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1e6 else f"{value:g}"

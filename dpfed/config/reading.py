@@ -1,4 +1,4 @@
-"""Reading of a configuration: a TOML file, checked key by key before a run changes anything.
+"""Reads a configuration from a TOML file, and checks it key by key before a run changes anything.
 
 An unknown key is an error that names the nearest valid key, because a misspelt privacy setting must never be ignored.
 """
@@ -29,8 +29,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
             empty value removes the key, so that its default holds.
 
     Raises:
-        UserError: If the file is missing or no TOML, `overrides` is a text, or an assignment is wrong (see `assigned`); or see
-            `parse_config`.
+        UserError: If the file is missing or no TOML, `overrides` is a text, an assignment is wrong (see `assigned`), or
+            `parse_config` refuses the configuration.
     """
     tree = read_toml(find_config(path_of(path, "the configuration")), "config")
     return parse_config(assigned(overrides, tree), str(path))

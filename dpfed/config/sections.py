@@ -77,9 +77,11 @@ class BoundingConfig(Section):
     group_size: Annotated[int, _CONTRASTS_GROUPS, _DRAWS_GROUPS] = Field(
         16, description="S: expected number of records in a group"
     )
-    clip_norm: Annotated[float, _NOT_NORMALISED] = Field(1.0, description="C: the largest L2 norm after clipping")
+    clip_norm: Annotated[float, _NOT_NORMALISED] = Field(1.0, description="C: the largest L2 norm of a gradient after clipping")
     clipping: Literal["fixed", "automatic", "adaptive"] = Field(
-        "fixed", description="fixed: to clip_norm; automatic: normalised, no C to tune; adaptive: C follows progress.quantile"
+        "fixed",
+        description="fixed: clip to clip_norm; automatic: normalise, with no C to tune; adaptive: C follows the quantile "
+        "progress.quantile of the gradient norms",
     )
     stability: Annotated[float, only("bounding.clipping", "automatic")] = Field(
         0.01, description="clipping = 'automatic': constant added to the norm by which a gradient is divided"
@@ -92,14 +94,17 @@ class BoundingConfig(Section):
     )
     options: dict[str, bool | int | float | str] = Field({}, description="the method's own options (docs/methods.md)")
     engine: Annotated[Literal["auto", "loop", "layerwise"], _PICKS_ENGINE] = Field(
-        "auto", description="how group gradients are computed"
+        "auto",
+        description="how group gradients are computed: 'loop', group by group; 'layerwise', several groups in one pass; "
+        "'auto', layerwise where it fits the model",
     )
     microbatch: int = Field(512, ge=1, description="number of records whose views are in memory at a time")
     pass_records: Annotated[int | None, _PICKS_ENGINE] = Field(
         None,
         ge=8,
         le=65_536,
-        description="layerwise: records in one forward and backward pass; default: by the GPU's memory, or 32",
+        description="layerwise: number of records in one forward and backward pass; default: what the GPU's memory allows; on "
+        "a CPU, 32",
     )
 
     @field_validator("method")
@@ -124,7 +129,7 @@ class PrivacyConfig(Section):
     noise_multiplier: float | None = Field(
         None, description="sigma: standard deviation of the noise, divided by the sensitivity"
     )
-    delta: float | None = Field(None, description="default 1/(N ln N)")
+    delta: float | None = Field(None, description="delta of the guarantee; default 1/(N ln N)")
     noise: Literal["gaussian", "discrete"] = Field(
         "gaussian", description="gaussian: fast, in floating point; discrete: the proof also covers the rounding of numbers"
     )
@@ -161,8 +166,8 @@ class TrainingConfig(Section):
     commit_every: int | None = Field(
         None,
         ge=1,
-        description="largest number of steps that are charged in one write; a crash loses the work of at most that many, and "
-        "no budget; default: about ten seconds of steps",
+        description="largest number of steps that are charged in one write; a crash loses the work of at most so many steps, "
+        "but no budget; default: the steps of about ten seconds",
     )
 
     def checkpointed(self, steps: int) -> int:
@@ -174,7 +179,10 @@ class ProgressConfig(Section):
     """Settings of the noisy training metrics that `diagnostics = 'private'` releases. Epsilon covers them."""
 
     share: float = Field(
-        0.01, ge=1e-6, lt=1, description="fraction of each step's privacy cost (1 / sigma^2) spent on these metrics"
+        0.01,
+        ge=1e-6,
+        lt=1,
+        description="fraction of each step's privacy cost (1 / sigma^2) spent on the noisy training metrics",
     )
     phase: int | None = Field(
         None, ge=1, description="number of steps over which a figure is averaged; default: as many as the noise requires"

@@ -38,7 +38,8 @@ def survivable(image: Image.Image) -> tuple[Image.Image, str | None]:
         The image, and its conversion in a few words, or ``None`` if it is unchanged.
 
     Raises:
-        UnknownRange: If the pixels are floating-point numbers, or signed or 32-bit integers that are not all within 0 and 255.
+        UnknownRange: If the pixels are floating-point numbers, or if the mode is ``I`` and a pixel is negative or above 65,535
+            (in a TIFF file: above 255).
     """
     if image.mode == "F":
         raise UnknownRange("floating-point pixels have no known range")

@@ -24,11 +24,11 @@ _READ = When(
     lambda data: not data.from_nothing and not data.is_own,
     "set data.source = 'store' or to the name of an importer",
 )
-_IMPORTED = When("data.source", lambda data: data.imports, f"{_IMPORTER} (other records are divided already)")
+_IMPORTED = When("data.source", lambda data: data.imports, f"{_IMPORTER} (other records are already divided into splits)")
 _LABELLED = When(
     "data.source",
     lambda data: data.imports or data.source == "scenes",
-    f"{_IMPORTER} (generated records are public, and a store says itself whether it is)",
+    f"{_IMPORTER} (generated records are public, and the header of a store says whether its records are)",
 )
 _SPLITS_OPEN = When(
     "data.path",
@@ -57,10 +57,14 @@ class DataConfig(Section):
         20_000, ge=16, le=10_000_000, description="number of training records to generate (source = 'shapes' or 'procedural')"
     )
     validation: Annotated[int, _IMPORTED, _SPLITS_OPEN] = Field(
-        0, ge=0, description="number of training records held out for validation when importing"
+        0,
+        ge=0,
+        description="number of training records that an import holds out for validation; only for a source without this split",
     )
     test: Annotated[int, _IMPORTED, _SPLITS_OPEN] = Field(
-        0, ge=0, description="number of training records held out for test when importing a source without a test split"
+        0,
+        ge=0,
+        description="number of training records that an import holds out for test; only for a source without this split",
     )
     half: Annotated[Literal["all", "first", "second"], _HALVED] = Field(
         "all", description="half of the colours (shapes) or classes (scenes)"
@@ -125,14 +129,16 @@ class ViewsConfig(Section):
     """Options of the random views of an image. For every record and view, separate parameters are drawn."""
 
     transform: str | None = Field(
-        None, description="'package.module:object': makes a view of an image, in place of crop_scale and all options after it"
+        None, description="'package.module:object': makes a view of an image; replaces all options from crop_scale to cached"
     )
-    options: Annotated[Arguments, _TRANSFORM] = Field({}, description="arguments, if the object is a class or a factory")
+    options: Annotated[Arguments, _TRANSFORM] = Field(
+        {}, description="arguments, if views.transform names a class or a factory"
+    )
     count: Annotated[int | None, _TRANSFORM] = Field(
-        None, ge=1, le=64, description="views of an image; default: 2, or 1 for models that read text"
+        None, ge=1, le=64, description="number of views of an image; default: 2, or 1 for models that read text"
     )
     plain: Annotated[str | None, _TRANSFORM] = Field(
-        None, description="'package.module:object': makes the image for evaluation; default: scaled and cropped"
+        None, description="'package.module:object': makes the image for evaluation; default: the image is scaled and cropped"
     )
     shape: Annotated[Items[int] | None, _TRANSFORM] = Field(
         None, description="a run writes it: channels, height and width of a view"
@@ -187,9 +193,9 @@ class ViewsConfig(Section):
 class TextViewsConfig(Section):
     """Options of the random views of a caption (DP-GCL, appendix B.3). Separate changes are drawn for every record and view."""
 
-    sentence_swap: float = Field(0.0, ge=0, le=1, description="probability that two sentences change places; the paper: 0.5")
-    word_swap: float = Field(0.0, ge=0, le=1, description="probability of each word to swap with the next; the paper: 0.3")
-    word_delete: float = Field(0.0, ge=0, le=1, description="probability of each word to be left out; the paper: 0.2")
+    sentence_swap: float = Field(0.0, ge=0, le=1, description="probability that two sentences change places; DP-GCL: 0.5")
+    word_swap: float = Field(0.0, ge=0, le=1, description="probability that a word changes places with the next; DP-GCL: 0.3")
+    word_delete: float = Field(0.0, ge=0, le=1, description="probability that a word is left out; DP-GCL: 0.2")
 
 
 _OF_STORE = only("public.source", "store")
@@ -203,8 +209,8 @@ class PublicConfig(Section):
         0.2,
         ge=0,
         le=100,
-        description="one centre is subtracted from the embeddings of private records, and another from those of public "
-        "records: weight of the loss term that moves the centres to the embeddings; 0: no centres",
+        description="weight of the loss term that trains two centres; one is subtracted from the embeddings of private "
+        "records, the other from those of public records; 0: no centres",
     )
     source: Literal["store", "shapes", "procedural"] = Field(
         "store", description="a record store, generated captioned shapes, or procedural images"

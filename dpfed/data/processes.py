@@ -48,8 +48,8 @@ def loader_processes(workers: int, work: object) -> int:
     except Exception as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         warnings.warn(
-            "records are read and views made in this process, which is slower: the work cannot be sent to other processes "
-            f"({said}). Define functions at the top of a module, not as a lambda.",
+            "this process reads the records and makes the views by itself, which takes longer: the work cannot be sent to "
+            f"other processes ({said}). Define functions at the top of a module, not as lambdas.",
             Notice,
             stacklevel=3,
         )

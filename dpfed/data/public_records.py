@@ -68,7 +68,7 @@ class PublicNegatives:
         """Announces for which groups public records are needed next, so that their images can be read meanwhile.
 
         Args:
-            keys: For each of the next calls of `joined`, in order: the keys of its groups; see `of`.
+            keys: Keys of the groups of each of the next calls of `joined`, in the order of the calls; see `of`.
             randomness: Randomness that the workers share.
             step: Training step.
             device: Device on which the views will be made.

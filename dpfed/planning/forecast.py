@@ -155,8 +155,8 @@ def _with_a_start(config: Config) -> tuple[Config, list[str]]:
     except MissingStart:
         model = config.model.model_copy(update={"start": None})
         remark = (
-            "no procedural initialisation yet (`dpfed start` makes it from generated images): measured at random weights, "
-            "which is less reliable"
+            "there is no procedural initialisation yet (`dpfed start` makes it from generated images), so gradients were "
+            "measured at random weights, which is less reliable"
         )
         return config.model_copy(update={"model": model}), [remark]
     return config, []

@@ -70,7 +70,7 @@ def declared_plan(config: Config, records: int | None, progress: Progress) -> Pr
         )
     if plan.bounding.method.whole_batch:
         raise UserError(
-            f"bounding.method = '{plan.bounding.method_name}' contrasts the whole batch at once, and a forecast measures "
+            f"bounding.method = '{plan.bounding.method_name}' contrasts the whole batch at once, but a forecast measures "
             "gradients of groups: set bounding.method = 'group' or 'public'. [forecast-plan-batch]"
         )
     refuse_impossible(config, opens=False)
@@ -106,12 +106,12 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
     header = read_layout(path).header
     if not header["public"]:
         raise UserError(
-            f"--public: the records of {path} are not marked public, and a forecast may read public records only: give a store "
+            f"--public: the records of {path} are not marked public, but a forecast may read only public records: give a store "
             f"that was imported with `dpfed data import --public`, or '{PROCEDURAL}'. [proxy-not-public]"
         )
     if config.model.reads_text and header["kind"] != "image-text":
         raise UserError(
-            f"--public: model.kind = '{config.model.kind}' reads captions, and the records of {path} have none: give captioned "
+            f"--public: model.kind = '{config.model.kind}' reads captions, but the records of {path} have none: give captioned "
             f"records, or '{PROCEDURAL}'. [proxy-no-captions]"
         )
     if plan.bounding.method.public_records and config.public.path and local_path(config.public.path, "public.path") == path:
@@ -124,7 +124,7 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
     least = LEAST_GROUPS * max(2, plan.bounding.group_size)
     if count < least:
         raise UserError(
-            f"--public: {path} has {count:,} training records, and gradients are measured on at least {LEAST_GROUPS} groups of "
+            f"--public: {path} has {count:,} training records, but gradients are measured on at least {LEAST_GROUPS} groups of "
             f"{max(2, plan.bounding.group_size)}, so {least:,} records: give more, or '{PROCEDURAL}'. [proxy-few-records]"
         )
     return Proxy("store", path, count)

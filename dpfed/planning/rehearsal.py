@@ -1,6 +1,6 @@
 """Rehearses a private run: trains on public records, with the private run's sampling rate q, noise sigma and steps T.
 
-The private run has N records and K groups in a step. Training on n public records simulates the fraction n/N of it: every
+The private run has N records and K groups in a step. Training on n public records simulates the fraction n/N of that run: every
 public record is sampled with the private rate q, and assigned to one of K n/N groups. The sum over these groups is then scaled
 up to K groups, and gets the noise of the private plan. So the ratio of noise to gradient is the same as in the private run. A
 rehearsal is a simulation: its noise protects nobody, and it promises nothing.
@@ -118,7 +118,7 @@ class Rehearsal:
         first, best = self.tried[0].headline, self.best.headline
         figure = f"{best.label} {shown(best.trained, best.trained_interval)}"
         if self.best is self.tried[0]:
-            lead = f"No tried setting beats the configuration by more than chance, so it is kept: {figure}"
+            lead = f"No tried setting beats the configuration by more than chance, so the configuration is kept: {figure}"
         else:
             lead = f"Best: {self.best.name}, {figure} ({shown(first.trained)} as configured)"
         learnt = (
@@ -183,7 +183,7 @@ def rehearse(
             kept.keep(key, result)
         tried.append(result)
 
-    with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command resumes"):
+    with goes_on(lambda: f"stopped after {len(tried)} settings, whose results are kept; the same command resumes"):
         for changes in _stages(config, tried):
             run_rehearsal(_in_words(changes), changes)
     best = _best(tried)
@@ -210,8 +210,9 @@ def _trained(
         least = math.ceil(2 * size / rate)
         raise UserError(
             f"{stand.title}: of the {count:,} public records for training, a step samples {rate * count:.1f} (q = "
-            f"{rate:.3g}): fewer than two groups of {size}. Raise privacy.batch, or give at least {least:,} public records "
-            "(--public, --public-records). A rehearsal uses at most as many as the private run has. [rehearsal-few-records]"
+            f"{rate:.3g}), which is fewer than two groups of {size}. Raise privacy.batch, or give at least {least:,} public "
+            "records (--public, --public-records). A rehearsal uses at most as many as the private run has. "
+            "[rehearsal-few-records]"
         )
     started = time.perf_counter()
     config = _changed(config, {"bounding.engine": engines.get(size, config.bounding.engine)})

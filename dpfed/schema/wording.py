@@ -1,4 +1,4 @@
-"""Words messages about wrong values for users, because pydantic, which finds the errors, writes about classes and inputs."""
+"""Makes messages about wrong values that users understand. Pydantic finds the errors, but writes about classes and inputs."""
 
 from __future__ import annotations
 

@@ -63,6 +63,9 @@ def test_ranges_are_those_that_are_enforced():
     assert KEYS["optimizer.momentum"].allowed == "number, 0 or more, below 1" and refused("optimizer.momentum", 1.0)
     assert KEYS["objective.temperature"].allowed == "number, 0.001 to 100" and refused("objective.temperature", 0.0)
     assert KEYS["views.crop_scale"].allowed == "[number, number]" and refused("views.crop_scale", [0.5])
+    assert KEYS["data.records"].allowed == "whole number, 16 to 10,000,000" and refused("data.records", 10_000_001)
+    assert KEYS["evaluation.templates"].allowed == "list of one or more texts" and refused("evaluation.templates", [])
+    assert KEYS["adaptation.text_layers"].allowed.startswith("list of at least one of 'q',")
 
 
 def test_every_importer_is_a_source():

@@ -33,7 +33,7 @@ def views(transform, workers):
 @pytest.mark.long
 def test_a_lambda_is_called_here_and_a_function_elsewhere(spawn):
     wanted = views(augment(), 0)
-    with pytest.warns(Notice, match="in this process, which is slower"):
+    with pytest.warns(Notice, match="by itself, which takes longer"):
         assert torch.equal(views(lambda image: augment()(image), 2), wanted)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

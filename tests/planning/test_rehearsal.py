@@ -125,7 +125,7 @@ def test_the_best_setting_beats_the_configuration_beyond_chance(config, tmp_path
     first, chance, better = tried("as configured", 0.5, 0.1), tried("S = 2", 0.58, 0.1), tried("T = 8", 0.9, 0.1)
     assert _best([first, chance]) is first and _best([first, chance, better]) is better
     said = Rehearsal([first, chance], first, config, tmp_path, None).verdict
-    assert said.startswith("No tried setting beats the configuration by more than chance, so it is kept")
+    assert said.startswith("No tried setting beats the configuration by more than chance, so the configuration is kept")
 
 
 @pytest.mark.parametrize("name", config_names())

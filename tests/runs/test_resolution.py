@@ -122,7 +122,7 @@ def test_an_architecture_settles_size_and_digest_alone(tmp_path):
     bounding = {**OPEN["bounding"], "engine": "loop"}
     tree = resolved(parse_config({**OPEN, "model": model, "bounding": bounding})).model_dump(mode="json")
     tree["model"]["digest"] = None
-    with pytest.raises(UserError, match=r"model\.digest left to choose"):
+    with pytest.raises(UserError, match=r"no value has been chosen for model\.digest"):
         ResolvedConfig(**tree)
 
 

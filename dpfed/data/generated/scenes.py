@@ -35,8 +35,8 @@ _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hor
 def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -> RecordStore:
     """Opens the store of scenes of a labelled data set. On first use, the scenes are made.
 
-    Scenes of a split are made of images of this split. The classes are those of the first label. Within a held-out split no two
-    scenes have the same caption, so every caption has one right picture, and there are at most 1,000 scenes.
+    Scenes of a split are made of images of this split. The classes are those of the first label. A held-out split has at most
+    1,000 scenes, and no two of them have the same caption. So every caption has one right picture.
 
     Args:
         config: Section ``[data]``: ``half`` says which classes are used (the ``"first"`` or the ``"second"`` half, or
@@ -48,12 +48,13 @@ def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -
         four images.
 
     Raises:
-        UserError: If the records have no labels or are too few, or the store cannot be written or is damaged.
+        UserError: If `open_labelled` raises one, the records have no labels or are too few, or the store cannot be written or
+            is damaged.
     """
     labelled = open_labelled()
     if not labelled.label_names:
         raise UserError(
-            f"data.source = 'scenes' makes captions of class names, and the records of {labelled.name} have no labels: choose "
+            f"data.source = 'scenes' makes captions of class names, but the records of {labelled.name} have no labels: choose "
             "a labelled data set, such as CIFAR-10. [generated-no-labels]"
         )
     # A short hash of everything that the scenes depend on; the labelled store never changes once it is written.
@@ -77,8 +78,8 @@ def _write(path: Path, labelled: RecordStore, half: str) -> None:
             indices = indices[np.isin(labelled.labels[label][indices], classes)]
             if split == "train" and len(indices) < 4:
                 raise UserError(
-                    f"a scene needs four images, and {labelled.name} has {len(indices)} training images with a class of "
-                    f"data.half = '{half}': choose more records or another half. [generated-few-images]"
+                    f"a scene needs four images, but {labelled.name} has {len(indices)} training images in the classes that "
+                    f"data.half = '{half}' selects: use a data set with more records, or another half. [generated-few-images]"
                 )
             scenes = _compose(indices, split, half)
             captions = [

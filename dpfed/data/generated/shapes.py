@@ -87,8 +87,8 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
             halves, and the records of the halves are drawn independently of each other.
 
     Raises:
-        UserError: If the store exists or cannot be written, or more records of a held-out split are requested than there are
-            different captions to draw.
+        UserError: If the store exists or cannot be written, or the records requested for a held-out split are more than 55 % of
+            all different scenes, because drawing new scenes becomes slow as they run out.
     """
     names = {"shape": SHAPES, "color": tuple(COLORS)}
     counts = dict(zip(SPLITS, (train, validation, test), strict=True))
@@ -98,7 +98,8 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
     for split in SPLITS[1:]:
         if counts[split] > most:
             raise UserError(
-                f"{counts[split]:,} {split} shapes were asked for, all different; ask for at most {most:,}. [generated-shapes]"
+                f"{counts[split]:,} {split} records of captioned shapes were requested, and no two of them may show the same "
+                f"scene: request at most {most:,}. [generated-shapes]"
             )
     with StoreWriter(path, name=_name(half), kind="image-text", size=SIDE, public=True, label_names=names) as writer:
         for split, count in counts.items():

@@ -72,7 +72,7 @@ class Parts:
         value = part_of(item, self.captions)
         texts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-            raise BrokenItem("its caption is empty, or not a text or a list of texts")
+            raise BrokenItem("its caption is blank, or neither a text nor a list of texts")
         return _written(texts)
 
     def labels_of(self, item: Any) -> dict[str, Any]:

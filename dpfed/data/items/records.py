@@ -270,7 +270,7 @@ class Records(RecordSet):
         if any(captions) and not all(captions):
             missing = sum(not texts for texts in captions)
             raise UserError(
-                f"{missing:,} of {len(captions):,} records of {self.name} have no caption, and the others have: give captions "
+                f"{missing:,} of {len(captions):,} records of {self.name} have no caption, but the others have: give captions "
                 "to all records, or to none. [records-uncaptioned]"
             )
         pictures = [record.picture.hex() for record in scanned]

@@ -30,14 +30,15 @@ class Views:
     """Random views of an image, made by a transform of the user's own.
 
     Args:
-        transform: Callable that makes a view of an image. It gets the image as the data set gives it: a PIL image, or a tensor
-            ``(C, H, W)``. It returns a float tensor ``(C, H, W)``, of the same shape for every image, or a list of all views
-            at once. It may draw from the generators of torch, numpy and `random`, which are seeded for each view.
+        transform: Callable that makes a view of an image. It gets a PIL image or a tensor ``(C, H, W)``, as the data set gives
+            it. Arrays are converted first: those of uint8 in the shape ``(H, W)`` or ``(H, W, 3)`` to PIL images, all others
+            to tensors. The callable returns a float tensor ``(C, H, W)``, of the same shape for every image, or a list of all
+            views at once. It may draw from the generators of torch, numpy and `random`, which are seeded for each view.
         count: V, number of views of each image. A transform that returns a list determines it. Default: 2, and 1 for models
             that read text.
         plain: Callable that makes the image for evaluation, without randomness. By default the image is scaled and cropped to
-            the size of a view, as floats in [0, 1], and normalised as in `transform`, if that is a `Compose` with a
-            normalisation.
+            the size of a view, integers become floats in [0, 1], and the result is normalised as in `transform`, if that is a
+            `Compose` with a normalisation.
 
     Raises:
         UserError: If `transform` or `plain` is not callable, or `count` is not a whole number of at least 1.
@@ -175,7 +176,7 @@ class ItemViews(RecordViews):
             _refuse_unsteady(trial, rows, seeds[:, :1] if at_once else seeds, made)
         if at_once and views.count is not None and made.shape[1] != views.count:
             raise UserError(
-                f"the transform gives {made.shape[1]} views at once, and count is {views.count}: leave count out. "
+                f"the transform gives {made.shape[1]} views at once, but count is {views.count}: leave count out. "
                 "[views-at-once]"
             )
         shape = (int(made.shape[2]), int(made.shape[3]), int(made.shape[4]))
@@ -183,8 +184,8 @@ class ItemViews(RecordViews):
         plain = _plain(recipe, rows)
         if plain.shape[2:] != made.shape[2:]:
             raise UserError(
-                f"views are {shape}, and the plain images for evaluation {tuple(plain.shape[2:])}: give Views(plain=...) a "
-                "transform that makes images of the views' shape. [views-plain]"
+                f"views have the shape {shape}, but the plain images for evaluation have {tuple(plain.shape[2:])}: give "
+                "Views(plain=...) a transform that makes images of the views' shape. [views-plain]"
             )
         chunk = max(1, min(_MOST_TOGETHER, _TOGETHER // (4 * made[0].numel())))
         loader = ItemLoader(recipe, records.workers, chunk)

@@ -154,7 +154,7 @@ def test_items_that_are_no_images_are_said(items, said):
         ({"key": "same"}, "of the keys belong to several records each"),
         ({"key": "missing"}, "it has no 'missing'; it has 'image'"),
         ({"key": "nothing"}, "expected a text or a whole number"),
-        ({"caption": "blank"}, "its caption is empty"),
+        ({"caption": "blank"}, "its caption is blank"),
         ({"label": "mixed"}, "has values of int and str"),
         ({"unit": lambda row: 1 / 0}, "ZeroDivisionError"),
     ],
