@@ -44,8 +44,8 @@ def shown(progress: Progress | bool | None) -> Iterator[Progress]:
         yield Silent()
     else:
         raise UserError(
-            f"progress= has the type {type(progress).__name__}: expected True, False or a dpfed.progress.Progress; a Callback goes into "
-            "callbacks=[...]. [progress-type]"
+            f"progress= has the type {type(progress).__name__}: expected True, False or a "
+            "dpfed.progress.Progress; a Callback goes into callbacks=[...]. [progress-type]"
         )
 
 
