@@ -252,7 +252,9 @@ def _training(situation: Situation, method: str) -> Iterator[Choice]:
     if adapters:
         small = situation.size <= _LARGER
         rate, why = (
-            (8e-3, "the best for adapters of small towers") if small else (2e-3, "not yet measured for towers of this size")
+            (8e-3, f"the best for adapters with images of up to {_LARGER} pixels")
+            if small
+            else (2e-3, f"not yet measured for adapters with images above {_LARGER} pixels")
         )
     else:
         rate, why = (3e-3 if pairs else 2e-3), "the best rate in dpfed's recipes"

@@ -22,7 +22,7 @@ from dpfed.data.store.records import RecordStore, open_or_write
 from dpfed.data.store.writing import StoreWriter
 
 NAME = "things"
-_SEED = 2**32 - 3  # no other generated data set has this seed
+_SEED = 2**32 - 3  # a rehearsal has it too (`dpfed.planning.simulated`); the pictures of both are public
 _SIGNS = ((0x21, 0x250), (0x2190, 0x2C00), (0x1F000, 0x1F700))  # letters; arrows, shapes and dingbats; faces and others
 _SIGN, _GROUND = 7, 5  # numbers of uniforms of a sign, and of what is behind the signs
 
