@@ -132,6 +132,7 @@ OTHER = nn.Linear(2, 2)
         ({"model": dpfed.BYOL(encoder(), 8), "loss": None}, "own-byol-loss"),
         ({"model": dpfed.BYOL(encoder(), 8), "loss": dpfed.losses.VICReg()}, "own-byol-loss"),
         ({"callbacks": [dpfed.Callback]}, "callbacks= contains the class Callback: expected dpfed.Callback objects"),
+        ({"records": ""}, "got the path ''"),
         ({"records": "photos"}, "got the path 'photos': give torchvision.datasets.ImageFolder"),
     ],
 )

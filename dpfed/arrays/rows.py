@@ -150,14 +150,15 @@ def _of_sparse(given: Any, name: str) -> Rows:
 
 
 def _of_frame(given: Any, name: str) -> Rows:
-    for column, kind in given.dtypes.items():
+    kinds = [kind.subtype if type(kind).__name__ == "SparseDtype" else kind for kind in given.dtypes]
+    for column, kind in zip(given.columns, kinds, strict=True):
         if getattr(kind, "kind", "O") not in "biuf":
             raise ArrayError(
                 f"column '{column}' of {name} holds {kind}: expected numbers in every column. Drop this column. If it holds "
                 f"vectors, as `dpfed embed` writes them, give the file itself, or np.stack(frame['{column}']). [arrays-column]"
             )
     columns = tuple(given.columns) if all(isinstance(column, str) for column in given.columns) else None
-    exact = np.result_type(*(getattr(kind, "numpy_dtype", kind) for kind in given.dtypes)) if given.shape[1] else np.float64
+    exact = np.result_type(*(getattr(kind, "numpy_dtype", kind) for kind in kinds)) if given.shape[1] else np.float64
     kind = exact if np.dtype(exact).kind == "f" else np.float64
 
     def read(rows: Any) -> np.ndarray:

@@ -21,7 +21,7 @@ from dpfed.schema.wording import either
 HOW = "HOW_TO_LOAD.md"
 _HEADS = (
     f"\nThe run did not train the towers. It learnt the heads in `{HEADS.file}`, which transform the towers' features. "
-    "dpfed's page moments.md shows how to apply them, in four lines.\n"
+    "dpfed's documentation (docs/moments.md) shows how to apply them, in four lines.\n"
 )
 _LAYERS = "These features are those of several layers, side by side; the same page shows how to compute them.\n"
 _TRANSFORMERS = {

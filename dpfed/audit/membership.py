@@ -103,8 +103,8 @@ class MembershipAudit:
     Attributes:
         name: Name of the run.
         public: Whether all records of the audit are public.
-        members: Number of attacked members. The adversary also knew the membership of equally many other members, or of one
-            more, and of the references (`dpfed.audit.signals`).
+        members: Number of attacked members. The attacks are fitted to as many other members (or one more), whose membership
+            the adversary knows. The adversary also knows that the references (`dpfed.audit.signals`) are training records.
         non_members: Number of attacked non-members.
         promise: Guarantee of the run.
         outcomes: Success of every attack on the trained and on the untrained weights.

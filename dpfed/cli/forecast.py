@@ -199,9 +199,9 @@ def _verdict(prediction: Forecast) -> str:
     row, plan = prediction.configured, prediction.configured.plan
     what = f"Epsilon {round_up(prediction.epsilon)} {prediction.verdict} with {plan.sampling.records:,} records"
     if prediction.verdict == "can work":
-        return f"{what}: the run is worth {row.reach:,.0f} steps without noise, and by a rule of thumb {ENOUGH:.0f} are enough."
+        return f"{what}: the run makes the progress of {row.reach:,.0f} steps without noise; {ENOUGH:.0f} are usually enough."
     best = prediction.rows[-1]
-    reached = f"T = {best.plan.steps:,} is worth {best.reach:,.0f}"
+    reached = f"T = {best.plan.steps:,} makes the progress of {best.reach:,.0f}"
     ways = []
     if best.reach >= ENOUGH:
         ways.append(f"B = {best.plan.sampling.batch:,}, S = {best.plan.bounding.group_size}, {reached}")
@@ -209,7 +209,7 @@ def _verdict(prediction: Forecast) -> str:
         ways.append(f"about {_rounded(prediction.records_needed):,} records would be enough")
     otherwise = "; ".join(ways) or "no plan above is enough, so start from public weights, or raise epsilon or the steps"
     return (
-        f"{what}: the run is worth {row.reach:,.1f} steps without noise, and by a rule of thumb {ENOUGH:.0f} are enough; "
+        f"{what}: the run makes the progress of {row.reach:,.1f} steps without noise; {ENOUGH:.0f} are usually enough; "
         f"{otherwise}."
     )
 

@@ -235,8 +235,8 @@ def evaluate(
 ) -> None:
     """Evaluate a run's model again, and also the model before training.
 
-    The figures of a finished run are added to its results and its report. If they depend on private training labels, its
-    privacy card then says so.
+    The figures of a finished run are added to its results and its report. If the figures depend on private training labels, the
+    run's privacy card says so.
     """
     from rich.markup import escape
 

@@ -86,7 +86,7 @@ class Link:
             records, code, plan = (report[at:][:DIGEST_BYTES] != reports[0][at:][:DIGEST_BYTES] for at in starts)
             if records:  # first: the plan follows from their number, too
                 raise UserError(
-                    f"{self.worker(rank)} has other records than worker 0: data.path or data.stores must lead to the same "
+                    f"{self.worker(rank)} has different records from worker 0: data.path or data.stores must lead to the same "
                     "store on all machines. [worker-other-records]"
                 )
             if code:

@@ -60,12 +60,12 @@ class PublicTower:
 
     @property
     def reads_images(self) -> bool:
-        """Returns whether there is an image tower."""
+        """Whether there is an image tower."""
         return self.size > 0
 
     @property
     def reads_text(self) -> bool:
-        """Returns whether there is a text tower."""
+        """Whether there is a text tower."""
         return self._text is not None
 
     @torch.inference_mode()

@@ -207,7 +207,7 @@ class SupCon(_Named):
         Args:
             image: Embeddings of the V views of each of S records, ``(S, V, D)``.
             text: Ignored.
-            label: Classes ``(S,)`` int64, equal where two records share a class.
+            label: Classes ``(S,)`` int64, equal where two records share a class; -1: the record has no class.
 
         Returns:
             A scalar, the mean over the S records.
@@ -226,4 +226,5 @@ class SupCon(_Named):
                 f"SupCon: expected label as a tensor ({len(image)},), the class of each record, got {given}. "
                 "[loss-labels-shape]"
             )
-        return self._of({"image": image}, label=label)
+        alone = -1 - torch.arange(len(label), device=label.device)  # a record without a class shares it with no other
+        return self._of({"image": image}, label=torch.where(label < 0, alone, label))

@@ -73,8 +73,8 @@ class StartingWeights:
             return
         if MOMENTS in self.description:
             raise UserError(
-                f"model.start: the heads in {self.path.parent} are made of released moments (bounding.method = 'moments'), and "
-                "training cannot start from these heads: give the weights from which the run of moments loaded its towers. "
+                f"model.start: the heads in {self.path.parent} were computed from released moments (bounding.method = "
+                "'moments'), and training cannot start from them: give the weights from which that run loaded its towers. "
                 "[start-moments]"
             )
         there, here = self.description["model"], model.model_dump(mode="json")

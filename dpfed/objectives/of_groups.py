@@ -22,8 +22,8 @@ def loss_of(objective: Objective, options: Section, public: int = 0, centring: f
         options: Options of the loss, an instance of `objective.options`.
         public: Number of public records at the end of each group. Unless it is 0, the function computes the contribution of the
             other, private records to the loss.
-        centring: Weight of the term that draws a model's centres, if the model has any, to the embeddings; see `centred`. It is
-            not used if `public` is 0.
+        centring: Weight of the term that pulls a model's centres, if the model has any, towards the embeddings; see `centred`.
+            It is not used if `public` is 0.
     """
     loss = functools.partial(objective.loss, options=options)
     return functools.partial(_added, loss, objective, public, centring) if public else loss

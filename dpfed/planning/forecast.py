@@ -96,7 +96,7 @@ class Forecast:
 
 
 def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress | None = None) -> Forecast:
-    """Measures gradients on public records, and predicts the private run.
+    """Measures gradients on public records, and predicts noise, progress, time and memory of the private run.
 
     Args:
         config: Configuration of the private run.

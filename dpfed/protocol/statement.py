@@ -127,7 +127,7 @@ def confirmation(terms: Terms, own: int, confirmed: Collection[str], brief: bool
         words = meaning(left, plan.promise.delta, f"{plan.promise.protected} of this site", "what the federation releases")
         words = words.split(". ")[0].rstrip(".")
     return (
-        f"{said}. If only these are honest, and the coordinator lies together with the others, then epsilon {round_up(left)} "
+        f"{said}. If only these are honest, and the coordinator colludes with the others, then epsilon {round_up(left)} "
         f"holds instead of {round_up(plan.epsilon())}, at the same delta: {words[0].lower()}{words[1:]}. Confirm the others' "
         "cards (`dpfed site confirm`)"
     )

@@ -141,7 +141,7 @@ class Trust:
     def noise_if_honest(self, confirmed: int) -> float:
         """Returns the part of the plan's noise variance that stays secret if only a given number of sites are honest.
 
-        The server and all sites that are not honest are assumed to lie together.
+        The server and all sites that are not honest are assumed to collude.
 
         Args:
             confirmed: Number of honest sites, including the site for which the question is asked.

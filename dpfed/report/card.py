@@ -161,8 +161,8 @@ def _protected(facts: CardFacts) -> Iterator[str]:
         "they do with it, now or later."
     )
     yield (
-        f"Those who take part may see more. The mode of trust was {facts.trust_mode}. Anybody who runs, or breaks into, a "
-        "machine can read the records and the sums without noise that it holds."
+        f"Those who take part may see more. The mode of trust was {facts.trust_mode}. Anybody who runs a machine, or "
+        "breaks into it, can read the records and the sums without noise on that machine."
     )
     yield (
         "Not promised: that nothing is learnt about people in general. The model may learn what holds for many records. Such "

@@ -53,7 +53,7 @@ class RunView:
 
     @property
     def delta(self) -> float:
-        """Delta of the promise."""
+        """Delta of the run's guarantee."""
         return float(self.results["privacy"]["delta"])
 
     @property

@@ -212,12 +212,15 @@ def settle_run(folder: str | Path) -> list[BudgetLedger]:
 
 
 def settled(run: RunDirectory, ledger: Ledger, store: RecordSet | None = None) -> list[BudgetLedger]:
-    """Writes into the budgets' ledgers how many steps a run has charged, once the run takes no further step.
+    """Settles a run: records its charged steps in the ledgers of its budgets, and returns the rest of its reservation to them.
+
+    Call this only when the run takes no further step.
 
     Args:
         run: Directory of the run, locked by the caller.
         ledger: Ledger of the run.
-        store: Records of the run, if they are open.
+        store: Records of the run; ``None``: they are opened at the path that the run noted. If it noted none, they are opened
+            at ``data.path``, if a store is there.
 
     Returns:
         The ledgers of the budgets.

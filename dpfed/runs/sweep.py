@@ -137,7 +137,7 @@ def read_sweep(file: str | Path, base: Config) -> Sweep:
         if name in configs:
             raise UserError(f"{file} has two runs named '{name}'; give each its own name. [sweep-name-twice]")
         if name == _COMPARISON:
-            raise UserError(f"{file}: the report of the sweep is named '{name}'; give the run another name. [sweep-name-taken]")
+            raise UserError(f"{file}: the sweep's report has the name '{name}'; give the run another name. [sweep-name-taken]")
         configs[name] = _changed(base, entry.get("set", {}), name, f"{file}, run '{name}'")
     about = tree.get("about", "")
     if not isinstance(about, str):

@@ -66,6 +66,7 @@ FORMS = {
     "csr": lambda x, folder: scipy.sparse.csr_matrix(x),
     "coo": lambda x, folder: scipy.sparse.coo_array(x),
     "a frame": lambda x, folder: pd.DataFrame(x),
+    "a frame of sparse columns": lambda x, folder: pd.DataFrame(x).astype(pd.SparseDtype("float32", 0.0)).astype({0: "f8"}),
     "a frame of many types": lambda x, folder: pd.DataFrame(x).astype({0: "int64", 1: "float64", 2: "Int16"}),
     "mapped": mapped,
     "a path": lambda x, folder: str((np.save(folder / "path.npy", x), folder / "path.npy")[1]),

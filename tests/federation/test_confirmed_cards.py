@@ -95,9 +95,7 @@ def test_the_promise_without_nine_invented_members_is_told(sites, agree, tmp_pat
     sites[0].join(terms)
     said = confirmation(terms, 0, sites[0].confirmed())
     assert terms.trust_model.noise_if_honest(1) == pytest.approx(1 / 9)
-    assert said.startswith(
-        "1 of 10 members: this site. If only these are honest, and the coordinator lies together with the others"
-    )
+    assert said.startswith("1 of 10 members: this site. If only these are honest, and the coordinator colludes with the others")
     assert float(said.split("then epsilon ")[1].split(" ")[0]) > 2 * terms.privacy_plan.epsilon()
     assert f"holds instead of {round_up(terms.privacy_plan.epsilon())}" in said
 

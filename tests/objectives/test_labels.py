@@ -44,6 +44,11 @@ def test_supcon_is_its_formula_written_as_loops(views, classes):
     assert float(loss) == pytest.approx(supcon(z, classes, 0.3), rel=1e-6)
 
 
+def test_records_without_a_class_share_none():
+    z = torch.randn(5, 2, 6, generator=torch.Generator().manual_seed(0))
+    assert SupCon()(z, label=torch.tensor([0, -1, 0, -1, -1])) == SupCon()(z, label=torch.tensor([0, 1, 0, 2, 3]))
+
+
 @pytest.mark.parametrize("views", [1, 2])
 def test_supcon_of_a_single_record_is_0(views):
     assert SupCon()(torch.randn(1, views, 4), label=torch.zeros(1, dtype=torch.long)) == 0

@@ -112,7 +112,7 @@ def _truth_as_numbers(present: set[str]) -> dict[str, str]:
         return {}
     if present - truths - {"0", "1"}:
         raise UserError(
-            f"some classes are named by truth values ({', '.join(sorted(truths))}), others by numbers: write all in one way. "
-            "[class-truth-mixed]"
+            f"some classes are truth values ({', '.join(sorted(truths))}), others are numbers: write all classes as numbers, "
+            "or all as words. [class-truth-mixed]"
         )
     return {truth: _TRUTH[truth] for truth in truths}

@@ -133,9 +133,9 @@ def captions_advice(listing: Listing) -> str:
         return f"`dpfed data import {shlex.quote(str(sets[0]))} DEST` imports what that file holds; {alone}."
     if not tables and mostly_captioned(listing, access):
         whole = f"`dpfed data import {shlex.quote(str(listing.root))} DEST --format captioned-folder`"
-        return f"If the .txt files with the names of the images hold captions, {whole} imports both; {alone}."
+        return f"If the .txt files named like the images (cat.jpg, cat.txt) hold captions, {whole} imports both; {alone}."
     if not tables and (packing := _packing(listing)):
-        return f"If the .json files with the names of the images hold captions, `{packing}` imports both; {alone}."
+        return f"If the .json files named like the images (cat.jpg, cat.json) hold captions, `{packing}` imports both; {alone}."
     if not tables:
         return (
             f"Such files may say what the images show. Write their captions or labels into a table with the columns filepath "

@@ -58,7 +58,8 @@ class Columns:
         labels: Classes of each column of labels.
         id: Column of the records' names; ``None``: each record is named by a hash of what it holds.
         split: Column of the splits; ``None``: the names of files and folders give the splits.
-        given: Columns that the names of folders give, each with the cell that all rows of the file have.
+        given: Hive partition columns, name -> value: the folder ``label=cat`` sets the column ``label`` to ``cat`` in all rows
+            of the file. ``None`` is a missing value.
     """
 
     image: str

@@ -32,7 +32,7 @@ class Joined(Sequence[Any]):
             raise UserError(
                 "expected a data set, got None: give one with len() and [], or a record store. [records-none-given]"
             )
-        if path := next((os.fspath(data) for data in self._sets if isinstance(data, str | os.PathLike)), None):
+        if (path := next((os.fspath(data) for data in self._sets if isinstance(data, str | os.PathLike)), None)) is not None:
             raise UserError(
                 f"expected a data set, got the path {path!r}: give torchvision.datasets.ImageFolder({path!r}) or the like, or "
                 "let dpfed.pretrain(data=...) read the folder. [records-path]"

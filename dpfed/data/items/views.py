@@ -57,7 +57,9 @@ class Views:
 
 
 def simclr_transform(size: int) -> Transform:
-    """Returns the usual random augmentation of colour images: crops, flips, colour jitter, greyscale.
+    """Returns SimCLR's random augmentation without its blur: crops, flips, colour jitter, greyscale.
+
+    A view is ``(3, size, size)`` float32 in [0, 1], not normalised.
 
     Args:
         size: Side of a view, pixels.

@@ -323,9 +323,9 @@ class SiteFolder:
         others = [member.name for at, member in enumerate(terms.sites) if at != number and member.fingerprint not in known]
         spent = f"epsilon {round_up(left)}" if math.isfinite(left) else "an epsilon without limit"
         raise UserError(
-            f"the cards of {', '.join(others)} are not confirmed: if the coordinator lies together with these members, the "
-            f"terms spend {spent}, but this site allows {budget!r}. Call them, and `dpfed site confirm` their cards; "
-            "--unconfirmed joins all the same. [join-unconfirmed]"
+            f"the cards of {', '.join(others)} are not confirmed: if these members and the coordinator collude, the terms "
+            f"spend {spent}, but this site allows {budget!r}. Telephone the members, and confirm their cards with `dpfed site "
+            "confirm`; or add --unconfirmed to join without confirmation. [join-unconfirmed]"
         )
 
     def refuse_other_records(self, store: RecordStore) -> None:
