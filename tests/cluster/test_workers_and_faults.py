@@ -196,7 +196,7 @@ def test_a_worker_with_another_store_is_refused_unspent(source, tmp_path):
     write_shapes(tmp_path / "other", train=300, validation=0, test=200)  # of fewer records, each is drawn more often
     with Processes(2, tmp_path / "out", elsewhere, tmp_path / "other", *pretrain(source, tmp_path / "run")) as processes:
         assert processes.wait() == [2, 0], processes.text
-        assert f"worker 1 on {socket.gethostname()} has other records" in processes.output(0)
+        assert f"worker 1 on {socket.gethostname()} has different records" in processes.output(0)
         assert "Traceback" not in processes.text
 
 
