@@ -53,8 +53,8 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
     public = None if request.public is None else local_path(request.public, "public")
     if public is not None and not read_layout(public).header["public"]:
         raise UserError(
-            f"--public {request.public}: its records are not marked public, but they join every group: give a store that was "
-            "imported with `dpfed data import --public`. [federation-plan-public]"
+            f"--public {request.public}: its records are not marked public, but they would join every group: give a store "
+            "that was imported with `dpfed data import --public`. [federation-plan-public]"
         )
     situation = Situation(survey, float(request.epsilon), towers, "cpu", public, given, records, split)
     choices = [_trust(len(counts)), *_data(store, towers.sized), *after_import(situation)]

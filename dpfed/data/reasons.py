@@ -44,7 +44,7 @@ def mending(broken: Iterable[tuple[str, str]], first: str = "repair them") -> st
     """
     advice = f"{first}, or leave them out with --skip-broken"
     if any(reason == OUTSIDE for _, reason in broken):
-        advice += ", or read what lies outside with `dpfed data import --allow-outside`"
+        advice += ", or read the files outside with `dpfed data import --allow-outside`"
     return advice
 
 

@@ -1,4 +1,4 @@
-"""Runs the live page's server: one process on loopback, which holds no key and no private record."""
+"""Runs the live page's server: one process on loopback, which holds no private record, and no key but the access token."""
 
 from __future__ import annotations
 

@@ -39,8 +39,10 @@ class Basis:
     centre: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.rows.ndim != 2 or not bool(self.rows.isfinite().all()):
-            raise ValueError(f"expected rows to be a matrix of finite numbers, got the shape {tuple(self.rows.shape)}")
+        if self.rows.ndim != 2:
+            raise ValueError(f"expected rows to be a matrix, got the shape {tuple(self.rows.shape)}")
+        if not bool(self.rows.isfinite().all()):
+            raise ValueError("the rows contain numbers that are not finite")
         if not bool(self.rows.any()):  # every projection would be 0, which has no unit length
             raise ValueError("all rows are zero")
         if self.centre is not None and (

@@ -81,7 +81,7 @@ def _refuse_temperature(value: object, learnt: bool) -> None:
     if not is_scalar or isinstance(value, bool) or not 0 < value <= torch.finfo(torch.float32).max:  # type: ignore[operator]
         raise UserError(f"expected a finite temperature above 0, got {value!r}. [model-temperature]")
     if learnt and value < MIN_TEMPERATURE:  # type: ignore[operator]
-        raise UserError(f"expected a learnt temperature of {MIN_TEMPERATURE} or more, got {value}. [model-learnt-low]")
+        raise UserError(f"a learnt temperature must start at {MIN_TEMPERATURE} or above, got {value}. [model-learnt-low]")
 
 
 class SimCLRModel(_Contrastive):

@@ -151,7 +151,9 @@ def _save_clip(folder: Path, model: ClipModel, facts: ModelFacts) -> dict[str, b
     tokenizer = tokenizer_for(facts.options)
     if isinstance(tokenizer, ClipTokenizer) and hasattr(tokenizer.stock, "save_pretrained"):
         tokenizer.stock.save_pretrained(str(folder))  # a tokenizer whose files open_clip does not ship
-    return {CLIP_CONFIG: _text(stock), CLIP_WEIGHTS: save(_portable(merged_state(model.clip)))}
+    state = merged_state(model.clip)
+    state["logit_scale"] = state["logit_scale"].clamp(max=model.most_logit_scale)  # stock open_clip has no limit
+    return {CLIP_CONFIG: _text(stock), CLIP_WEIGHTS: save(_portable(state))}
 
 
 def _save_parts(model: nn.Module, options: ModelConfig) -> dict[str, bytes]:

@@ -155,7 +155,7 @@ class _HeadOf(nn.Module):
 
 
 def bridges(model: nn.Module) -> dict[Side, nn.Module]:
-    """Returns the modules between the towers' features (`features`, `text_features`) and their heads of moments.
+    """Returns, by tower, the module between its features (`features`, `text_features`) and its head of moments.
 
     After `keep_towers` these modules are frozen linear maps.
 

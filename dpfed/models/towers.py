@@ -38,6 +38,9 @@ class ClipModel(nn.Module):
         objective: Objective with temperature and bias (initial values, if learnt). It also says whether `forward` returns
             embeddings of unit length.
 
+    Attributes:
+        most_logit_scale: Largest ``logit_scale`` that counts: ln 100 if the temperature is learnt, otherwise infinite.
+
     Raises:
         UserError: If a learnt temperature starts below 0.01.
     """
@@ -52,10 +55,12 @@ class ClipModel(nn.Module):
         self.model_cfg = dict(model_cfg)
         if objective.learn_temperature and objective.temperature < MIN_TEMPERATURE:
             raise UserError(
-                f"expected a learnt temperature of {MIN_TEMPERATURE} or more, got {objective.temperature}. [tower-learnt-low]"
+                f"objective.temperature = {objective.temperature}: a learnt temperature must start at {MIN_TEMPERATURE} or "
+                "above. Raise it, or set objective.learn_temperature = false. [tower-learnt-low]"
             )
         self.unit_length = objective.loss.unit_length
         self._least = MIN_TEMPERATURE if objective.learn_temperature else 0.0
+        self.most_logit_scale = -math.log(MIN_TEMPERATURE) if objective.learn_temperature else math.inf
         with torch.no_grad():
             clip.logit_scale.fill_(-math.log(objective.temperature))
             if objective.loss.bias is not None:

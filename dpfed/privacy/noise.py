@@ -202,7 +202,7 @@ class KeyedNoise:
             TypeError: If the noise is not Gaussian.
         """
         if not isinstance(self.noise, GaussianNoise):
-            raise TypeError(f"only Gaussian noise is added to numbers in floating point, got {self.noise}")
+            raise TypeError(f"only Gaussian noise can be added to floating-point numbers, got {self.noise}")
         self.noise.add_(values.view(-1), *self._key(step, values))
         return values
 

@@ -17,7 +17,7 @@ CLOSE, LIMITED = 1.0, 5.0
 
 
 def protected_by(unit: str) -> str:
-    """Returns the word for what is protected: ``record`` or ``unit``."""
+    """Returns the word for what is protected: ``record``, or ``unit`` if the privacy unit is ``user``."""
     return "record" if unit == "record" else "unit"
 
 

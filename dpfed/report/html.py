@@ -41,7 +41,7 @@ CLOSED_FORM = (
 )
 MAP_NOTE = (
     "Each dot is a public record, coloured by its class. t-SNE puts records with similar frozen features near each other. "
-    "Read which colours stand together: the size of a group and the distance between groups mean nothing."
+    "Only which colours lie together has a meaning, not the size of a group or the distance between groups."
 )
 CONFUSION_NOTE = (
     "The model saw the names of the classes and no labels. A row is a true class, a column is the class that the model chose, "

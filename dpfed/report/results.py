@@ -130,7 +130,10 @@ def shown(value: float | None, interval: Interval | None = None) -> str:
 
 
 def difference(change: float, interval: Interval | None, digits: int = 1) -> str:
-    """Returns a change in percentage points, with its sign; the text says if the change may be chance."""
+    """Formats a change of a fraction, such as 0.012, in percentage points: ``+1.2 pts``.
+
+    With an interval (of fractions, too), the text has the error, and says ``within error`` if the interval contains 0.
+    """
     text = f"{100 * change:+.{digits}f}".replace("-", "−")
     if interval is None:
         return f"{text} pts"

@@ -88,7 +88,7 @@ _KEY_OF_SERVER = (
     "subtract it. The file exists until the run is finished; the run then deletes it. Delete copies and backups of it, too."
 )
 _KEYS_OF_SITES = (
-    "Each site's `secret.key`, from which its random draws come, and `identity.key`, which signs for it: only that site may "
+    "Each site's `secret.key`, from which its random draws come, and `identity.key`, with which it signs: only that site may "
     "have them."
 )
 _FEATURES = (

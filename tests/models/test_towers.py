@@ -70,6 +70,16 @@ def test_a_saved_model_is_the_same_in_stock_open_clip(architecture, tmp_path, co
         assert stock.logit_bias.item() == pytest.approx(-3.0)
 
 
+def test_a_learnt_temperature_at_its_limit_is_the_same_in_stock_open_clip(architecture, tmp_path):
+    config = config_of(architecture(), ObjectiveConfig(temperature=0.02, learn_temperature=True))
+    model = model_of(config)
+    with torch.no_grad():
+        model.clip.logit_scale.fill_(4.7)
+    save_encoder(tmp_path / "model", model, facts_of(config))
+    stock = open_clip.create_model(f"local-dir:{tmp_path / 'model'}")
+    assert 1 / stock.logit_scale.exp().item() == pytest.approx(model.temperature.item()) == pytest.approx(0.01)
+
+
 def test_the_loaded_weights_are_the_given_ones(architecture, tmp_path):
     name = architecture()
     torch.manual_seed(3)

@@ -88,9 +88,10 @@ def refuse_unbounded(inputs: MethodInputs) -> None:
 
 
 def contrastive_change(batch: int, temperature: float, candidates: int = 1) -> float:
-    """Returns G of InfoNCE for one direction: a bound of the changes that one record can make to the similarities' weights.
+    """Returns G, Logit-DP's constant, for InfoNCE in one direction of the contrast, such as with images as anchors.
 
-    It bounds the sum of the absolute changes, in batches of up to b records.
+    G bounds how much one record can change the derivatives of the loss with respect to all cosines: the sum of the absolute
+    changes over all pairs, in batches of up to b records. The module has the proof.
 
     Args:
         batch: b, the largest number of records in a batch, at least 2.

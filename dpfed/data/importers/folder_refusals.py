@@ -110,7 +110,7 @@ def commands(root: Path, *levels: int) -> str:
     told = {0: "counts no folder as a split, reads the classes from the folders, and imports all images for training"}
     each = (
         f"`dpfed data import {shlex.quote(str(root))} DEST --splits {level}` "
-        + told.get(level, f"reads the splits from the folders of level {level} below it, and the classes from other folders")
+        + told.get(level, f"reads the splits from the folders at level {level} below {root}, the classes from the others")
         for level in levels
     )
     return "; ".join(each) + "."

@@ -116,8 +116,8 @@ def length_of(items: Any) -> int:
     """
     if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
         raise UserError(
-            f"expected a data set with len() and [], got {described(items)}: read an iterable data set into a list, or into a "
-            "record store (`dpfed data import`). [records-no-length]"
+            f"expected a data set with len() and [], got {described(items)}: read an iterable data set into a list, or write "
+            "its records into a record store with dpfed.StoreWriter. [records-no-length]"
         )
     try:
         return int(len(items))

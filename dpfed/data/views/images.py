@@ -138,7 +138,7 @@ class ImageViews:
                 raise
             ImageViews.has_kernels = False
             reason = str(error).partition("\n")[0] or type(error).__name__
-            text = "views are made operation by operation, which takes several times as long"
+            text = "views are made by single torch operations, which takes several times as long"
             warnings.warn(f"Triton's kernels do not run on this GPU ({reason}): {text}.", Notice, stacklevel=3)
             return None
         ImageViews.has_kernels = True

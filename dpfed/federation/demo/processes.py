@@ -113,9 +113,12 @@ class Processes:
             RuntimeError: If the process ends first, or takes longer than `seconds`; the message has the end of its log.
         """
         deadline = time.monotonic() + seconds
-        while text not in self.text(name):
-            if not self.running(name) or time.monotonic() > deadline:
-                what = f"did not write {text!r} in {seconds:g} s" if self.running(name) else f"ended before it wrote {text!r}"
+        while True:
+            running = self.running(name)  # asked first: what a process writes before its end counts
+            if text in self.text(name):
+                return
+            if not running or time.monotonic() > deadline:
+                what = f"did not write {text!r} in {seconds:g} s" if running else f"ended before it wrote {text!r}"
                 raise RuntimeError(f"{name} {what}. The end of its log:\n{self.text(name)[-2000:]}")
             time.sleep(0.05)
 

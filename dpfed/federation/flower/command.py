@@ -92,14 +92,17 @@ class FlowerCommand:
             done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=START, check=False)
         except subprocess.TimeoutExpired as error:
             raise Unavailable(
-                f"flwr {' '.join(words)} took over {START:.0f} s: restart the SuperLink, then try again. [flower-hangs]"
+                f"flwr {' '.join(words)} took more than {START:.0f} s: restart the SuperLink, then try again. [flower-hangs]"
             ) from error
         if done.returncode:
             raise Unavailable(f"flwr {' '.join(words)} says: {(done.stdout + done.stderr).strip()[-500:]} [flower-exit]")
         return done.stdout
 
     def show(self, *words: str) -> None:
-        """Runs a command and shows the operator its output; if this process is interrupted, the command ends, too."""
+        """Runs a command and shows the operator its output; if this process is interrupted, the command ends, too.
+
+        The exit code is ignored: a failed command raises no error.
+        """
         with subprocess.Popen([self._program, *words], env=self.environment, stdin=subprocess.DEVNULL) as process:
             try:
                 process.wait()

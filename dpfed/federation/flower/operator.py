@@ -148,19 +148,24 @@ class Operator:
             The exit code: 0 if the run is complete, otherwise 1.
 
         Raises:
-            Unavailable: If one of Flower's commands fails.
+            Unavailable: If one of Flower's commands fails, or starts no run.
             UserError: If the app folder cannot be made.
         """
         if going := self._going():
             self._flwr.show("log", str(going), CONNECTION, "--stream")
             return _told(next((str(run["status"]) for run in self._runs() if int(run["run-id"]) == going), ""))
+        earlier = {run["run-id"] for run in self._runs()}
         with tempfile.TemporaryDirectory(prefix="dpfed-") as drafts:
             config = Path(drafts) / "run.toml"
             config.write_text(tomli_w.dumps({"federation": str(self._folder / "federation"), "run": str(self.run_folder)}))
             app = make_app_folder(Path(drafts) / "app")
             self._flwr.show("run", str(app), CONNECTION, "--stream", "--run-config", str(config))
-        newest = max(self._runs(), key=lambda run: str(run["pending-at"]), default=None)
-        return _told(str(newest["status"]) if newest else "")
+        started = [run for run in self._runs() if run["run-id"] not in earlier]
+        if not started:
+            raise Unavailable(
+                "`flwr run` started no run; its output above says why. Correct this, then repeat the command. [flower-no-run]"
+            )
+        return _told(str(max(started, key=lambda run: str(run["pending-at"]))["status"]))
 
     @property
     def run_folder(self) -> Path:
@@ -191,6 +196,7 @@ class Operator:
                     print(f"cannot register: {error}", flush=True)
 
     def _going(self) -> int | None:
+        """Returns the id of the run in progress, if there is one."""
         return next((int(run["run-id"]) for run in self._runs() if not str(run["status"]).startswith("finished")), None)
 
     def _runs(self) -> list[dict[str, Any]]:
@@ -209,7 +215,7 @@ def _told(status: str) -> int:
     """Returns the exit code for a run's last status, and tells the operator if the run is not complete."""
     if status == "finished:completed":
         return 0
-    print(f"the run stopped before its end ({status or 'no run'}): the same command resumes it", flush=True)
+    print(f"the run stopped before its end ({status or 'its status is unknown'}): the same command resumes it", flush=True)
     return 1
 
 

@@ -52,7 +52,8 @@ _AHEAD, _BEHIND = 4.0, 60.0  # seconds by which a clock may differ
 _WAIT = 10.0  # seconds for the coordinator's answer
 _STRANGE = (
     "the certificate is not signed by the authority in ca.crt",
-    "take the newest kit: `dpfed site join FOLDER KIT`; if that does not help, somebody intercepts TLS",
+    "take the newest kit: `dpfed site join FOLDER KIT`; if that does not help, a proxy or an attacker intercepts TLS: "
+    "ask your network's administrator",
 )
 _WRONG = {  # OpenSSL's words about a certificate: their meaning, and what to do
     "expired": ("its certificate has expired", "call the coordinator, who renews it; look at this machine's date, too"),

@@ -125,5 +125,5 @@ class View:
         return _ROSTER + self._digest
 
     def arrival_log(self, arrived: frozenset[int]) -> bytes:
-        """Returns the statement that these members of the roster have arrived, and no others, as the bytes to sign."""
+        """Returns the bytes to sign for the statement that the vectors of exactly these members of the roster have arrived."""
         return _ARRIVALS + hashlib.sha256(self._keys.label("arrivals", *sorted(arrived)) + self._digest).digest()

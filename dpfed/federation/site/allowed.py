@@ -33,8 +33,8 @@ def refuse_unknown(terms: Terms, names: Collection[str]) -> None:
         names: Names that the site's operator allows.
 
     Raises:
-        UserError: If the installed code differs from the terms, if the operator has not allowed a name, or if the operator
-            allows a name that is not in the terms.
+        UserError: If code that the terms name is not installed or differs from the terms, if the operator has not allowed a
+            name, or if the operator allows a name that is not in the terms.
     """
     known = {part.name for part in terms.code}
     if strange := sorted(set(names) - known):

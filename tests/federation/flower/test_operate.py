@@ -98,6 +98,24 @@ def test_the_run_has_the_federations_name_and_the_projects_port(chest, tmp_path)
         assert "8177" in text and "8100" not in text
 
 
+@pytest.mark.parametrize("started", [None, "finished:completed", "finished:failed"])
+def test_an_earlier_run_does_not_count_for_one_that_was_not_started(chest, monkeypatch, started):
+    """`flwr run` is not said to have succeeded because an earlier run did."""
+    runs = [{"run-id": "1", "status": "finished:completed", "pending-at": "2026-01-02"}]
+
+    def show(self, *words):
+        if started:
+            runs.append({"run-id": "2", "status": started, "pending-at": "2026-01-03"})
+
+    monkeypatch.setattr(FlowerCommand, "text", lambda self, *words: json.dumps({"success": True, "runs": runs}))
+    monkeypatch.setattr(FlowerCommand, "show", show)
+    if started is None:
+        with pytest.raises(operate.Unavailable, match="flower-no-run"):
+            Operator(chest).run()
+    else:
+        assert Operator(chest).run() == (started != "finished:completed")
+
+
 class Link:
     """Flower's own list of SuperNodes, behind the commands that the operator gives.
 
