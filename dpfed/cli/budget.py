@@ -39,8 +39,8 @@ def set_(
     unit: Annotated[
         Literal["record", "user"] | None,
         typer.Option(
-            help="What is protected: each record, or all records of a user. Default: as in the existing budget; record in a new "
-            "one.",
+            help="What is protected: each record, or all records of a user. Default: as in the existing budget; in a new one, "
+            "record.",
             show_default=False,
         ),
     ] = None,
