@@ -112,7 +112,7 @@ def test_steps_that_a_method_fixes_are_no_way_out(store):
 
 def test_several_plans_are_reserved_together_or_not_at_all(store, reservation):
     set_budget(store, 8, 1e-6)
-    with pytest.raises(UserError, match="these 3 runs .*budget-no-room"):
+    with pytest.raises(UserError, match="room for these runs: .* the 3 runs take .*budget-no-room"):
         reserve(store, [reservation(number, steps=500) for number in range(3)])
     assert budget_of(store).accounts == {}
 

@@ -42,7 +42,7 @@ def test_a_lambda_is_called_here_and_a_function_elsewhere(spawn):
 
 def test_records_with_a_lambda_are_read_here(spawn):
     rows = [(image, number) for number, (image, _) in enumerate(Pictures(90))]
-    with pytest.warns(Notice, match="in this process"):
+    with pytest.warns(Notice, match="this process reads the records"):
         records = dpfed.Records(rows, label=lambda row: row[1] % 2, workers=2)
         assert len(records.keys) == 90
     again = dpfed.Records(rows, label=lambda row: row[1] % 2, workers=0)

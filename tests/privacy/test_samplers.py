@@ -158,7 +158,7 @@ def test_an_event_is_what_the_sampler_costs():
     assert fixed.event(release, 7) == dp_accounting.SelfComposedDpEvent(sample, 7)
     assert fixed.relation.of_accountants is dp_accounting.NeighboringRelation.REPLACE_ONE
     assert PoissonSampler(0.1).relation.of_accountants is dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    with pytest.raises(UserError, match="draws others .fixed size: 90 records.*sampling-needs-rdp"):
+    with pytest.raises(UserError, match="samples otherwise .fixed size: 90 records.*sampling-needs-rdp"):
         epsilon(Mechanism(fixed, 1.1, releases=2), 7, 1e-5, "pld")
     with pytest.raises(UserError, match="accountant must be one of rdp with method 'dpcl'"):
         PrivacyPlan.of(900, 90, 9, 1.0, 7, 1.1, 1e-5, "pld", method_name="dpcl", options={"releases": 2})

@@ -173,7 +173,7 @@ def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, 
         pretrain(parse_config(config), tmp_path / "run")
     for path in (store.path / BUDGET_LEDGER, own_registry / f"{budget.head.id}.jsonl"):
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UserError, match="it has lost lines"):
+    with pytest.raises(UserError, match="the ledger has lost lines"):
         resume(tmp_path / "run")
     for path in (store.path / BUDGET_LEDGER, own_registry / f"{budget.head.id}.jsonl"):
         path.unlink()

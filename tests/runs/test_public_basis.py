@@ -121,7 +121,7 @@ def test_a_store_gives_the_basis_of_its_records(tree, tmp_path):
     ("kind", "said"),
     [
         ("private", "not marked public"),
-        ("few", "100 public records or more"),
+        ("few", "needs 100 records or more"),
         ("shared", "share images"),
         ("none", "give public.path"),
         ("aligned", "a text tower that were never aligned"),

@@ -133,7 +133,7 @@ def test_a_site_is_unrelated_to_the_workers_of_its_records(plain: RecordStore) -
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ((1, 0.8), "got 1;.*store-few-sites"),
+        ((1, 0.8), "from 2 to 4,096, got 1\\..*data-number"),
         ((3, 1.5), "got 1.5.*store-skew-range"),
         ((3, -0.1), "got -0.1.*store-skew-range"),
         ((3, float("nan")), "got nan.*store-skew-range"),

@@ -70,18 +70,28 @@ def test_keys_are_looked_after_when_the_superlink_is_back(chest, monkeypatch, ca
     assert "cannot register: flwr says: gone." in said and "the SuperNode north is registered, as 7" in said
 
 
-def test_a_run_that_stopped_before_its_end_is_said(chest, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("started", "code", "told"),
+    [
+        ("finished:completed", 0, ""),
+        ("finished:failed", 1, "the run stopped before its end (finished:failed): the same command resumes it"),
+        (None, 1, "`flwr run` started no run; its output above says why"),
+    ],
+)
+def test_what_came_of_a_run_is_said(chest, monkeypatch, capsys, started, code, told):
+    """An earlier run that completed does not count for one that stopped, or was not started."""
+    runs = [{"run-id": "1", "status": "finished:completed", "pending-at": "2026-01-02"}]
+
+    def show(self, *words):
+        if started:
+            runs.append({"run-id": "2", "status": started, "pending-at": "2026-01-03"})
+
     monkeypatch.setattr(Operator, "register", lambda self: None)
     monkeypatch.setattr(Operator, "watch", lambda self, stop: None)
-    monkeypatch.setattr(FlowerCommand, "show", lambda self, *words: None)
-    states = iter(["finished:failed", "finished:completed"])
-    monkeypatch.setattr(Operator, "_going", lambda self: None)
-    runs = lambda self: [{"run-id": 1, "status": next(states), "pending-at": "1"}]  # noqa: E731
-    monkeypatch.setattr(Operator, "_runs", runs)
-    code, said = ended(chest, capsys)
-    assert code == 1 and "the run stopped before its end (finished:failed)" in said.out
-    code, said = ended(chest, capsys)
-    assert code == 0 and said.out == ""
+    monkeypatch.setattr(FlowerCommand, "text", lambda self, *words: json.dumps({"success": True, "runs": runs}))
+    monkeypatch.setattr(FlowerCommand, "show", show)
+    ends, said = ended(chest, capsys)
+    assert ends == code and told in said.out + said.err and bool(told) == bool(said.out + said.err)
 
 
 def test_the_run_has_the_federations_name_and_the_projects_port(chest, tmp_path):
@@ -96,24 +106,6 @@ def test_the_run_has_the_federations_name_and_the_projects_port(chest, tmp_path)
     for name in ("proxy.conf", "programs/superlink", "systemd/dpfed-superlink@.service"):
         text = (chest / name).read_text()
         assert "8177" in text and "8100" not in text
-
-
-@pytest.mark.parametrize("started", [None, "finished:completed", "finished:failed"])
-def test_an_earlier_run_does_not_count_for_one_that_was_not_started(chest, monkeypatch, started):
-    """`flwr run` is not said to have succeeded because an earlier run did."""
-    runs = [{"run-id": "1", "status": "finished:completed", "pending-at": "2026-01-02"}]
-
-    def show(self, *words):
-        if started:
-            runs.append({"run-id": "2", "status": started, "pending-at": "2026-01-03"})
-
-    monkeypatch.setattr(FlowerCommand, "text", lambda self, *words: json.dumps({"success": True, "runs": runs}))
-    monkeypatch.setattr(FlowerCommand, "show", show)
-    if started is None:
-        with pytest.raises(operate.Unavailable, match="flower-no-run"):
-            Operator(chest).run()
-    else:
-        assert Operator(chest).run() == (started != "finished:completed")
 
 
 class Link:
