@@ -72,7 +72,7 @@ def test_the_card_names_parts_of_the_users_own_and_what_is_assumed_of_them(whole
     card = Path(whole.path / "privacy_card.md").read_text()
     for name in ("tests.own_parts:Pictures", "tests.own_parts:contrast", "torchvision.transforms.v2._container:Compose"):
         assert f"{name}" in card
-    assert "sees one group at a time" in card and "It was tried twice, in another order" in card
+    assert "It sees one group at a time" in card and "The transform was tried twice, in another order" in card
 
 
 def test_the_same_line_finds_a_finished_run_with_its_weights(whole):

@@ -316,7 +316,7 @@ def test_a_sweep_over_named_records_reserves_all_its_runs(tmp_path, dpfed):
     sweep.write_text(SWEEP)
     assert dpfed("budget", "set", config, "--epsilon", 5, "--delta", 1e-5)[0] == 0
     code, _, error = dpfed("sweep", config, sweep, "--runs", tmp_path / "runs")
-    assert code == 2 and "these 2 runs take" in error and "budget-no-room" in error
+    assert code == 2 and "the 2 runs take" in error and "budget-no-room" in error
     assert not (tmp_path / "runs" / "two").exists()
 
 

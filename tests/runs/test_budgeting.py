@@ -297,7 +297,7 @@ def test_a_sweep_reserves_all_its_runs_before_the_first_one(config, store, tmp_p
     """So its last run is not refused after the first ones are trained."""
     (tmp_path / "sweep.toml").write_text(SWEEP)
     set_budget(store, 3.5, 1e-5)
-    with pytest.raises(UserError, match="these 2 runs take"):
+    with pytest.raises(UserError, match="the 2 runs take"):
         sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
     assert not (tmp_path / "runs" / "two").exists() and not budget_of(store).accounts
     set_budget(store, 10, 1e-5)
