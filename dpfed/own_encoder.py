@@ -66,8 +66,8 @@ class OwnEncoder:
 
         Args:
             images: An image, or an item in the form in which the run's data set returns items; a list of these; a tensor
-                ``(n, C, H, W)``; or a data set. If the run has `Records(image=...)` with a function, give items: the function
-                gets each of them.
+                ``(n, C, H, W)``; or a data set, whose items are read as in training. Elsewhere an array or tensor of up to
+                three dimensions is an image, unless the run has `Records(image=...)` with a function, which gets each item.
 
         Returns:
             The features, ``(n, F)`` float32 on the CPU; n is 1 for one image.
@@ -107,11 +107,14 @@ class OwnEncoder:
 
     @torch.inference_mode()
     def _run(self, method: str, images: Any) -> Tensor:
-        many = _each(images)
+        is_data_set = _is_data_set(images)
+        image_of_item = self._parts.image_of if is_data_set else self._image_or_part
+        many = [images[place] for place in range(len(images))] if is_data_set else _listed(images)
         embed, outputs = method_of(self.model, method), []
         for first in range(0, len(many), _TOGETHER):
             with generators_kept():
-                ready = [self._ready(image, number) for number, image in enumerate(many[first : first + _TOGETHER], first)]
+                some = enumerate(many[first : first + _TOGETHER], first)
+                ready = [self._ready(item, number, image_of_item) for number, item in some]
             other = next((image for image in ready if image.shape != ready[0].shape), None)
             if other is not None:
                 raise UserError(
@@ -126,26 +129,27 @@ class OwnEncoder:
     def __repr__(self) -> str:
         return f"OwnEncoder({type(self.module).__name__})"
 
-    def _ready(self, image: Any, number: int) -> Tensor:
+    def _ready(self, item: Any, number: int, image_of_item: Callable[[Any], Image.Image | Tensor]) -> Tensor:
         try:
-            return tensor_of(self.plain(self._image_of(image)), "Views.plain")
+            return tensor_of(self.plain(image_of_item(item)), "Views.plain")
         except UserError:
             raise
         except Exception as error:
             why = str(error) if isinstance(error, BrokenItem) else f"{type(error).__name__}: {error}"
-            raise UserError(f"image {number} ({described(image)}) cannot be used: {why}. [encoder-image]") from error
+            raise UserError(f"image {number} ({described(item)}) cannot be used: {why}. [encoder-image]") from error
 
-    def _image_of(self, item: Any) -> Image.Image | Tensor:
-        """Returns the image of an item; an image by itself has no columns, so it is returned as it is."""
+    def _image_or_part(self, item: Any) -> Image.Image | Tensor:
+        """Returns an image as it is, although the images of the run's records may be parts of items."""
         is_image = isinstance(item, Image.Image | np.ndarray | Tensor) and getattr(item, "ndim", 2) <= 3
         return image_of(item) if is_image and not callable(self._parts.image) else self._parts.image_of(item)
 
 
-def _each(images: Any) -> list[Any]:
-    """Lists the items of a list, of a tensor ``(n, C, H, W)`` or of a data set; any other object is one item."""
-    if isinstance(images, list) or (isinstance(images, Tensor) and images.dim() == 4):
-        return list(images)
-    is_item = isinstance(images, Tensor | np.ndarray | Image.Image | Mapping | tuple | str)
-    if is_item or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
-        return [images]
-    return [images[place] for place in range(len(images))]
+def _is_data_set(given: Any) -> bool:
+    if isinstance(given, list | Tensor | np.ndarray | Image.Image | Mapping | tuple | str):
+        return False
+    return hasattr(given, "__len__") and hasattr(given, "__getitem__")
+
+
+def _listed(images: Any) -> list[Any]:
+    """Lists the images of a list or of a tensor ``(n, C, H, W)``; any other object is one image."""
+    return list(images) if isinstance(images, list) or (isinstance(images, Tensor) and images.dim() == 4) else [images]

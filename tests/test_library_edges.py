@@ -154,6 +154,20 @@ def test_an_encoder_of_ones_own_takes_an_image_without_its_item(location):
         assert torch.equal(encoder.features(given), encoder.features(item))
 
 
+def test_an_item_of_a_data_set_is_read_as_in_training():
+    class Stacked(torch.utils.data.Dataset):
+        """A picture of one channel above its mask."""
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, place):
+            return np.stack([np.full((2, 2), place, np.uint8), np.full((2, 2), 9, np.uint8)])
+
+    encoder = OwnEncoder(SimCLR(nn.Flatten()), lambda image: torch.from_numpy(np.array(image))[None].float(), parts=Parts(0))
+    assert encoder.features(Stacked()).tolist() == [[0.0] * 4, [1.0] * 4]
+
+
 def test_image_models_have_no_captions_foreign_ones_no_features(encoder):
     with pytest.raises(UserError, match="model-folder-no-text"):
         Encoder(encoder.model, 16, None).embed_text("a")

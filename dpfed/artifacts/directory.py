@@ -180,7 +180,7 @@ class RunDirectory:
             UserError: If there is no run, or an entry in it is of the wrong kind.
         """
         run = cls(path)
-        if not run.path.is_dir() or run._config not in run.path.iterdir():
+        if not os.path.lexists(run._config):
             raise UserError(f"{path} is not a run: {_instead(run.path)}. [run-no-config]")
         run.refuse_odd_entries()
         return run

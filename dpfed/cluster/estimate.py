@@ -219,15 +219,21 @@ def transport_seconds(size: int, workers: int, bandwidth: float, latency: float)
 def bottleneck(one: Estimate) -> str:
     """Returns a sentence that names the part of a step that takes longest, and a remedy."""
     remedies = {
-        "data": "drawing, reading and augmenting records: more workers, more cores, or images stored at their final size help",
-        "gradients": "computing gradients: more or faster GPUs help",
-        "transport": "sending sums and parameters: a faster network, fewer workers or fewer trained parameters (adapters) help",
-        "coordinator": "noise, optimizer and bookkeeping on the coordinator: train fewer parameters (adapters)",
+        "data": (
+            "drawing, reading and augmenting records",
+            "more workers, more cores, or images stored at their final size help",
+        ),
+        "gradients": ("computing gradients", "more or faster GPUs help"),
+        "transport": (
+            "sending sums and parameters",
+            "a faster network, fewer workers or fewer trained parameters (adapters) help",
+        ),
+        "coordinator": ("noise, optimizer and bookkeeping on the coordinator", "train fewer parameters (adapters)"),
     }
     part = max(remedies, key=lambda name: getattr(one, name))
     share = getattr(one, part) / one.step
     noun = "worker" if one.workers == 1 else "workers"
-    what, _, remedy = remedies[part].partition(": ")
+    what, remedy = remedies[part]
     return f"The bottleneck with {one.workers} {noun} is {what} ({share:.0%} of a step): {remedy}."
 
 

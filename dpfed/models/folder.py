@@ -152,7 +152,7 @@ def _save_clip(folder: Path, model: ClipModel, facts: ModelFacts) -> dict[str, b
     if isinstance(tokenizer, ClipTokenizer) and hasattr(tokenizer.stock, "save_pretrained"):
         tokenizer.stock.save_pretrained(str(folder))  # a tokenizer whose files open_clip does not ship
     state = merged_state(model.clip)
-    state["logit_scale"] = state["logit_scale"].clamp(max=model.most_logit_scale)  # stock open_clip has no limit
+    state["logit_scale"] = state["logit_scale"].clamp(max=model.max_logit_scale)  # stock open_clip has no limit
     return {CLIP_CONFIG: _text(stock), CLIP_WEIGHTS: save(_portable(state))}
 
 

@@ -38,9 +38,6 @@ class ClipModel(nn.Module):
         objective: Objective with temperature and bias (initial values, if learnt). It also says whether `forward` returns
             embeddings of unit length.
 
-    Attributes:
-        most_logit_scale: Largest ``logit_scale`` that counts: ln 100 if the temperature is learnt, otherwise infinite.
-
     Raises:
         UserError: If a learnt temperature starts below 0.01.
     """
@@ -60,7 +57,6 @@ class ClipModel(nn.Module):
             )
         self.unit_length = objective.loss.unit_length
         self._least = MIN_TEMPERATURE if objective.learn_temperature else 0.0
-        self.most_logit_scale = -math.log(MIN_TEMPERATURE) if objective.learn_temperature else math.inf
         with torch.no_grad():
             clip.logit_scale.fill_(-math.log(objective.temperature))
             if objective.loss.bias is not None:
@@ -73,6 +69,11 @@ class ClipModel(nn.Module):
     def temperature(self) -> torch.Tensor:
         """Temperature, which divides the cosine similarities: a scalar tensor, at least 0.01 if it is learnt."""
         return torch.exp(-self.clip.logit_scale).clamp(min=self._least).reshape(())
+
+    @property
+    def max_logit_scale(self) -> float:
+        """Largest ``logit_scale`` that has an effect: ln 100 if the temperature is learnt, otherwise infinity."""
+        return -math.log(self._least) if self._least else math.inf
 
     @property
     def bias(self) -> torch.Tensor | None:

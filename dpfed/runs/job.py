@@ -57,8 +57,8 @@ def say_what_is_trained(parts: Parts, progress: Progress) -> None:
     tokenizer = parts.views.tokenizer
     if tokenizer is None:
         return
-    counted = "words" if isinstance(tokenizer, WordTokenizer) else "tokens (with those of its start and end)"
-    progress.note(f"at most {tokenizer.context} {counted} of a caption are read; the rest is cut off")
+    counted = "words" if isinstance(tokenizer, WordTokenizer) else "tokens"
+    progress.note(f"the first {tokenizer.context} {counted} of a caption are read; the rest is cut off")
 
 
 @dataclass(frozen=True)

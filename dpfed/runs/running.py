@@ -203,14 +203,9 @@ def _finish(job: Job, steps: Steps, measurement: Measurement, progress: Progress
         write_outcome(run, parts, steps.ledger, measurement.untrained_model() if parts.store.public else None)
     run.delete_secrets()
     settle_at_end(run, parts, steps.ledger, progress)
-    failed: list[Exception] = []
-    while callbacks:
-        try:
-            callbacks.pop(0).on_end()
-        except Exception as error:  # the others are told all the same
-            failed.append(error)
-    if failed:
-        raise failed[0]
+    with contextlib.ExitStack() as ends:  # calls all of them, even if one fails; the last one pushed is called first
+        while callbacks:
+            ends.callback(callbacks.pop().on_end)
     return run
 
 

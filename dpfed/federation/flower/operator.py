@@ -163,7 +163,8 @@ class Operator:
         started = [run for run in self._runs() if run["run-id"] not in earlier]
         if not started:
             raise Unavailable(
-                "`flwr run` started no run; its output above says why. Correct this, then repeat the command. [flower-no-run]"
+                "the SuperLink knows no run that `flwr run` started: the output above says why, or the SuperLink was restarted "
+                "meanwhile. Repeat this command. [flower-no-run]"
             )
         return _told(str(max(started, key=lambda run: str(run["pending-at"]))["status"]))
 
