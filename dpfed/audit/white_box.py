@@ -163,8 +163,9 @@ class Scores:
 def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness, progress: Progress | None = None) -> Scores:
     """Runs a mechanism with some of its canaries, and scores all of them.
 
-    The scores are logarithms of likelihood ratios under the claimed noise and the claimed rate. For the weights, the score is
-    the shift of the canary's coordinate instead. Poor scores make no bound wrong: the lower bounds hold for any scores.
+    A score is the log-likelihood ratio of "canary present" to "canary absent", under the claimed noise and sampling rate. The
+    channel ``weights`` is an exception: its score comes from the change of the model's weights at the canary's coordinate. Poor
+    scores make no bound wrong: the lower bounds hold for any scores.
 
     Args:
         board: Mechanism with its canaries.

@@ -190,7 +190,9 @@ def _print(store: RecordSet | None, budget: BudgetLedger) -> None:
         if accounts:
             _line(name, f"{percent(facts[name])}, {len(accounts)} {'runs' if len(accounts) > 1 else 'run'}, {steps:,} steps")
     if budget.uncovered:
-        _line("not covered", f"{len(budget.uncovered)} releases that no epsilon covers: `dpfed budget history` lists them")
+        releases = "releases" if len(budget.uncovered) > 1 else "release"
+        said = f"{len(budget.uncovered)} {releases} that no epsilon covers: see `dpfed budget history`"
+        _line("not covered", said)
 
 
 def _facts(budget: BudgetLedger) -> dict[str, Any]:

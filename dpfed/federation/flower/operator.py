@@ -163,8 +163,8 @@ class Operator:
         started = [run for run in self._runs() if run["run-id"] not in earlier]
         if not started:
             raise Unavailable(
-                "the SuperLink knows no run that `flwr run` started: the output above says why, or the SuperLink was restarted "
-                "meanwhile. Repeat this command. [flower-no-run]"
+                "`flwr run` ended, but the SuperLink lists no new run: the output of `flwr run` above says why, unless the "
+                "SuperLink was restarted. Correct the cause, then repeat this command. [flower-no-run]"
             )
         return _told(str(max(started, key=lambda run: str(run["pending-at"]))["status"]))
 

@@ -75,7 +75,7 @@ def test_keys_are_looked_after_when_the_superlink_is_back(chest, monkeypatch, ca
     [
         ("finished:completed", 0, ""),
         ("finished:failed", 1, "the run stopped before its end (finished:failed): the same command resumes it"),
-        (None, 1, "the SuperLink knows no run that `flwr run` started"),
+        (None, 1, "`flwr run` ended, but the SuperLink lists no new run"),
     ],
 )
 def test_what_came_of_a_run_is_said(chest, monkeypatch, capsys, started, code, told):
