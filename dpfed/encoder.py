@@ -50,8 +50,8 @@ class Encoder:
         """Computes features for k-NN, probes and other models.
 
         The features are outputs of the image encoder, before its projection head. There are two exceptions. For an open_clip
-        model, they are the outputs of ``encode_image``, which include CLIP's projection but are not normalised. For a model that
-        was trained with ``bounding.method = "moments"``, they are the embeddings (`embed_images`).
+        model, they are the outputs of ``encode_image``, which include CLIP's projection but are not normalised. For a model
+        that was trained with ``bounding.method = "moments"``, they are the embeddings (`embed_images`).
 
         Args:
             images: One image: a PIL image of any size and mode, a uint8 array ``(H, W, 3)`` (grey: ``(H, W)``), or a uint8
