@@ -20,7 +20,7 @@ from dpfed.models.basis import FEWEST_PUBLIC, MOST_PUBLIC, SIDES, Basis, Side, f
 
 RANDOM = "random"
 _MOST_COLUMNS = 8192  # largest number of columns: their eigenvectors take minutes, and not hours
-_SHARED_TEXTS = 100  # number of distinct shared rows of Y from which on they are refused: captions of classes may be shared
+_SHARED_TEXTS = 100  # from so many distinct public rows among those of Y they are refused: a few may be captions of classes
 
 
 @dataclass(frozen=True)

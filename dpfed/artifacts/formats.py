@@ -21,9 +21,9 @@ from dpfed.schema.wording import either
 HOW = "HOW_TO_LOAD.md"
 _HEADS = (
     f"\nThe run did not train the towers. It learnt the heads in `{HEADS.file}`, which transform the towers' features. "
-    "dpfed's documentation (docs/moments.md) shows how to apply them, in four lines.\n"
+    "Four lines apply them; dpfed's documentation shows these lines in docs/moments.md.\n"
 )
-_LAYERS = "These features are those of several layers, side by side; the same page shows how to compute them.\n"
+_LAYERS = "The heads read the features of several layers, side by side. The same page shows how to compute these features.\n"
 _TRANSFORMERS = {
     "image": (
         'from transformers import AutoModel\n\nmodel = AutoModel.from_pretrained("DEST").eval()  # needs timm\n'

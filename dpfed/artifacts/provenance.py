@@ -195,10 +195,11 @@ def rows(identity: str, facts: dict[str, Any], federation: bool = False) -> Iter
 
 
 def _fingerprint(data: dict[str, Any]) -> str:
-    if data.get("contents"):
-        return "none: a data set of the user's own has no secret that outlives the run"
     if data["fingerprint"] is None:
-        return "none: the store has no fingerprint that may be published; import the records again to get one"
+        return (
+            "not published: it was computed without a secret key, so somebody could use it to test guesses of the records. "
+            "Records that `dpfed data import` writes as private get a keyed fingerprint"
+        )
     if data["keyed"]:
         return f"{data['fingerprint']} (keyed: only somebody with the store can check it: `dpfed data inspect STORE --check`)"
     return f"{data['fingerprint']} (of public records; of a record store, `dpfed data inspect STORE --check` computes it again)"

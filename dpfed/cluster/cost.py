@@ -107,9 +107,9 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
 
     promise = plan.promise
     records = plan.sampling.records
-    size = plan.bounding.group_size
     epsilon = plan.epsilon()
-    said = f"N = {records:,}, B = {plan.sampling.batch:,}, T = {plan.steps:,}, S = {size:,}, K = {plan.groups:,}"
+    said = f"{records:,} {promise.protected}s, {plan.steps:,} steps; a step draws {plan.sampling.batch:,} {promise.protected}s "
+    said += f"on average, in {plan.groups:,} group{'s' * (plan.groups != 1)}"
     if plan.has_guarantee:
         said += f"\nsigma {plan.noise.multiplier:.4f}: epsilon {round_up(epsilon)} at delta {round_up(promise.delta)}"
         said += f" ({promise.accountant.upper()}), with any number of workers"

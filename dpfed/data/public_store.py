@@ -128,7 +128,7 @@ def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> N
         )
     if store.count("train") >= config.records:
         return
-    needed = f"public.records = {config.records:,} is the number of public records in every group"
+    needed = f"every group is to hold public.records = {config.records:,} public records"
     if config.is_generated:
         raise UserError(
             f"{needed}, but public.generated = {config.generated:,} records are generated. Lower public.records, or raise "

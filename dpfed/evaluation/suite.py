@@ -105,7 +105,7 @@ def _retrieval(store: RecordSet, options: EvaluationConfig, images: EmbedRows, t
     image_z, text_z = images(indices), texts(candidates)
     right = "all images with an equal caption" if units is None else f"all that show the same {store.unit_name}"
     protocol = (
-        f"cosine, {len(indices)} images against {len(candidates)} captions, equal ones counted once; right are {right}; "
+        f"cosine, {len(indices)} images against {len(candidates)} captions (equal captions counted once); right are {right}; "
         "ties count against the model"
     )
     by_direction = retrieval_ranks(image_z, text_z, of_images.to(image_z.device), of_captions.to(image_z.device))

@@ -55,8 +55,8 @@ def _spread(given: MechanismParameters) -> float:
 METHOD = Method(
     name="logit",
     title="similarity clipping (Logit-DP)",
-    claim="All drawn records are contrasted, and the gradient of each similarity is clipped to C: a record moves their "
-    "weighted sum by G C, G being the most that the weights can change (docs/methods.md).",
+    claim="All drawn records are contrasted, and the gradient of each similarity is clipped to C. A record moves the "
+    "weighted sum of these gradients by at most G C. G is the most by which a record can change the weights (docs/methods.md).",
     sensitivity=_sensitivity,
     spread=_spread,
     whole_batch=True,

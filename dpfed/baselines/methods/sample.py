@@ -32,7 +32,7 @@ METHOD = Method(
     name="sample",
     title="per-record clipping (DP-SGD)",
     claim="All drawn records, at most b, are contrasted, and the gradient of each one's loss is clipped: a record changes all "
-    "of these gradients, and moves their sum by 2bC.",
+    "of these gradients, and moves their sum by at most 2bC.",
     sensitivity=lambda given: 2 * given.cap * given.clip_norm,
     spread=lambda given: 1 / 2,
     whole_batch=True,

@@ -16,8 +16,8 @@ from dpfed.bounding.layer_rules.term import Target, Term, add_weighted, squares_
 class RowSums:
     """Gradients that are sums of a group's rows, for one parameter or for several whose entries are concatenated.
 
-    With the entries in one tensor, one call for each group computes all of them. Separate tensors would need a call for each
-    group and parameter, and the calls would cost more than the computation.
+    If all entries are in one tensor, one call per group computes the gradients of all parameters. Separate tensors would need
+    one call per group and parameter, and these calls would take longer than the computation.
 
     Args:
         targets: Destinations of the parameters' gradients, with the number of entries of each.

@@ -137,7 +137,7 @@ class Members:
                 self.lose(number, address, "its SuperNode is no longer connected")
 
     def keep(self, number: int, offer: Offer | None, step: int) -> None:
-        """Removes the site's stored offer, and stores the given offer in its place if it is for `step` and fits."""
+        """Replaces the site's stored offer by the given one; keeps none if that is for another step or does not fit."""
         self._offers.pop(number, None)
         if offer is not None and offer.step == step and self._fits(offer):
             self._offers[number] = offer

@@ -95,8 +95,8 @@ class FlowerChannel:
             most: Largest size of an answer, in bytes; default: 8 GiB.
 
         Yields:
-            An address with its answer; ``None`` in place of the answer if Flower does not take the packet, if the site, or
-            Flower on its behalf, reports that there is no answer, or if the answer is too long or cannot be read.
+            An address with its answer. The answer is ``None`` if Flower does not take the packet, if the site or Flower
+            reports an error in place of an answer, or if the answer is too long or cannot be read.
 
         Raises:
             RunNotRunningException: If the run was stopped.

@@ -105,7 +105,7 @@ def _versions(release: str, protocol: int) -> Iterator[Finding]:
 def _programs(paths: SitePaths) -> Iterator[Finding]:
     """Checks that the programs are where systemd's units look for them."""
     if not (paths.path / "venv" / "bin" / "python").exists():
-        said = f"{paths.path / 'venv'} leads to no Python environment, and systemd's units start their programs from there"
+        said = f"{paths.path / 'venv'} has no Python environment, and systemd's units start their programs from there"
         yield Finding("versions", State.CARE, said, f"ln -sfn ENVIRONMENT {paths.path / 'venv'}")
 
 
