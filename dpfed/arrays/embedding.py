@@ -53,7 +53,9 @@ def recall(z: np.ndarray, w: np.ndarray) -> float:
         ArrayError: If the matrices differ in length, or have ten rows or fewer: every row would be among the ten nearest.
     """
     if len(z) != len(w):
-        raise ArrayError(f"X has {len(z):,} rows and Y {len(w):,}: row i of both must be of one record. [arrays-score-lengths]")
+        raise ArrayError(
+            f"X has {len(z):,} rows and Y {len(w):,}: row i of each must belong to one record. [arrays-score-lengths]"
+        )
     if len(z) <= _TOP:
         raise ArrayError(f"score is R@{_TOP}, which needs more than {_TOP} rows: X has {len(z)}. [arrays-score-few]")
     rows, first, second = torch.arange(len(z)), torch.from_numpy(z), torch.from_numpy(w)

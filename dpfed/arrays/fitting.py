@@ -147,7 +147,7 @@ class Shape:
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Numbers of columns of X and of Y, padding included; with a public basis, the basis is padded instead."""
+        """Numbers of columns of X and of Y, padding included. With a public basis they have no padding: the basis has it."""
         if self.bases is not None:
             return self.widths
         n, sigma = self.plan.sampling.records, self.plan.noise.multiplier

@@ -166,11 +166,11 @@ def _refuse_lengths(x: Rows, y: Rows | None) -> None:
             )
     if len(x) != len(y):
         raise ArrayError(
-            f"X has {len(x):,} rows and Y {len(y):,}: row i of both must be of one record. For an image with several captions, "
-            "average the captions' features. [arrays-lengths]"
+            f"X has {len(x):,} rows and Y {len(y):,}: row i of each must belong to one record. For an image with several "
+            "captions, average the captions' features. [arrays-lengths]"
         )
     if x.names is not None and y.names is not None and not x.names.equals(y.names):
-        raise ArrayError("the names in the files of X and Y differ: row i of both must be of one record. [arrays-names]")
+        raise ArrayError("the names in the files of X and Y differ: row i of each must belong to one record. [arrays-names]")
 
 
 def _numbered(groups: Any, rows: int) -> np.ndarray:

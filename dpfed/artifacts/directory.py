@@ -38,16 +38,19 @@ class RunDirectory:
     """Paths and files of one run.
 
     Attributes:
-        path: Directory of the run. When the run is finished, it holds ``config.toml`` (resolved), ``ledger.jsonl``,
-            ``metrics.jsonl``, ``results.json``, ``privacy_card.md`` (``no_privacy_card.md`` if the method's claim does not
-            hold), ``report.html``, ``for_the_board.html``, ``provenance.json``, ``checkpoints/`` and ``model/``. It may hold
-            ``disclosures.json`` (if the records were used for more than the model), ``budget.json`` (if the run has reserved a
-            part of a lifetime budget), ``privacy_audit.json`` (if an audit attacked the claim), ``audit/`` (private figures of
-            attacks on the weights) and ``gallery/`` (pictures of public or generated records). An unfinished run has
-            ``secret.key``, and may have ``commits/`` (encrypted states of the training), ``releases/`` and ``features/`` (of
-            frozen towers). These four must stay inside the trust boundary, and are deleted at the end. A federation's run also
-            has ``terms.json`` and ``federation.jsonl``, ``arrivals.json`` while a process works on it, and, if it is simulated,
-            ``simulation.json`` and ``sites/``.
+        path: Directory of the run. A finished run has ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``,
+            ``results.json``, ``privacy_card.md`` (``no_privacy_card.md`` if the method's claim does not hold),
+            ``report.html``, ``for_the_board.html``, ``provenance.json``, ``checkpoints/`` and ``model/``.
+
+            Some runs also have ``disclosures.json`` (if the records were used for more than the model), ``budget.json`` (if the
+            run has reserved a part of a lifetime budget), ``privacy_audit.json`` (if an audit attacked the claim), ``audit/``
+            (private figures of attacks on the weights) and ``gallery/`` (pictures of public or generated records).
+
+            Four names occur only before the end, and must stay inside the trust boundary: ``secret.key``, ``commits/``
+            (encrypted states of the training), ``releases/``, and ``features/`` (of frozen towers).
+
+            A federation's run also has ``terms.json`` and ``federation.jsonl``, ``arrivals.json`` while a process works on it,
+            and, if it is simulated, ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"

@@ -307,7 +307,7 @@ def wrong_provenance(facts: object) -> str | None:
 LABELLED_FIGURES = "labelled-figures"
 """Disclosure: metrics were computed from the labels of private training records (k-NN, linear probe)."""
 AUDITED = "audited"
-"""Disclosure: an audit attacked the run with its own records."""
+"""Disclosure: an audit used the run's own training records to attack it."""
 
 _TASKS = ("knn", "linear")
 _FIGURES = ("knn", "linear_probe")

@@ -88,7 +88,8 @@ def results_in(path: Path) -> dict[str, Any]:
     privacy, evaluations = results.get("privacy"), results.get("evaluations")
     if not isinstance(privacy, dict) or not _is(privacy.get("delta"), _NUMBER) or not _is(privacy.get("epsilon", ""), _SPENT):
         raise UserError(
-            f"{path} is damaged: expected numbers privacy.epsilon (or null) and privacy.delta; restore it. [results-privacy]"
+            f"{path} is damaged: expected privacy.epsilon, a number or null, and privacy.delta, a number; restore it. "
+            "[results-privacy]"
         )
     if not (0 < privacy["delta"] < 1 and (privacy["epsilon"] is None or 0 <= privacy["epsilon"] < math.inf)):
         raise UserError(

@@ -186,7 +186,7 @@ def _of_frozen_images(records: int) -> Expectation:
 def _of_images(strength: float, pretrained: str) -> Expectation:
     gain = gain_of_images(strength)
     about = f"about {gain:.0f} point{'s' if gain >= 1.5 else ''}" if gain >= 1 else "less than 1 point"
-    said = f"{about} of accuracy more than with the initial weights"
+    said = f"{about} more accuracy than with the initial weights"
     if gain < 0.5:
         said = f"no measurable gain over the initial weights, at N x epsilon = {strength:,.0f}"
     if pretrained == "none":

@@ -42,10 +42,10 @@ class Reservation:
 
 
 def reserved(found: Found, store: RecordSet, reservations: Sequence[Reservation]) -> BudgetLedger:
-    """Returns a budget's ledger with entries for those reservations that it does not hold yet.
+    """Returns a budget's ledger, extended by the reservations that it lacks.
 
     Args:
-        found: Budget that holds for the records.
+        found: Budget that applies to the records.
         store: Records of the runs.
         reservations: Runs to reserve.
 

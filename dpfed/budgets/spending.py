@@ -111,7 +111,7 @@ def reserve(store: RecordSet, reservations: Sequence[Reservation], dry: bool = F
 
 
 def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation) -> list[BudgetLedger]:
-    """Records that a run takes no further step, and returns the unused part of its reservation to the budgets.
+    """Notes in the budgets that a run takes no further step, and gives them the unused part of its reservation back.
 
     Args:
         store: Store of the records; ``None``: not available.

@@ -168,7 +168,7 @@ def _show_forecast(prediction: Forecast, given: str) -> None:
     for remark in prediction.remarks:
         _print(f"note: {remark}", "dim")
     _print("")
-    over = f"the noise is {row.noise_over_gradient:,.1f} times as long as the gradient"
+    over = f"the norm of the noise is {row.noise_over_gradient:,.1f} times that of the gradient"
     if row.noise_over_gradient == float("inf"):
         over = "the gradient on these records cannot be distinguished from chance"
     _print(f"one step     {over} (B = {plan.sampling.batch:,}, {plan.groups:,} groups)")

@@ -177,7 +177,7 @@ def join(
     try:
         require_copies(loaded, opened.settings())
     except UserError as error:
-        tell(f"\nBefore the site can be served: {error}")
+        tell(f"\nThe site has joined, but cannot be served yet: {error}")
 
 
 @app.command()

@@ -59,7 +59,7 @@ class Link:
         return shared.item()
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
-        """Returns the numbers of every rank, in the order of ranks. All ranks must give lists of the same length."""
+        """Gathers the lists of all ranks, in the order of ranks. The lists must have the same length."""
         return [row.tolist() for row in self._all(torch.tensor(numbers))]
 
     def agree(self, mark: bytes, trouble: str = "") -> None:

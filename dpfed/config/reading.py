@@ -57,7 +57,7 @@ def assigned(overrides: Sequence[str], tree: dict[str, Any] | None = None) -> di
     given: dict[str, str] = {}
     for assignment in overrides or ():
         if not isinstance(assignment, str):
-            raise UserError(f"{assignment!r}: expected a text such as 'privacy.epsilon=4' as assignment. [setting-type]")
+            raise UserError(f"{assignment!r}: expected a string such as 'privacy.epsilon=4' as assignment. [setting-type]")
         key = _assign(tree, assignment)
         for earlier, other in given.items():
             if other != assignment and (earlier == key or earlier.startswith(f"{key}.")):  # the earlier value would be lost

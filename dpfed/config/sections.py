@@ -80,8 +80,8 @@ class BoundingConfig(Section):
     clip_norm: Annotated[float, _NOT_NORMALISED] = Field(1.0, description="C: the largest L2 norm of a gradient after clipping")
     clipping: Literal["fixed", "automatic", "adaptive"] = Field(
         "fixed",
-        description="fixed: clip to clip_norm; automatic: normalise, with no C to tune; adaptive: C follows the quantile "
-        "progress.quantile of the gradient norms",
+        description="fixed: clip to clip_norm; automatic: normalise, with no C to tune; adaptive: C follows a quantile of "
+        "the gradient norms, which progress.quantile sets",
     )
     stability: Annotated[float, only("bounding.clipping", "automatic")] = Field(
         0.01, description="clipping = 'automatic': constant added to the norm by which a gradient is divided"

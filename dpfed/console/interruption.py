@@ -203,7 +203,7 @@ def _starts_part_of_torch(frame: FrameType) -> bool:
 
 
 def _under_way(handled: BaseException | None) -> bool:
-    """Returns whether an exception is an interruption, or follows from one, so that the command is already cleaning up."""
+    """Returns whether an exception is an interruption or follows from one; if so, the command is already cleaning up."""
     while handled is not None:
         if isinstance(handled, KeyboardInterrupt):
             return True

@@ -25,7 +25,7 @@ _MOST = 512  # records; larger batches are no faster
 def memory_of(device: torch.device) -> int:
     """Returns the largest amount of memory that this process can have on a device, bytes.
 
-    On a GPU, it is all the memory of the GPU. Otherwise it is the host's memory, or a lower limit that is set for this process.
+    On a GPU, it is all the memory of the GPU. Otherwise it is the host's memory, or less if a ulimit or cgroup is smaller.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory

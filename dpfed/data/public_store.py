@@ -117,7 +117,7 @@ def given_public(config: PublicConfig, captions: bool) -> RecordStore:
 
 
 def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> None:
-    """Rejects public records that lack captions that the model reads, or are fewer than join a group.
+    """Rejects public records that lack captions that the model reads, or are fewer than each group needs.
 
     Raises:
         UserError: If it rejects the records.

@@ -71,8 +71,9 @@ def refuse_strangers(terms: Terms, confirmed: list[str], listed: Path | None = N
     if strange := [each for each in confirmed if each not in members]:
         again = "" if listed is None else f" If it is wrong, remove {listed}, and `dpfed site confirm` the right cards again."
         raise UserError(
-            f"no member of these terms has the card {strange[0]}: have its site read out the fingerprint again. If the "
-            f"fingerprint is right, the coordinator has left that site out, or replaced its card.{again} [card-stranger]"
+            f"no member of these terms has a card with the fingerprint {strange[0]}: ask the card's site to read its "
+            f"fingerprint out again. If it is right, the coordinator has left that site out, or replaced its card."
+            f"{again} [card-stranger]"
         )
 
 

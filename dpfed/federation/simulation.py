@@ -123,7 +123,7 @@ def run_simulation(
 
 
 def _agreed(config: Config, simulation: Simulation, parties: list[Identity], progress: Progress) -> Terms:
-    """Makes the terms for the sites among which the records of a resolved configuration are divided."""
+    """Divides the records of a resolved configuration among sites, and makes the terms for these sites."""
     progress.note("opening the records, and dividing them among the sites")
     store = records_of(config, guarded(import_progress(progress), config), say=progress.note)
     indices, units = _divided(store, simulation), unit_keys(store, config.privacy.unit)

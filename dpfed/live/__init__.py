@@ -1,1 +1,1 @@
-"""Live views of runs, read only from the runs' files: in a terminal, on a web page, and for a monitor."""
+"""Live views of runs, made from the runs' files alone: in a terminal, on a web page, and for monitoring with Prometheus."""

@@ -34,7 +34,7 @@ def fitted(shown: RenderableType, console: Console) -> RenderableType:
 
 
 def view(seen: Sequence[Seen], single: bool, left_out: str = "") -> RenderableType:
-    """Returns the view of runs, with the most important lines first, because a small terminal shows no more.
+    """Returns the view of runs, with the most important lines first, because a small terminal shows only the first lines.
 
     Args:
         seen: Runs.

@@ -181,7 +181,7 @@ class BarlowTwins(_Named):
 
 
 class SupCon(_Named):
-    """The supervised contrast (Khosla et al. 2020): views of one class attract each other, views of different classes repel.
+    """The supervised contrastive loss (Khosla et al. 2020): views of one class attract, views of different classes repel.
 
     Labels may be private. A record's class is part of the record, so the same noise protects it (docs/guarantee.md, Labels in a
     loss). The loss sees which records of its group share a class, and nothing else. In a group in which no two records share a

@@ -27,10 +27,11 @@ class BYOL(SimCLR):
         encoder: Any module from images ``(n, C, H, W)`` to features ``(n, F)``.
         embedding: D, dimensions of projection and prediction.
         hidden: Width of the hidden layers of projection and prediction.
-        decay: Decay of the target's average, in [0, 1): after a step the target is decay * target + (1 - decay) * encoder.
+        decay: Decay of the target's average, in [0, 1): after a step, each weight of the target is
+            decay * target + (1 - decay) * the same weight of encoder or projection.
 
     Raises:
-        UserError: If the encoder is not a module, a width is no whole number of 1 or more, or the decay is not a number in
+        UserError: If the encoder is not a module, a width is not a whole number of at least 1, or the decay is not a number in
             [0, 1).
     """
 

@@ -112,7 +112,10 @@ class MomentLayout:
 
     @property
     def _pairs(self) -> int:
-        """Largest length of a record's products of different views, relative to its products of views with themselves."""
+        """Largest length of a record's cross products, divided by the largest length of its products of views with themselves.
+
+        For one tower, the cross products are those of different views; for two towers, those of an image and a text.
+        """
         return 1 if self.towers == 2 else self.views - 1
 
     @functools.cached_property

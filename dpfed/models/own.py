@@ -135,8 +135,8 @@ class OwnTokenizer:
         known = vocabulary or getattr(function, "vocabulary", None) or getattr(function, "vocab_size", None)
         if not isinstance(known, Integral) or known <= int(tokens.max()):
             raise UserError(
-                "TwoTower: expected a number of different tokens that is larger than every token of the tokenizer, got "
-                f"{known!r}: give this number as vocabulary=. [model-vocabulary-other]"
+                f"TwoTower: expected a vocabulary size above the tokenizer's largest token, got {known!r}: give the number of "
+                "different tokens as vocabulary=. [model-vocabulary-other]"
             )
         self.vocabulary = int(known)
 

@@ -77,7 +77,7 @@ class FrozenTextTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """Frozen tower with a trained head.
+    """Frozen text tower with a trainable head.
 
     Args:
         backbone: Tower from tokens ``(n, L)`` to features ``(n, F)``.

@@ -43,9 +43,10 @@ def refuse_trained(model: nn.Module) -> None:
 
 
 def saw_private_records(description: dict[str, Any]) -> bool:
-    """Returns True if one of the runs that made a model read records that are not public, or if the description names no run.
+    """Returns whether a run that is known to have made the model read records that are not public.
 
-    Starting weights whose origin no file states, such as open_clip's, do not count.
+    It returns True, too, if the description lists no runs at all. A listed run about which nothing is known, such as that of
+    open_clip's weights, does not count.
 
     Args:
         description: Description of a model folder (`dpfed.models.description.describe`).

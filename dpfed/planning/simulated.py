@@ -124,5 +124,5 @@ def _measures(config: Config, store: RecordSet) -> EvaluationConfig:
             return wanted
     raise UserError(
         f"nothing can be measured on {store.path}: its records have neither labels (k-NN, linear probe) nor captions that the "
-        "model reads. Give other records, --public STORE, or take generated ones (--public procedural). [rehearsal-no-measure]"
+        "model reads. Give other records (--public STORE), or take generated ones (--public procedural). [rehearsal-no-measure]"
     )

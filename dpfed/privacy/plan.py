@@ -317,7 +317,7 @@ class PrivacyPlan:
 
     @property
     def longest_sum(self) -> float:
-        """Largest L2 norm of the sum without noise; the probability of a longer sum is negligible or 0."""
+        """Bound on the L2 norm of the sum without noise; the sum exceeds it never, or with negligible probability."""
         return self.spread * self.sensitivity
 
     @functools.cached_property

@@ -30,7 +30,7 @@ def is_audit(facts: Any) -> bool:
 
 
 def attacked(audit: dict[str, Any]) -> str:
-    """Returns, in words, the number of workers among which the attacked mechanism was divided."""
+    """Returns the number of workers among which the attacked mechanism was divided, as a text such as ``3 workers``."""
     return "one worker" if audit["owners"] == 1 else f"{audit['owners']} workers"
 
 

@@ -38,7 +38,7 @@ def embedding_maps(features: list[Tensor], store: RecordSet, indices: np.ndarray
 
 
 def places_of(features: Tensor) -> Points:
-    """Computes two coordinates in [0, 1] for each record, such that records whose features have a high cosine are near.
+    """Computes two coordinates in [0, 1] for each record by t-SNE; records with similar features lie near each other.
 
     Args:
         features: Features, ``(n, F)``, n at least 3.

@@ -24,8 +24,8 @@ def runs_behind(run: RunDirectory, parts: Parts, ledger: Ledger) -> list[dict[st
     Returns:
         For each run the keys ``run`` (its id), ``data`` (name of its records), ``public`` (whether anyone may see the records),
         ``generated`` (whether the records are generated and so show no person), ``guarantee`` (whether a guarantee holds) and,
-        if one holds, ``epsilon``, ``delta`` and ``unit``. For an unknown run, such as that of pretrained weights, the first
-        three and ``guarantee`` are ``None``.
+        if one holds, ``epsilon``, ``delta`` and ``unit``. For an unknown run, such as that of pretrained weights, ``run``,
+        ``data``, ``public`` and ``guarantee`` are ``None``, and ``generated`` is False.
     """
     start = run.provenance.get("start")
     before: list[dict[str, Any]] = []

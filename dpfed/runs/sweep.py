@@ -141,7 +141,7 @@ def read_sweep(file: str | Path, base: Config) -> Sweep:
         configs[name] = _changed(base, entry.get("set", {}), name, f"{file}, run '{name}'")
     about = tree.get("about", "")
     if not isinstance(about, str):
-        raise UserError(f"{file}: 'about' must be a text; got {shown(about)}. [sweep-about-type]")
+        raise UserError(f"{file}: 'about' must be a string; got {shown(about)}. [sweep-about-type]")
     return Sweep(_name(tree, str(file)), about, configs)
 
 

@@ -27,7 +27,7 @@ class Section(BaseModel):
             raise ValueError("expected a whole number of fewer digits")
         for text in value if isinstance(value, tuple) else (value,):
             if text == "":
-                raise ValueError("expected a text that is not empty")
+                raise ValueError("expected a non-empty string")
             if isinstance(text, str) and has_control_characters(text):
                 raise ValueError("expected no line break or other control character")
         return value

@@ -21,11 +21,11 @@ _WORDS = {
     "int_type": "expected a whole number, such as 100",
     "int_parsing_size": "expected a whole number of fewer digits",
     "bool_type": "expected true or false",
-    "string_type": "expected a text, in quotes",
-    "string_unicode": "expected a text of valid Unicode characters",
-    "string_too_short": "expected a text that is not empty",
-    "string_too_long": "expected a text of at most {max_length} characters",
-    "string_pattern_mismatch": "expected a text that fits {pattern}",
+    "string_type": "expected a string, in quotes",
+    "string_unicode": "expected a string of valid Unicode characters",
+    "string_too_short": "expected a non-empty string",
+    "string_too_long": "expected a string of at most {max_length} characters",
+    "string_pattern_mismatch": "expected a string that fits {pattern}",
     "tuple_type": "expected a list, such as [1, 2]",
     "too_short": "expected a list of at least {min_length} values",
     "too_long": "expected a list of at most {max_length} values",
@@ -84,7 +84,7 @@ def problem(error: ValidationError, schema: type[BaseModel] | None = None) -> st
     first = error.errors()[0]
     place = first["loc"]
     if place[:2] == ("bounding", "options") and len(place) > 2:  # pydantic reports each member of the union
-        return f"{_key(place[:3])}: expected a finite number, true, false or a text; got {shown(first['input'])}"
+        return f"{_key(place[:3])}: expected a finite number, true, false or a string; got {shown(first['input'])}"
     if first["type"] == "extra_forbidden":
         return f"unknown key {_key(place)}{_suggestion(place, schema)}"
     if first["type"] == "missing":

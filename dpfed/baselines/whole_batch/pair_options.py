@@ -108,11 +108,11 @@ def contrastive_change(batch: int, temperature: float, candidates: int = 1) -> f
 
 
 def contrastive_change_below_cap(batch: int, temperature: float, candidates: int = 1) -> float:
-    """Returns the bound of `contrastive_change` if a batch of b - 1 records becomes one of b (Logit-DP paper, lemma 4.5).
+    """Returns the counterpart of `contrastive_change` for a record that is added to a batch of b - 1 records.
 
-    The lemma's constant for one candidate at temperature 1, ``2 (1 + (b-2) e^2 / (e^2 + b-1))``, is smaller, and does not hold:
-    its proof assumes that the new record's positive has the same softmax weight for the new anchor as the new record's
-    candidate has for each other anchor.
+    Lemma 4.5 of the Logit-DP paper states a smaller constant for one candidate at temperature 1,
+    ``2 (1 + (b-2) e^2 / (e^2 + b-1))``, which does not hold: its proof assumes that the new
+    record's positive has the same softmax weight for the new anchor as the new record's candidate has for each other anchor.
 
     Args:
         batch: b, the number of records of the larger batch, at least 2.

@@ -243,7 +243,10 @@ def _of_coco(content: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         UserError: If the content has another form.
     """
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds {type(content).__name__}, expected objects or COCO's captions. [table-json-content]")
+        raise UserError(
+            f"{path} holds {type(content).__name__}, expected a list of objects, an object on each line, or COCO's captions. "
+            "[table-json-content]"
+        )
     try:
         images: dict[Any, Any] = {}
         for number, image in enumerate(content["images"]):

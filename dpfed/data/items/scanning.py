@@ -147,5 +147,5 @@ def _name(value: Any, part: Part) -> str:
     if not isinstance(value, str | int) or isinstance(value, bool) or not str(value).strip():
         what = "a function" if callable(part) else repr(part)
         given = "a blank text" if isinstance(value, str) else described(value)
-        raise BrokenItem(f"{what} gives {given}, expected a text or a whole number")
+        raise BrokenItem(f"{what} gives {given}, expected a string or a whole number")
     return str(value)

@@ -76,9 +76,9 @@ def check_types(record: RecordInput) -> None:
     if not isinstance(record, RecordInput):
         raise UserError(f"expected a dpfed.RecordInput, got {type(record).__name__}. [record-type]")
     if not isinstance(record.id, str):
-        raise UserError(f"the id of a record must be a text, got {record.id!r}. [record-id-text]")
+        raise UserError(f"the id of a record must be a string, got {record.id!r}. [record-id-text]")
     if not isinstance(record.unit, str | None):
-        raise UserError(f"record {record.called!r}: its unit must be a text or None, got {record.unit!r}. [record-unit]")
+        raise UserError(f"record {record.called!r}: its unit must be a string or None, got {record.unit!r}. [record-unit]")
     captions = record.captions
     if isinstance(captions, str) or not isinstance(captions, Collection) or not all(isinstance(text, str) for text in captions):
         raise UserError(f"record {record.called!r}: captions must be a sequence of texts, as in ('a cat',). [record-captions]")

@@ -156,7 +156,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
         certificate, key = certificates_in(certificate_file)[0], _private_key(key_file)
         if certificate.public_key() != key.public_key():  # every site would refuse what this key signs
             raise UserError(
-                f"{key_file} is the key of another certificate than {certificate_file}: put the right key there. "
+                f"{key_file} does not belong to the certificate {certificate_file}: put the certificate's key there. "
                 "[certificate-other-key]"
             )
         return certificate, key

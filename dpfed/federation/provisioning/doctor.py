@@ -139,7 +139,7 @@ def _node_port(paths: SitePaths) -> Iterator[Finding]:
 
 
 def _socket(paths: SitePaths) -> Iterator[Finding]:
-    """Checks that only the worker's user can put a socket where the units look for it."""
+    """Checks that only the worker's user can put a socket where systemd's units look for it."""
     folder = paths.path / "door"
     refuse_open_folder(folder, paths.site.path.stat().st_uid)
     yield Finding("door", State.GOOD, f"{folder}, where only the worker's user can put a socket")

@@ -87,7 +87,7 @@ def test_the_key_of_another_authority_signs_nothing(tmp_path):
     make_certificates(tmp_path / "b", ["localhost"])
     (tmp_path / "a" / "server.pem").unlink()  # as for a renewal
     shutil.copy(tmp_path / "b" / "ca.key", tmp_path / "a" / "ca.key")
-    with pytest.raises(UserError, match="ca.key is the key of another certificate.*certificate-other-key"):
+    with pytest.raises(UserError, match="ca.key does not belong to the certificate.*certificate-other-key"):
         make_certificates(tmp_path / "a", ["localhost"])
     assert not (tmp_path / "a" / "server.pem").exists()
 

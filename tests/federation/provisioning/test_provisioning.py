@@ -463,8 +463,8 @@ def test_a_site_and_its_doctor_know_which_copies_it_needs(office, dpfed, public_
     kits = office.provision().kits
     told = {site: dpfed("site", "join", place.path, kits[site], "--yes") for site, place in places.items()}
     assert [code for code, _, _ in told.values()] == [0, 0]
-    assert "Before the site can be served: the public records 'shapes' (`public`)" in told["north"][1]
-    assert "Before the site can be served" not in told["south"][1]
+    assert "The site has joined, but cannot be served yet: the public records 'shapes' (`public`)" in told["north"][1]
+    assert "cannot be served yet" not in told["south"][1]
     copies = {
         site: [finding for finding in examine_site(place.path) if finding.about == "copies"] for site, place in places.items()
     }
