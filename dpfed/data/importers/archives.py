@@ -73,8 +73,9 @@ class _Content(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """Reads at most `size` bytes (-1: all that are left). Bytes that were put back are read first."""
-        ahead, self._ahead = self._ahead, b""
-        self.last = ahead if ahead and size == len(ahead) else ahead + self._file.read(size - len(ahead))
+        first, self._ahead = (self._ahead, b"") if size < 0 else (self._ahead[:size], self._ahead[size:])
+        missing = size - len(first) if size >= 0 else -1
+        self.last = first + self._file.read(missing) if missing else first
         self._at += len(self.last)
         return self.last
 
