@@ -54,7 +54,7 @@ def basis_of(given: Any, x: Rows, y: Rows | None, aligned: bool, dimensions: int
 
     Raises:
         ArrayError: If `given` is not ``None``, ``"random"`` or a pair of suitable matrices, or if it is a pair although the fit
-            has no Y, or its features are aligned.
+            has no Y or gets aligned features.
     """
     if given is None or (isinstance(given, str) and given == RANDOM):
         return None
@@ -109,7 +109,7 @@ def padded(basis: Basis, rows: int) -> Basis:
 
 
 def bases_in(heads: Mapping[str, np.ndarray]) -> dict[Side, Basis]:
-    """Returns the bases that are stored among the tensors of a fit's heads; they have only the rows that the fit used.
+    """Returns the bases that are stored among the tensors of a fit's heads, each with as many rows as the fit has dimensions.
 
     Raises:
         KeyError: If the heads hold no bases.
@@ -128,7 +128,8 @@ def _public(given: Any, name: str, private: Rows) -> Rows:
         private: Private rows, whose columns the public rows must have.
 
     Raises:
-        ArrayError: If the public rows have another shape or other columns, or too many columns.
+        ArrayError: If the matrix does not have two dimensions, has too many columns, or its columns differ from those of the
+            private rows in number, names or order.
     """
     rows = rows_of(given, name)
     if rows.views:
@@ -145,8 +146,8 @@ def _public(given: Any, name: str, private: Rows) -> Rows:
         )
     if rows.columns is not None and private.columns is not None and rows.columns != private.columns:
         raise ArrayError(
-            f"the columns of {name} have other names, or another order, than those of {private.name}: give the same columns in "
-            "the same order. [arrays-basis-names]"
+            f"the columns of {name} differ from those of {private.name} in their names or their order: give the same columns "
+            "in the same order. [arrays-basis-names]"
         )
     return rows
 
@@ -155,7 +156,7 @@ def _content(rows: Rows) -> np.ndarray:
     """Returns public rows, ``(n, F)``: all rows, or `MOST_PUBLIC` evenly spaced rows if there are more.
 
     Raises:
-        ArrayError: If a number is not finite, or too few rows are not zero.
+        ArrayError: If a number is not finite, or fewer than `FEWEST_PUBLIC` rows have a number other than 0.
     """
     count = min(len(rows), MOST_PUBLIC)
     content = rows.block(np.linspace(0, len(rows) - 1, count).round().astype(np.int64))[:, 0] if count else np.zeros((0, 1))

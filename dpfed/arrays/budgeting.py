@@ -39,7 +39,7 @@ class Held:
         self._ids = [budget.head.id for budget in reserve(records, [self._reservation(0)])]
 
     def settled(self, charged: int) -> str:
-        """Records the charge in the budgets' ledgers; returns the budgets in words, for the privacy card.
+        """Writes the charge into the budgets' ledgers, and returns a description of the budgets for the privacy card.
 
         Args:
             charged: Number of releases that the fit's ledger has charged.

@@ -41,7 +41,7 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
         fit: Fit to describe.
         ledger: Ledger of the fit.
         identity: Id of the fit.
-        budget: Lifetime budget of the rows, in words.
+        budget: Description of the lifetime budgets of the rows.
         earlier: Ledgers of those earlier fits in the same folder that were charged.
 
     Returns:
@@ -99,7 +99,7 @@ def _rows(identity: str, ledger: Ledger, earlier: Sequence[Ledger]) -> Iterable[
 
 
 def _together(ledgers: Sequence[Ledger]) -> str:
-    """Returns the joint guarantee of several fits on the same rows, in words."""
+    """Describes the joint guarantee of several fits on the same rows, for the card."""
     if any(ledger.marks.get("fixed_seed") for ledger in ledgers):
         return "if all used the same rows, all fits together have no guarantee: a fixed random_state makes noise predictable"
     units = {ledger.plan.promise.unit for ledger in ledgers}

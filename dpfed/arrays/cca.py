@@ -44,8 +44,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         dimensions: Number of dimensions after a public projection of the features, k. ``None``: chosen from N and the noise;
             for X alone and for aligned matrices the number of columns, at most N.
         basis: Public rows from which the projection is computed, ``(public_X, public_Y)``. They have the columns of X and of Y;
-            row i of `public_X` and row i of `public_Y` need not be of one record. ``None`` or ``"random"``: a projection of
-            random numbers. X alone and aligned matrices take no public rows.
+            row i of `public_X` and row i of `public_Y` may belong to different records. ``None`` or ``"random"``: a projection
+            of random numbers. X alone and aligned matrices take no public rows.
         aligned: Whether matching rows of X and Y are similar already, as with both towers of a CLIP model.
         noise: Kind of the noise: ``"gaussian"``, or ``"discrete"``, whose proof also covers the rounding of numbers.
         device: Device that computes the sums: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
@@ -192,7 +192,7 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             The embeddings, ``(n, D)`` or ``(n, V, D)`` float32; a pair of them if both matrices are given.
 
         Raises:
-            UserError: If a matrix cannot be used, or has other columns than in the fit.
+            UserError: If a matrix cannot be used, or its columns differ from those in the fit.
             NotFittedError: If `fit` was not called.
         """
         check_is_fitted(self)
@@ -313,8 +313,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         known = getattr(self, "feature_names_in_", None)
         if name == "X" and known is not None and rows.columns is not None and rows.columns != tuple(known):
             raise ArrayError(
-                "the columns of X have other names, or another order, than in the fit: give the same columns in the same "
-                "order. [arrays-columns]"
+                "the columns of X differ from those in the fit in their names or their order: give the same columns in the "
+                "same order. [arrays-columns]"
             )
         return rows
 

@@ -55,7 +55,8 @@ class Wanted:
     Attributes:
         epsilon: Epsilon of the fit's guarantee.
         delta: Delta of the guarantee; ``None``: 1/(N ln N).
-        dimensions: Number of dimensions, k; ``None``: chosen from N and sigma, or, for aligned features, from their widths.
+        dimensions: Number of dimensions, k; ``None``: chosen from N and sigma; for X alone and for aligned features the number
+            of columns, at most N.
         aligned: Whether the two features of a record are similar already, as those of a CLIP model are.
         noise: Kind of the noise, ``gaussian`` or ``discrete``.
         device: Device that computes the sums, ``auto``, ``cpu``, ``cuda`` or ``mps``.

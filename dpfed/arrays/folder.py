@@ -56,8 +56,8 @@ class Saved:
         card: Privacy card, Markdown.
         ledger: Privacy ledger, JSON lines.
         columns: Names of the columns of X; ``None``: X had none.
-        basis: Fingerprint of the public basis; `heads` has the rows of the basis that the fit used. ``None``: the basis is
-            random.
+        basis: Fingerprint of the public basis; `heads` holds as many rows of the basis as the fit has dimensions. ``None``: the
+            basis is random.
     """
 
     parameters: dict[str, Any]
@@ -273,5 +273,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(
-        f"cannot save {value!r} ({type(value).__name__}) as a parameter: expected text, a number, True, False or None"
+        f"cannot save {value!r} ({type(value).__name__}) as a parameter: expected a string, a number, True, False or None"
     )

@@ -35,7 +35,9 @@ class ArrayRecords(RecordSet):
         path: Folder that keeps the budget of these rows.
 
     Raises:
-        ArrayError: If X and Y or `groups` do not match, or there are fewer than two records or groups.
+        ArrayError: If Y is missing and X has no views; if Y is given and X or Y has views; if X and Y differ in the number or
+            the names of their rows; if `groups` is not one number or string for each row; or if there are fewer than two
+            records or groups.
     """
 
     def __init__(self, x: Rows, y: Rows | None, groups: Any, path: Path) -> None:
@@ -82,7 +84,7 @@ class ArrayRecords(RecordSet):
 
     @functools.cached_property
     def contents(self) -> str:  # type: ignore[override]
-        """See `RecordSet`; a hash of all rows, made without a secret, so it is not published."""
+        """See `RecordSet`; a hash of all rows and groups, made without a secret, so it is not published."""
         parts = [self.keys] if self.units is None else [self.keys, self.units]
         order = np.argsort(self.keys, kind="stable")
         return hashlib.blake2b(b"".join(part[order].tobytes() for part in parts), digest_size=16).hexdigest()
@@ -93,7 +95,7 @@ class ArrayRecords(RecordSet):
         return self.contents
 
     def captions(self, indices: np.ndarray) -> list[list[str]]:
-        """See `RecordSet`; a hash of each row of Y, as text, stands for the captions."""
+        """See `RecordSet`; a hexadecimal hash of each row of Y stands for the captions; without Y there are no captions."""
         indices = np.asarray(indices)
         if self.y is None:
             return [[] for _ in indices]
@@ -195,5 +197,5 @@ def _numbered(groups: Any, rows: int) -> np.ndarray:
         return np.fromiter((numbers.setdefault(name, len(numbers)) for name in names), np.uint64, len(names))
     except (TypeError, ValueError) as error:  # for example pandas' NA, or lists
         raise ArrayError(
-            f"groups holds values that are neither numbers nor texts ({error}): give numbers or texts. [arrays-group-names]"
+            f"groups holds values that are neither numbers nor strings ({error}): give numbers or strings. [arrays-group-names]"
         ) from error

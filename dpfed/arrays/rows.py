@@ -30,7 +30,7 @@ class Rows:
         shape: Shape of the matrix, (N, F), or (N, V, F) with V views.
         read: Function that takes row numbers ``(n,)``, ascending, or a slice, and returns these rows as a NumPy array.
         names: Names of the rows; ``None``: the source has none.
-        columns: Names of the columns; ``None``: the source has none, or some are not texts.
+        columns: Names of the columns; ``None``: the source has none, or some are not strings.
         padding: Number of columns of zeros that `block` appends.
     """
 

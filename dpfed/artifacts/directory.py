@@ -208,7 +208,10 @@ class RunDirectory:
         return Ledger.open(self.ledger).promised_epsilon if self.ledger.is_file() else None
 
     def __repr__(self) -> str:
-        """Shows epsilon, the most important figures, and the folder; of a damaged run only the folder."""
+        """Shows epsilon, the most important figures, and the folder.
+
+        Of a run that is unfinished, damaged or missing, it shows the folder and this state.
+        """
         from dpfed.report.results import most_telling, results_of, shown  # imports scipy, which takes a second
 
         name = type(self).__name__
@@ -265,7 +268,7 @@ class RunDirectory:
         for entry in (entry for folder in (self.path, *known) if folder.is_dir() for entry in folder.iterdir()):
             if entry.is_file() or (entry.is_dir() and (entry in known or entry.suffix in ("", DRAFT))):
                 continue
-            what = "a folder" if entry.is_dir() else "a link that leads nowhere" if entry.is_symlink() else "no regular file"
+            what = "a folder" if entry.is_dir() else "a link that leads nowhere" if entry.is_symlink() else "not a regular file"
             raise UserError(f"the run is damaged: {entry} is {what}; restore or remove it. [run-entry-odd]")
 
     @property
@@ -320,13 +323,13 @@ class RunDirectory:
         return facts
 
     def disclose(self, what: str) -> None:
-        """Records, before anything is shown, that the run discloses its private records in a way that epsilon does not cover.
+        """Notes, before anything is shown, that the run discloses its private records in a way that epsilon does not cover.
 
         Args:
             what: Name of the disclosure, such as `dpfed.artifacts.provenance.AUDITED`.
 
         Raises:
-            UserError: If the disclosure cannot be recorded, or the file of disclosures is damaged; then nothing may be shown.
+            UserError: If the disclosure cannot be noted, or the file of disclosures is damaged; then nothing may be shown.
         """
         known = self.disclosures
         if what in known:

@@ -148,9 +148,7 @@ def _lead(privacy: dict[str, Any]) -> str:
 
 def _about_figures(public: bool, evaluated: bool) -> str:
     if public and not evaluated:
-        return "The records are public, and the run measured no figures of evaluation."
+        return "The records are public, and the run measured no evaluation figures."
     if public:
-        return "The records are public, and the figures of evaluation are in this page's metadata."
-    return (
-        "Figures of evaluation are not on this page: they are exact functions of held-out records, and no epsilon covers them."
-    )
+        return "The records are public, and the evaluation figures are in this page's metadata."
+    return "Evaluation figures are not on this page: they are exact functions of held-out records, and no epsilon covers them."

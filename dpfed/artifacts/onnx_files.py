@@ -27,7 +27,10 @@ _LARGEST = 2**30  # most bytes of weights inside the file; more go beside it, si
 
 
 class _Tower(nn.Module):
-    """A module that calls some of a model's methods on one tensor, and returns all results, because ONNX exports modules."""
+    """A module that calls some of a model's methods on one tensor, and returns all results.
+
+    PyTorch's ONNX exporter takes a module, not methods.
+    """
 
     def __init__(self, model: nn.Module, methods: list[Callable[[Tensor], Tensor]]) -> None:
         super().__init__()
@@ -110,7 +113,7 @@ def _image_code(options: ModelConfig, description: dict[str, Any]) -> str:
 
 
 def _text_code(options: ModelConfig, tokenizer: Tokenizer, source: Path, dest: Path) -> str:
-    """Returns Python code that turns captions into embeddings, and copies the files that the tokenizer needs."""
+    """Copies the files that the tokenizer needs; returns Python code that turns captions into embeddings."""
     run = f'text = onnxruntime.InferenceSession("DEST/{TEXT_FILE}")\n(text_embeddings,) = text.run(None, {{"tokens": tokens}})'
     if options.kind == "open_clip" and options.tokenizer != "words":
         ignored = shutil.ignore_patterns(CLIP_WEIGHTS, DESCRIPTION, HEADS.file, FOREIGN)

@@ -208,8 +208,8 @@ def _fingerprint(data: dict[str, Any]) -> str:
 def with_origin(facts: CardFacts, start: dict[str, Any] | None) -> CardFacts:
     """Returns the facts of a run's card, adapted to the data on which the run's starting weights were trained.
 
-    Each private run that trained these weights adds a mark. If all their data were generated, the card does not list the data
-    of the starting weights as unprotected.
+    Each private run that trained these weights adds a mark to the card. If the data of all these runs were generated, the card
+    does not list the data of the starting weights as unprotected.
 
     Args:
         facts: Facts of the run's card.

@@ -32,8 +32,13 @@ from dpfed.report.card import card_digest, table_rows
 
 
 def _latest(folder: Path, names: str) -> int:
-    """Returns the largest step among a folder's files whose names match; other files, as file managers leave them, are not
-    dpfed's. 0 if there is none."""
+    """Returns the largest step that a file of a folder has in its name; 0: the folder has no such file.
+
+    Args:
+        folder: Folder, which need not exist.
+        names: Regular expression of the names, with the step as its first group. Other files, such as those that file managers
+            leave, do not count.
+    """
     found = (re.fullmatch(names, path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
     return max((int(match[1]) for match in found if match), default=0)
 
@@ -151,7 +156,7 @@ def _plan(run: RunDirectory, ledger: Ledger) -> Check:
     try:
         wrong = "" if describes(config, ledger.plan) else "config.toml asks for another mechanism"
     except UserError as error:
-        wrong = f"config.toml allows no such plan: {error}"
+        wrong = f"config.toml allows no such plan. {error}"
     return Check("the plan of the ledger is that of config.toml", wrong)
 
 

@@ -48,7 +48,7 @@ def read_view(folder: str | Path) -> RunView:
     try:
         lead(card)
     except UserError as error:
-        raise UserError(f"{page} is damaged: {error.sentence} Restore it. [run-card-damaged]") from error
+        raise UserError(f"{page} is damaged. It is {error.sentence} Restore it. [run-card-damaged]") from error
     pictures, ledger = folder / "gallery", RunDirectory(folder).ledger
     return RunView(
         name=str(name),
@@ -98,13 +98,13 @@ def results_in(path: Path) -> dict[str, Any]:
         )
     if not (_is(privacy.get("clip_norm", ""), _SPENT) and isinstance(privacy.get("clipping"), str)):
         raise UserError(
-            f"{path} is damaged: expected privacy.clip_norm (number or null) and privacy.clipping (word); restore it. "
+            f"{path} is damaged: expected privacy.clip_norm (number or null) and privacy.clipping (string); restore it. "
             "[results-clipping]"
         )
     made = results.get("run")
     named = isinstance(made, dict) and isinstance(made.get("id"), str) and isinstance(made.get("ledger"), str)
     if not named:
-        raise UserError(f"{path} is damaged: 'run' does not say which run it is; restore it. [results-run-unnamed]")
+        raise UserError(f"{path} is damaged: 'run' lacks the run's id or the ledger's hash; restore it. [results-run-unnamed]")
     if (wrong := wrong_provenance(made)) is not None:
         raise UserError(f"{path} is damaged: in 'run', '{wrong}' is missing or malformed; restore it. [results-run-wrong]")
     if not isinstance(evaluations, list):

@@ -1,8 +1,8 @@
 """Canaries: generated records, and a model under which each canary moves the sum as far as a record can.
 
 An audit of the mechanism needs no private record and no real model. Its records are generated pictures of 8 x 8 pixels that
-each encode a number. Its model reads the numbers and has gradients that the auditor chose, long enough to be clipped: Dirac
-canaries (Nasr et al. 2023; Andrew et al. 2024). Everything else is the code of a real run: draws, groups, views, engines,
+each encode a number. Its model reads the numbers and has gradients that the auditor chose, with norms large enough to clip:
+Dirac canaries (Nasr et al. 2023; Andrew et al. 2024). Everything else is the code of a real run: draws, groups, views, engines,
 clipping, noise, ledger, optimizer.
 """
 
@@ -69,7 +69,7 @@ class CanaryModel(nn.Module):
         arrangement: Parameters that the gradients move. ``group``: a group's gradient moves a single parameter. The index of
             this parameter is the number of the filler with the largest hash in the group (`read`), and a canary in the group
             reverses the gradient's sign. The engine must compute each group separately. ``own``: each canary moves a parameter
-            of its own. ``one``: all records move the same parameter.
+            of its own, and all fillers move parameter 0. ``one``: all records move the same parameter.
         against: Whether the canaries' gradients point in the opposite direction to the fillers'.
         scrambled: Whether a hash of all records of a group decides the sign of its gradient. This reveals a record that changes
             more than its own group. The engine must take groups one by one.
@@ -102,7 +102,14 @@ class CanaryModel(nn.Module):
         return (pixels[:, 0, :_DIGITS] * powers).sum(1), pixels[:, 2] @ self._hash
 
     def forward(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Embeds the views of a group: ``{"image": (S, V, 3, H, W)}`` -> ``{"image": (S, V, D)}``, of unit length."""
+        """Embeds V views of each of a group's S records, with unit length.
+
+        Args:
+            views: Normalised images, ``{"image": (S, V, 3, H, W)}``.
+
+        Returns:
+            The embeddings, ``{"image": (S, V, D)}``.
+        """
         images = views["image"]
         number, hashed = self.read(images[:, 0])
         push = self._push(number, hashed) * self.sign
@@ -118,7 +125,7 @@ class CanaryModel(nn.Module):
         return self({"image": images[:, None]})["image"][:, 0]
 
     def _push(self, number: Tensor, hashed: Tensor) -> Tensor:
-        """Returns the direction and length of each record's gradient, ``(S, P)``."""
+        """Returns the direction of each record's gradient, times a factor that scales the gradient, ``(S, P)``."""
         places = torch.arange(self.along.in_features, device=number.device)
         canary, (filler, strong) = number >= self._fillers, self._lengths
         if self._arrangement == "group":

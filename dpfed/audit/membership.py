@@ -119,7 +119,7 @@ class MembershipAudit:
 
     @property
     def differ_untrained(self) -> bool:
-        """Whether members and non-members differ even before training, so that the figures say nothing about the run."""
+        """Whether members and non-members differ even before training; the figures then say nothing about the run."""
         untrained = [outcome for outcome in self.outcomes if outcome.weights == "untrained"]
         return any(outcome.auc.low > 0.5 for outcome in untrained)
 

@@ -66,7 +66,10 @@ def tpr_at_fpr(members: np.ndarray, non_members: np.ndarray, fpr: float, confide
     thresholds = np.concatenate([[np.inf], np.sort(non_members)[::-1], [-np.inf]])
 
     def positives(rank: int) -> int:
-        """Counts the members above the non-member of a rank, 1 being the highest; rank 0 stands for infinity."""
+        """Counts the members above the non-member of a rank, 1 being the highest.
+
+        Rank 0 stands for infinity, and every rank above m for minus infinity.
+        """
         return int((members > thresholds[min(rank, m + 1)]).sum())
 
     exceed = stats.binom(m, fpr)  # non-members above the true threshold

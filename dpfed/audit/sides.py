@@ -92,7 +92,7 @@ class Sides:
         return torch.cat([torch.arange(len(indices)) >= len(indices) // 2 for indices in self.indices])
 
     def views(self) -> Iterator[dict[str, Tensor]]:
-        """Yields the views of one record after another, drawn J times for each record; the members come first.
+        """Yields the views of one record after another, drawn J = `DRAWS` times for each record; the members come first.
 
         Yields:
             ``{"image": (J, V, 3, size, size), "text": (J, W, L)}``: V views of the image, each size x size pixels,
@@ -107,7 +107,7 @@ class Sides:
     def reference_views(self) -> dict[str, Tensor]:
         """Returns J draws of the views of the R references: ``{"image": (R, J, V, 3, size, size), "text": (R, J, W, L)}``.
 
-        There is no ``"text"`` for a model of images alone.
+        J, V, W and L are those of `views`. There is no ``"text"`` for a model of images alone.
         """
         return self._draws(self.parts[0], self.references)
 

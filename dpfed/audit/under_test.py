@@ -228,7 +228,7 @@ def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:
 
 
 def _turn(model: CanaryModel, step: int) -> None:
-    """Alternates the sign of all gradients between steps, so that noise that repeats itself cancels in the scores."""
+    """Sets the sign of all gradients in a step. It alternates, so that noise that repeats itself cancels in the scores."""
     model.sign.fill_(sign_of(step))
 
 

@@ -4,8 +4,9 @@ The module also finds the coordinate of the noisy sum in which each canary shows
 
 Many canaries are tried at once, each on a coordinate of its own, so that every canary of a step is an experiment:
 
-* group clipping: each group has a coordinate, and a canary that joins the group reverses the group's gradient, a change of 2C;
-* public contrast: every record is a group with its own coordinate, in which a canary adds a gradient of length C;
+* group clipping: each group has a coordinate, and a canary that joins the group reverses the group's gradient, a change of 2C,
+  where C is the clip norm;
+* public contrast: every record is a group with its own coordinate, in which a canary adds a gradient of norm C;
 * a clipped batch, and all methods that contrast the whole batch: there is one gradient, and so one canary and one coordinate.
 
 The auditor knows every draw except whether a canary is drawn, as the proofs allow. So it knows the group that the canary would

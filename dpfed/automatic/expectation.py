@@ -41,7 +41,7 @@ class Expectation:
         after: Value after training in percent; ``None``: nothing is predicted.
         error: Error of `after` in percentage points; eight of ten runs reach a figure within this error of `after`. ``None``:
             nothing is predicted.
-        sentence: Prediction in words.
+        sentence: Prediction as a sentence for the user.
     """
 
     figure: str | None

@@ -73,7 +73,7 @@ def _own(path: Path, kind: str) -> tuple[dict[str, list[str]], str]:
         kind: Kind of the sites' records: ``"image"`` or ``"image-text"``.
 
     Raises:
-        UserError: If `path` is no store, or its records have another kind.
+        UserError: If `path` is not a record store, or its records are of another kind.
     """
     layout = read_layout(path)
     if layout.header["kind"] != kind:

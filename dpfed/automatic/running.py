@@ -37,7 +37,9 @@ def pretrain(
     say: Callable[[Chosen], None] | None = None,
     resume: bool = True,
 ) -> RunDirectory:
-    """Makes all choices and trains. If the folder holds the request's run already, resumes the run, or returns a finished one.
+    """Makes all choices and trains.
+
+    If the folder already holds the run of this request, the function resumes that run, or returns it if it is finished.
 
     Args:
         request: Request of the user.

@@ -1,4 +1,4 @@
-"""Logit-DP (Kong, Munoz Medina and Ribero): clips each similarity's gradient, and adds these up, weighted by the loss.
+"""Logit-DP (Kong, Munoz Medina and Ribero): a sum of the similarities' clipped gradients, weighted by the loss's derivatives.
 
 The gradient of a loss of similarities is ``sum over pairs of (dl/ds) grad s``. Every ``grad s`` is clipped to C; the weights
 ``dl/ds`` are not clipped, but one record can change only few of these weights by much. **Sensitivity G C**, where G bounds the
@@ -42,7 +42,7 @@ def _sensitivity(given: MechanismParameters) -> float:
 
 
 def _spread(given: MechanismParameters) -> float:
-    """Returns an upper bound on the length of the sum, divided by the sensitivity.
+    """Returns an upper bound on the norm of the sum, divided by the sensitivity.
 
     In absolute value, an anchor's weights add up to at most 2 / tau, and those of its regulariser to at most 2.
     """

@@ -4,17 +4,18 @@ In each step the worker releases noisy statistics: embeddings in M slots for Inf
 gradient depends on the other records only through these statistics. Given the statistics, a record's loss depends on that
 record alone; its gradient is clipped to C.
 
-**Sensitivity of the release.** For slots it is sqrt(2): an additional record adds its two embeddings a and b, each of at most
-unit length, to one slot. For moments it is sqrt(5): the record adds a vector phi with ``|phi|^2 = |a|^2 + |b|^2 + |a*a|^2 +
-|b*b|^2 + |a|^2 |b|^2 <= 5``. **Sensitivity of the sum, given the release.** It is C: the record adds one clipped gradient and
+**Sensitivity of the release.** For slots it is sqrt(2): an additional record adds its two embeddings u and v, each of at most
+unit length, to one slot. For moments it is sqrt(5): the record adds a vector phi with ``|phi|^2 = |u|^2 + |v|^2 + |u*u|^2 +
+|v*v|^2 + |u|^2 |v|^2 <= 5``. **Sensitivity of the sum, given the release.** It is C: the record adds one clipped gradient and
 changes no other; the engine embeds one record at a time, so this holds bit by bit. The batch has no cap, because under a cap a
 record could displace another one, and so change the contributions of two records.
 
-**Both together** are dominated by ``Poisson(q, Gaussian(sigma))``. Let x be the additional record. Fix all draws except the
-noise and whether x is drawn (b = 1); none depends on x. The outputs are ``Y1 = s + b d + D1 s1 Z1`` with ``|d| <= D1`` and ``Y2
-= g(Y1) + b e(Y1) + D2 s2 Z2`` with ``|e(y)| <= D2`` for every y, where ``s1 = sigma / sqrt(share)``, ``s2 = sigma / sqrt(1 -
-share)`` with share = `release_share`, the fraction of 1 / sigma^2 that the release gets, so ``1/s1^2 + 1/s2^2 = 1/sigma^2``. A
-randomised map T that does not know b turns ``W ~ N(b / sigma, 1)`` into (Y1, Y2):
+**Release and sum together** are dominated by ``Poisson(q, Gaussian(sigma))``. Let x be the additional record. Fix all draws
+except the noise and whether x is drawn (the bit b = 1); none depends on x. With D1 and D2 the sensitivities of release and sum,
+and Z1 and Z2 standard normal, release and sum are ``Y1 = s + b d + D1 s1 Z1`` with ``|d| <= D1`` and ``Y2 = g(Y1) + b e(Y1) +
+D2 s2 Z2`` with ``|e(y)| <= D2`` for every y, where ``s1 = sigma / sqrt(share)``, ``s2 = sigma / sqrt(1 - share)`` with share =
+`release_share`, the fraction of 1 / sigma^2 that the release gets, so ``1/s1^2 + 1/s2^2 = 1/sigma^2``. A randomised map T that
+does not know b turns ``W ~ N(b / sigma, 1)`` into (Y1, Y2):
 
 - Draw ``V ~ N(0, 1)`` and rotate (W, V) by the rotation with first column ``(sigma/s1, sigma/s2)``: two *independent* numbers
   U1, U2 of means ``b/s1``, ``b/s2`` and variance 1.
@@ -22,9 +23,9 @@ randomised map T that does not know b turns ``W ~ N(b / sigma, 1)`` into (Y1, Y2
   1)``; in all other directions fresh noise. Now y = Y1 is known, and with it g(y) and e(y): make Y2 from U2 in the same way.
 
 Without x the output is ``T(N(0, 1))``, with x it is ``(1-q) T(N(0, 1)) + q T(N(1/sigma, 1))``, and randomised maps take
-mixtures to mixtures. So T maps the pair of distributions that the accounting uses to both outputs. Steps compose adaptively.
-x is drawn *once* for both releases: accounting for each release with a sample of its own would give no bound, because the first
-release may reveal that x was drawn.
+mixtures to mixtures. So T maps the two distributions that the accounting compares to the distributions of the output without x
+and with x. Steps compose adaptively. x is drawn *once* for both releases: accounting for each release with a sample of its own
+would give no bound, because the first release may reveal that x was drawn.
 """
 
 from __future__ import annotations

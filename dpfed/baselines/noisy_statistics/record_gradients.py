@@ -38,7 +38,9 @@ class Cotangents:
 
     @classmethod
     def of_each(cls, slopes: Callable[[Tensor, int], tuple[Tensor, Tensor]], embeddings: Tensor) -> Cotangents:
-        """Computes cotangents record by record: in one product, a record could change the rounding of other records.
+        """Computes cotangents record by record.
+
+        In a matrix product over the whole batch, a record could change the rounding of other records' cotangents.
 
         Args:
             slopes: Function from a record's embeddings ``(1, 2, D)`` and index to its cotangents ``(1, 2, D)`` and ``(1,)``.
@@ -106,7 +108,7 @@ class StatisticsEngine(Engine):
             losses: Ignored, because the losses of single records are not kept.
 
         Returns:
-            Gradient norms before clipping; private.
+            Gradient norms before clipping, ``(n,)``, or ``(2n,)`` if views are clipped separately; private.
         """
         with sound_kernels(self._vector.device.type, self._bf16):
             return self._added(batch, clip_norm, into)

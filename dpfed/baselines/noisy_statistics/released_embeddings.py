@@ -8,9 +8,9 @@ side. Gaussian noise is added to all slots, also to empty ones. From then on slo
 contrasts its embeddings with the slots that it did not draw.
 
 **Moments.** The loss (Zbontar et al. 2021) is a function of five averages over the batch: both views' means and mean squares,
-and the mean of their outer products. With phi_i the contribution of record i to these sums, the gradient of the loss is the sum
-of the gradients of <G, phi_i> over the records, where G is the derivative of the loss with respect to the averages. G is
-evaluated at *noisy* averages, so each of these terms depends on one record alone.
+and the mean of their outer products. With phi_i the vector of record i that enters these averages, the gradient of the loss is
+the mean of the gradients of <G, phi_i> over the records, where G is the derivative of the loss with respect to the averages. G
+is evaluated at *noisy* averages, so each <G, phi_i> depends on one record alone.
 """
 
 from __future__ import annotations

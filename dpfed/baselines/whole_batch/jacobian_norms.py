@@ -1,7 +1,8 @@
 """Computes gradient norms of similarities, and of sums of similarities, without materialising any of these gradients.
 
 The gradient of the similarity of anchor a and candidate c is ``J_a^T c + J_c^T a``, with J the Jacobians of their embeddings;
-the gradient of any function of the embeddings is ``sum over rows r of J_r^T w_r``. Their norms are computed in one of two ways:
+the gradient of any function of the embeddings is ``sum over rows r of J_r^T w_r``, with w_r the derivative of the function with
+respect to embedding r. The norms of these gradients are computed in one of two ways:
 
 - `ExactNorms` adds up squares over slices of the parameters, from factors of all Jacobians. Work and workspace grow with the
   number of pairs; the memory of the factors grows with the number of embeddings.
@@ -192,7 +193,7 @@ class NormBounds:
         return torch.linalg.vector_norm(towers, dim=0) if self._disjoint else towers.sum(0)
 
     def _halves(self, owners: Tensor, weights: Tensor) -> Tensor:
-        """Computes ``|J_r^T w|`` for every owner row r and every weight w of ``(w, D)``: ``(o, w)``."""
+        """Computes ``|J_r^T w|`` for each of the o owner rows r and each of the k weights w, ``(k, D)``: ``(o, k)`` float64."""
         result = torch.empty(len(owners), len(weights), dtype=torch.float64, device=weights.device)
         step = max(1, _WORKSPACE // weights.numel())
         for start in range(0, len(owners), step):
@@ -253,7 +254,7 @@ class ExactNorms:
 
 
 def _add_squares(squares: Tensor, of_anchors: Tensor | None, of_others: Tensor | None, anchors: Tensor, others: Tensor) -> None:
-    """Adds the contribution of a slice of the parameters to the squared norms of all pairs.
+    """Adds the contribution of a slice of p parameters to the squared norms of all pairs of n anchors and N candidates.
 
     Args:
         squares: Squared norms ``(n, N)``, added to in place.

@@ -1,9 +1,9 @@
 """Engines that contrast the whole batch and clip smaller parts of its gradient: each similarity's, or each record's.
 
 Both engines reweight the similarities of the batch, one direction of the loss (`Contrast`) after the other, and then apply the
-weights to the Jacobians of the embeddings: only norms of the clipped gradients are computed, not the gradients. Each embedding
-and each Jacobian is computed from one view alone, and everything after them in float64. So the clipped gradient of a similarity
-is a function of its two views alone, except for rounding far below C. Shapes: n records, R embedding rows, D dimensions, m
+weights to the Jacobians of the embeddings: of the gradients to clip, only the norms are computed. Each embedding and each
+Jacobian is computed from one view alone, and everything after them in float64. So the clipped gradient of a similarity is a
+function of its two views alone, except for rounding far below C. Shapes: n records, R embedding rows, D dimensions, m
 candidates of a record.
 """
 
@@ -65,10 +65,11 @@ class _PairEngine(Engine):
     ) -> Tensor:
         """Adds the clipped gradients of a batch, which is one group; see `Engine.add_clipped`.
 
-        Records whose embeddings or Jacobians are not finite are left out.
+        Records whose embeddings or Jacobians are not finite are left out. If fewer than two records remain, nothing is added.
 
         Returns:
-            Norms before clipping, or upper bounds of them, of all gradients that are clipped; private.
+            Norms before clipping, or upper bounds of them, of all gradients that are clipped; private. If nothing is added, the
+            tensor is empty.
 
         Raises:
             UserError: If exact norms are configured, and the towers share a parameter.
@@ -150,14 +151,15 @@ def _parts(views: Views, towers: dict[str, Jacobians]) -> dict[str, slice]:
 
 
 class LogitEngine(_PairEngine):
-    """Clips each similarity's gradient, and adds these up weighted by the derivatives of the loss (Kong et al., Logit-DP).
+    """Clips the gradients of all similarities, and adds them up, weighted by the loss's derivatives (Kong et al., Logit-DP).
 
     Args:
         model: Model with a method ``embed_images`` and, for records with text, ``embed_text``; its temperature is fixed.
         max_batch: Largest number of records in a batch, public.
         norms: Norms to clip by: ``exact`` norms, upper bounds (``bound``), or ``auto``. With ``auto``, norms are exact if the
             towers share no trained parameter, and exact norms need little memory and work.
-        one_sided: Whether only the first views (with text, the images) are anchors, as in the paper, not both directions.
+        one_sided: Whether the loss has only the direction of the paper, in which the first views (with text, the images) are
+            anchors.
         spread_out: Weight of the spread-out regulariser.
 
     Raises:

@@ -71,8 +71,8 @@ def refuse_unbounded(inputs: MethodInputs) -> None:
         inputs: Choices of the run.
 
     Raises:
-        UserError: If the temperature is learnt; or if the precision is not fp32, so that norms and gradients would differ too
-            much.
+        UserError: If the temperature is learnt; or if the precision is not fp32, in which case norms and gradients would differ
+            too much.
     """
     method = inputs.method
     if inputs.loss_options.learn_temperature:
