@@ -16,9 +16,8 @@ class BoundedSum:
 
     Attributes:
         values: Flat vector ``(P,)`` over the trainable parameters; ``(P + m,)`` if the plan releases m statistics of the groups
-            (`dpfed.privacy.group_statistics`), which are then at the end. As long as no noise is added, the values are int64
-            and count grid steps (`dpfed.privacy.sum_grid`). With noise, also that of sites, and in runs without privacy, they
-            are float32.
+            (`dpfed.privacy.group_statistics`), which are then at the end. The values are int64 and count grid steps
+            (`dpfed.privacy.sum_grid`). They are float32 if sites have already added noise, or if the run has no privacy.
         sensitivity: Largest L2 change of the sum when one record (or unit) is added or removed.
         groups: Public number of groups whose gradients are in the sum, empty groups included.
         noise_std: Standard deviation of the noise that the workers (or sites) have already added; 0 if they added none.
@@ -65,5 +64,5 @@ class BoundedSum:
         )
 
     def numbers(self) -> Tensor:
-        """Returns the sum as float64 numbers ``(P,)``: the values times the unit."""
+        """Returns the sum as float64 numbers, in the shape of `values`: the values times the unit."""
         return self.values.double() * self.unit

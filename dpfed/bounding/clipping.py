@@ -14,8 +14,8 @@ _SLACK = {torch.float64: 5e-5, torch.float32: 5e-3}
 # Squares of float32 numbers below 1e-22 underflow, so norms are clamped to at least this. C is never smaller.
 _SHORTEST = 1e-9
 _LEAST_FACTOR = 1e-30  # smaller factors lose digits in float32, eventually all of them
-# Largest number of groups in a pass, without and with the kernels for GPUs: the sum of that many clipped gradients, each at
-# most 2^24 grid steps long, fits into int32.
+# Largest number of groups in a pass, without and with the kernels for GPUs: the sum of that many clipped gradients, each with
+# a norm of at most 2^24 grid steps, fits into int32.
 GROUPS_OF_A_PASS, PLACES_OF_A_PASS = 16, 64
 BLOCK = 8  # groups that a GPU kernel adds up as one block
 
@@ -44,15 +44,15 @@ class Clip:
 
 
 def clip_factors(norms: Tensor, clip_norm: float | Clip) -> Tensor:
-    """Returns the factor of each gradient that limits its norm to C.
+    """Returns for each gradient the factor that limits the gradient's norm to C.
 
-    A gradient gets factor 0 if it is not finite, or so long that its factor is too small for float32. Its group then
+    The factor is 0 if the norm is not finite, or so large that the factor would be too small for float32. The group then
     contributes nothing. If the run stopped instead, the stop itself would reveal something about a private record.
 
     Args:
         norms: L2 norms ``(G,)`` of the G gradients. Their squares are summed in float64, or in float32 on devices without
             float64.
-        clip_norm: Norm C, to which longer gradients are clipped, or another rule as a `Clip`.
+        clip_norm: Norm C, to which gradients of a larger norm are clipped, or another rule as a `Clip`.
 
     Returns:
         Factors ``(G,)``, none of them negative.

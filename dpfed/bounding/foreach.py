@@ -17,7 +17,7 @@ Tensors = tuple[Tensor, ...] | list[Tensor]
 
 WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}  # dtype of a pass's integer sum, by the model's dtype
 _ROW = 1024
-_LONG = 1 << 14  # entries from which on a tensor's rows are added up in float32
+_LONG = 1 << 14  # a tensor with at least this many entries is divided into rows, which are added up in float32
 
 
 def norms(tensors: Tensors, dtype: torch.dtype) -> Tensor:
@@ -51,8 +51,8 @@ _PIECE = 1 << 16  # entries that stay in a core's cache
 def add_(sums: Tensors, terms: Tensors, factor: float = 1.0) -> None:
     """Adds to each tensor of `sums`, in place, the tensor of `terms` at the same position, times a factor.
 
-    If a sum has integers, the product of term and factor is truncated towards zero to integers. So the truncation makes no term
-    longer, and a sum is exact, in whatever order its terms are added.
+    If a sum has integers, the product of term and factor is truncated towards zero to integers. So the truncation
+    increases no term's norm, and a sum is exact, in whatever order its terms are added.
 
     On CPUs, torch converts a term to the dtype of the sum as a whole before it adds. This function converts a long float32 term
     piece by piece, which takes a fifth of the time and gives the same bits.

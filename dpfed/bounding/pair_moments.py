@@ -14,7 +14,7 @@ from dpfed.models.basis import Basis, Side
 from dpfed.models.moments import MomentHeads, bridges
 from dpfed.privacy.plan import PrivacyPlan
 
-_SHORTEST = 1e-4  # shorter vectors are not normalised to unit length: rounding would decide their direction
+_SHORTEST = 1e-4  # vectors of a smaller norm are not normalised to unit length: rounding would decide their direction
 # Shortens a vector by more than rounding to 2^-25 and in float64 may have lengthened it, for up to 65,536 entries.
 _SHORTENED = 1 - 2.0**-18
 _EXACT = 52  # binary digits that float64 adds up without rounding, less one
@@ -30,8 +30,8 @@ class _Vectors:
     vector, `layout.bits`.
 
     Attributes:
-        views: Vectors of each view or caption, ``(n, V, k)``, at most 2^g / sqrt(V) long.
-        means: Averages of each record's vectors, ``(n, k)``, at most 2^g long.
+        views: Vectors of each view or caption, ``(n, V, k)``, each with a norm of at most 2^g / sqrt(V).
+        means: Average of each record's vectors, ``(n, k)``, with a norm of at most 2^g.
     """
 
     views: Tensor
@@ -55,7 +55,7 @@ class _Map:
     Attributes:
         matrix: Public matrix ``(k, F)`` float64, in steps of 1 / `fine`; its largest singular value is at most `fine`.
         origin: Public centre ``(F,)`` float64, in steps of 1 / `steps`; ``None``: no centre is subtracted.
-        steps: Number of steps in a unit of length of the features. Features minus the centre are at most 2^26 steps long.
+        steps: Number of steps in a unit of length of the features. The norm of features minus the centre is at most 2^26 steps.
         fine: Number of steps in a unit of the matrix's entries. Products with the matrix are exact.
     """
 
@@ -101,7 +101,8 @@ class MomentsEngine(Engine):
 
         Args:
             batch: Records as groups: a group is one record, or the records of one unit, whose contributions are averaged.
-            clip_norm: Length of the longest contribution. It is the layout's `radius`, in grid steps, if the sum has integers.
+            clip_norm: Largest norm of a record's contributions to both sums together. If the sum has integers, it is the
+                layout's `radius`, in grid steps.
             into: Flat vector ``(P,)`` of all moments, see `Engine.add_clipped`; only the slice of the step is changed.
             losses: Not used: there are no losses.
 
@@ -181,7 +182,7 @@ class MomentsEngine(Engine):
 
 
 def _of_length_one(whole: Tensor, least: float) -> Tensor:
-    """Divides integer vectors by their lengths, or by `least` if that is larger; squares must add up to less than 2^53."""
+    """Divides integer vectors by their norms, or by `least` if that is larger; squares must add up to less than 2^53."""
     return whole / whole.square().sum(-1, keepdim=True).sqrt().clamp(min=least)
 
 

@@ -45,9 +45,9 @@ def _within(figure: float) -> float:
 
 
 def _sides(norms: Tensor, threshold: float) -> list[float]:
-    """Returns on which side of a threshold each norm lies: 1/2 below, -1/2 above, and values between them near the threshold.
+    """Returns a number for each norm, which `_within` limits to 1/2 for norms below a threshold and -1/2 for norms above it.
 
-    The value is a linear function of the norm's logarithm from 5 % below the threshold to 5 % above it.
+    From 5 % below the threshold to 5 % above it, the number is a linear function of the norm's logarithm.
     """
     return [_side(norm / threshold) for norm in norms.tolist()]
 

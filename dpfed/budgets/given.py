@@ -59,7 +59,7 @@ def set_given(records: RecordSet, budget: Budget, unit: Unit) -> None:
         if other is not None:
             raise UserError(
                 f"budget = {budget!r}: some of these records have a budget already, {shown(other.budget)} "
-                f"({related(other, records)}). That budget counts this run: leave budget= out, or give these numbers. "
+                f"({related(other, records)}). That budget counts this run: leave budget= out, or give its numbers. "
                 "[own-budget-other]"
             )
         return

@@ -65,7 +65,9 @@ class Entry(BaseModel):
         event: Kind of the entry.
         day: Day of the entry, UTC, for readers.
         number: Number of the entry. Among the entries about one account, and among those of event ``set``, only the entry with
-            the largest number counts. If another settlement of the account has more steps, its steps and cost count instead.
+            the largest number counts. Of several with this number, the one with the most steps counts, or, for event ``set``,
+            the one with the smallest epsilon. If another settlement of the account has more steps, its steps and cost count
+            instead.
         epsilon: New epsilon; event ``set``.
         delta: New delta; event ``set``.
         of: Id of the run that holds the account. This field and those up to `cost` belong to the events ``reserve`` and
@@ -229,7 +231,10 @@ def _rank(entry: Entry) -> tuple[int, int]:
 
 
 def _account(entry: Entry, most: Entry | None) -> Account:
-    """Makes an account from its latest entry, with the most steps ever settled: a run may have continued in two places."""
+    """Makes an account from its latest entry, but with steps and cost of the settlement `most` if that has more steps.
+
+    A run may have continued in two places, so that it has several settlements.
+    """
     least = (most.steps or 0) if most else 0
     counts = most if most is not None and least > (entry.steps or 0) else entry
     of, what, name, place = (str(value) for value in (entry.of, entry.what, entry.name, entry.place))

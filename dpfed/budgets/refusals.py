@@ -1,4 +1,4 @@
-"""Refusals of plans that a budget does not admit. The error messages name the largest plan that would still fit."""
+"""Refusals of plans that a budget does not admit. For a single plan, the message says what would still fit."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def question(found: Found, store: RecordSet) -> str:
 
 
 def does_not_fit(budget: RenyiFilter, spent: RenyiCurve, plans: Sequence[PrivacyPlan], shown: str, where: str) -> str:
-    """Returns the message that refuses plans. For a single plan, it names the largest epsilon and the steps that still fit.
+    """Returns the message that refuses plans. For a single plan, it says what would still fit.
 
     Args:
         budget: Filter of the budget.
         spent: Cost of all other runs at each order.
         plans: Plans to be reserved together.
-        shown: Budget in words.
+        shown: Description of the budget, see `shown`.
         where: Path of the store, or a phrase that names it.
     """
     wanted = added((budget.curve(plan.mechanism, plan.steps) for plan in plans), len(budget.orders))

@@ -117,8 +117,8 @@ def budgets_of(store: RecordSet) -> list[Found]:
     stored, (known, cut) = read(copy) if copy else None, _in_registry()
     if stored is not None and stored.head.fingerprint != store.budget_fingerprint:
         raise UserError(
-            f"{copy} is the ledger of a budget for other records than those of {store.path}: move it to the store of those "
-            "records, or give another folder= to a fit of PrivateCCA on other rows. [budget-other-records]"
+            f"{copy} is the ledger of a budget for records that are not those of {store.path}: move it to the store of its own "
+            "records, or, if this is a fit of PrivateCCA on other rows, give another folder=. [budget-other-records]"
         )
     if lost := [path for path in cut if path.stem not in known and not (stored and stored.head.id == path.stem)]:
         raise damaged(lost[0], 1)  # the damaged ledger may be this store's

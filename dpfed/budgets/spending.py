@@ -42,7 +42,7 @@ def set_budget(
 
     Raises:
         UserError: If the budget is impossible or lower than the cost already spent and reserved, if another budget holds for
-            the records, if `unit` is another unit than that of the existing budget, if `distinct` has no effect, or if a
+            the records, if `unit` differs from the unit of the existing budget, if `distinct` has no effect, or if a
             ledger is damaged or cannot be written.
     """
     epsilon, delta = float(epsilon), float(delta)
@@ -98,7 +98,7 @@ def reserve(store: RecordSet, reservations: Sequence[Reservation], dry: bool = F
 
     Raises:
         UserError: If a plan does not fit (the message has the numbers), if the budget cannot count a plan of this kind, if the
-            run is a copy of another one or has another plan than it reserved, or if a ledger has lost lines or cannot be
+            run is a copy of another one or its plan is not the one that it reserved, or if a ledger has lost lines or cannot be
             written.
     """
     if dry:
@@ -111,7 +111,7 @@ def reserve(store: RecordSet, reservations: Sequence[Reservation], dry: bool = F
 
 
 def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation) -> list[BudgetLedger]:
-    """Notes in the budgets that a run takes no further step, and gives them the unused part of its reservation back.
+    """Notes in the budgets that a run takes no further step, and returns the unused part of its reservation to them.
 
     Args:
         store: Store of the records; ``None``: not available.
@@ -123,8 +123,8 @@ def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation
 
     Raises:
         UserError: If the run's ledger holds fewer steps than were settled before, if the run was never reserved and a budget
-            cannot count its plan, if the run is a copy of another one or has another plan than it reserved, or if a ledger
-            cannot be written.
+            cannot count its plan, if the run is a copy of another one or its plan is not the one that it reserved, or if
+            a ledger cannot be written.
     """
     if not any(known_by(id) for id in ids) and (store is None or not budgets_of(store)):
         return []  # nothing is written into a store without a budget
@@ -143,7 +143,7 @@ def settle(store: RecordSet | None, ids: Sequence[str], reservation: Reservation
 
 
 def note_uncovered(store: RecordSet, what: str, why: str | None, dry: bool = False) -> bool:
-    """Notes in the ledgers of a store's budgets a release that no budget covers. The caller must release only afterwards.
+    """Notes, in the ledgers of a store's budgets, a release that no budget covers. The caller must release only afterwards.
 
     Args:
         store: Store of the records; without a budget for them, nothing is recorded.

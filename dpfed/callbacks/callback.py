@@ -181,7 +181,7 @@ def listed(given: Any) -> list[Callback]:
     """Returns the callbacks that the user gives, as a list; a single callback needs no list.
 
     Raises:
-        UserError: If something else than callbacks is given; the message describes it without its contents.
+        UserError: If something other than callbacks is given; the message describes it without its contents.
     """
     several = not isinstance(given, Callback | str) and isinstance(given, Iterable)
     callbacks = list(given) if several else [given]

@@ -117,7 +117,7 @@ class MLflow(Tracker):
 
 
 def _is_folder(uri: str) -> bool:
-    """Returns whether a URI names a folder of files, which the tracker makes when a run begins; a server must answer before."""
+    """Returns whether a URI names a folder of files. The tracker makes it when a run begins; a server must answer earlier."""
     return uri.startswith(("file:", "/", ".")) or (":" not in uri and not uri.startswith("databricks"))
 
 

@@ -72,7 +72,7 @@ class Tracker(Callback):
     def __init__(self, every: int | None = None) -> None:
         if every is not None and (not isinstance(every, int) or every < 1):
             raise UserError(
-                f"{self.title}: every = {every!r}: expected a number of steps, at least 1, or None. [tracker-every]"
+                f"every = {every!r} for {self.title}: expected a number of steps, at least 1, or None. [tracker-every]"
             )
         self.every = every
         self._run: RunInfo | None = None
@@ -125,7 +125,7 @@ class Tracker(Callback):
             self._close(finished=False)
 
     def _open(self, run: RunInfo) -> None:
-        """Begins or continues the run at the tracker, in which the tracker stores the figures of dpfed's run."""
+        """Begins or continues the run in the tracking program that holds the figures of dpfed's run."""
         raise NotImplementedError
 
     def _write(self, rows: Rows) -> None:
@@ -137,7 +137,7 @@ class Tracker(Callback):
         raise NotImplementedError
 
     def _close(self, finished: bool) -> None:
-        """Ends the run at the tracker, as finished or as interrupted."""
+        """Ends the run in the tracking program, as finished or as interrupted."""
         raise NotImplementedError
 
     def _import(self) -> Any:

@@ -18,8 +18,8 @@ _WRITTEN = "written-{}"  # file with the last step written offline
 class WandB(Tracker):
     """A tracker that sends figures to Weights & Biases.
 
-    A resumed run continues its W&B run. The tracker does not send the machine's name and load, nor the program, its arguments,
-    output, packages and git repository.
+    A resumed run continues its W&B run. The tracker leaves out the machine's name and load, and the program, its
+    arguments, output, packages and git repository.
 
     Args:
         project: Project at W&B; ``None``: the value of WANDB_PROJECT, or ``dpfed``.

@@ -130,7 +130,7 @@ def show(chosen: Chosen, as_json: bool = False) -> None:
 
     Args:
         chosen: Choices for the run.
-        as_json: Whether the output is JSON, so that these lines go to standard error.
+        as_json: Whether the command prints JSON. The choices then go to standard error.
     """
     from rich.console import Group
     from rich.markup import escape

@@ -146,7 +146,7 @@ def _opened(store: Path) -> RecordSet:
 
 
 def _found(store: Path) -> tuple[RecordSet | None, list[Found]]:
-    """Opens records and returns them with their budgets. Given a run's folder, it returns ``None`` for the records."""
+    """Opens records and returns them with their budgets; the records are ``None`` for the folder of a run or of fits."""
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.budgets.registry import BUDGET_LEDGER, Found, budgets_of, known_by
     from dpfed.budgets.replicas import read

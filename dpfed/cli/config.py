@@ -69,7 +69,7 @@ def show(
 def keys(
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="A section, such as privacy, a key, or words to look for; default: all keys.", show_default=False),
+        typer.Argument(help="A section (such as privacy), a key, or words to look for; default: all keys.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -110,8 +110,9 @@ class Entry:
     Attributes:
         name: Name of the file on the command line.
         about: First sentence of the file's comment.
-        epsilon: Epsilon, in words; "" for a sweep, which uses the epsilon of its base configuration.
-        needs: Requirements, such as a copy of the data or a GPU, in words.
+        epsilon: Epsilon, ``none``, or the noise from which epsilon follows; "" for a sweep, which uses the epsilon of its base
+            configuration.
+        needs: Requirements, such as a copy of the data or a GPU; ``nothing`` if there are none.
     """
 
     name: str

@@ -27,7 +27,7 @@ Id = Annotated[
     str | None,
     typer.Option(
         help='Source of record ids: a column of a Parquet table, or "content", a hash of the record. Default: the names of the '
-        "records in SOURCE, such as a column id; a hash if it names none.",
+        "records in SOURCE, such as a column id; a hash if SOURCE has no names.",
         show_default=False,
     ),
 ]

@@ -112,7 +112,7 @@ class Trial:
         views: Views of the groups' records, one group after the other.
         sizes: Number of records of each group.
         total: Number of records of the pass, fillers included.
-        probes: Number of each probe in the pass, by the position of its group among the groups.
+        probes: For each group that is a probe: the group's position among the groups -> index of the probe.
     """
 
     views: Views
@@ -305,7 +305,10 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def _first_difference(run_pass: PassFunction, vocabulary: int, *passes: tuple[Trial, int]) -> str:
-    """Names the first operation whose results for the same group differ between two passes."""
+    """Returns a phrase that names the first operation whose results for the same group differ between two passes.
+
+    If the rows of all operations agree, the phrase names sums over the group's records.
+    """
     first, place = passes[0]
     noise = _noise(first.views, sum(first.sizes), vocabulary, torch.Generator().manual_seed(1))
     seen = []
@@ -318,7 +321,7 @@ def _first_difference(run_pass: PassFunction, vocabulary: int, *passes: tuple[Tr
             continue
         if constant is None or not same(one, constant):  # a value that does not change with the views is a weight
             return f"first in '{name}'"
-    return "in its own sums"
+    return "in a sum over the group's records"
 
 
 class _RowsOfAGroup(TorchDispatchMode):
@@ -329,8 +332,8 @@ class _RowsOfAGroup(TorchDispatchMode):
         rows: Index of the group's first record, and the index after the group's last record.
 
     Attributes:
-        seen: Name of each operation, with the rows that it returned; ``None`` for a result that does not have one row or more
-            for each record.
+        seen: Name of each operation, with the group's rows of its result; ``None`` instead of rows if the result has no fixed
+            number of rows for each record, or is newly allocated memory without values.
     """
 
     def __init__(self, records: int, rows: tuple[int, int]) -> None:

@@ -33,7 +33,8 @@ class GroupBatch:
     Attributes:
         views: Views ``{"image": (n, V, C, height, width), "text": (n, W, L)}`` of n records on the model's device: V images of
             C channels, and W texts of L tokens. For losses that read labels also ``"label": (n, 1, 1)`` int64. If the features
-            of frozen towers are computed once, they replace the images, as ``(n, V, F)``, and the texts, as ``(n, W, F_t)``.
+            of frozen towers are computed once, they replace the images, as ``(n, V, F)`` with F features for each image, and
+            the texts, as ``(n, W, F_t)`` with F_t features for each text.
         offsets: Boundaries of the G groups, G + 1 row numbers; group g has the rows ``offsets[g]:offsets[g + 1]``.
         step: Training step.
     """

@@ -160,9 +160,9 @@ class LayerwiseEngine(Engine):
         self._checks += 1
 
     def _watch(self, views: Views) -> None:
-        """Runs a pass over two blank records, to learn what later passes need.
+        """Runs a pass over two blank records, to learn two facts for later passes.
 
-        These facts are whether the bits of a product depend on a record's position, and how many distinct tokens there are.
+        The facts are whether the bits of a product depend on a record's position, and how many distinct tokens there are.
         """
         blank = {name: view.new_ones(2, *view.shape[1:]) for name, view in views.items()}
         watched = Watched(blank.get("text"))
@@ -190,7 +190,13 @@ class LayerwiseEngine(Engine):
         return self._repeated[kind]
 
     def _recorded(self, recording: Callable[[], Recording], views: Views, sum_type: torch.dtype) -> Add | None:
-        """Records a pass and checks that its replay gives the same bits; returns ``None``, and warns, if that fails."""
+        """Records a pass, and returns the function that replays it; ``None`` if this fails or the replay gives other bits.
+
+        If the result is ``None``, the function has warned, unless `if_unlike` is ``try``.
+
+        Raises:
+            RuntimeError: If a pass cannot be recorded or replayed, and `if_unlike` is ``raise``.
+        """
         try:
             kind = torch.float32 if sum_type.is_floating_point else torch.int32
             summed = functools.partial(self._at_once, kind)

@@ -34,7 +34,7 @@ class Padding:
     Attributes:
         totals: Permitted numbers of records of a pass, fillers included, ascending.
         groups: Number of places for groups in every pass; a place holds one group or none.
-        slots: Largest number of records with which a group may share a pass. A longer group has a pass of its own.
+        slots: Largest number of records with which a group may share a pass. A larger group has a pass of its own.
         aim: Approximate number of records that a pass gets.
         typical: S, the expected number of records of a group. It decides how a layer computes a norm.
     """
@@ -102,7 +102,7 @@ class Padding:
         return [groups for groups in passes if groups]
 
     def _divided(self, order: list[int], sizes: list[int], count: int) -> list[list[int]] | None:
-        """Assigns groups, longest first, each to the pass with the fewest records; returns ``None`` if they do not fit."""
+        """Assigns groups, largest first, each to the pass with the fewest records; returns ``None`` if they do not fit."""
         passes: list[list[int]] = [[] for _ in range(count)]
         least = [(0, number) for number in range(count)]
         for group in order:

@@ -1,8 +1,8 @@
-"""Records a pass once, and replays it over other records; on a GPU as a CUDA graph, which the host launches in one call.
+"""Captures a pass once, and replays it over other groups; on a GPU as a CUDA graph, which the host launches in one call.
 
 Whatever differs from pass to pass lies in tensors at fixed addresses: the views, the offsets of groups and the clipping rule.
 The model's weights keep their addresses. Replays are used only if, on random records, they give the same bits as a pass that is
-not recorded.
+not a replay.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def first_unlike(repeated: Add, direct: Add, views: Views, padding: Padding, zer
         zeros: Empty sum ``(P,)``, in the dtype of a step's sum.
 
     Returns:
-        The first difference in words; ``None`` if there is none.
+        Description of the first difference; ``None`` if there is none.
     """
     noise = list(trials(views, padding, padding.totals * 3))
     for number, trial in enumerate([*noise, *noise[:2]]):  # the first two again, after others

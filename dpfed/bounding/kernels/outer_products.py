@@ -1,4 +1,4 @@
-"""Computes gradients of convolution kernels and of matrices, of all groups in one launch.
+"""Computes the gradients of a convolution kernel or a matrix for all groups in one launch.
 
 Each gradient is a sum of outer products over the group's own rows.
 
@@ -46,7 +46,7 @@ def _add_up(
         g = tl.load(slopes + row[:, None] * outputs + p[None, :], mask=is_ours[:, None] & (p < outputs)[None, :], other=0.0)
         seen = ((image * height + y) * width + x)[:, None] * channels + c[None, :]
         a = tl.load(inputs + seen, mask=is_inside[:, None] & (c < channels)[None, :], other=0.0)
-        if WIDE:  # Triton's interpreter multiplies no bf16
+        if WIDE:  # Triton's interpreter cannot multiply bf16
             g, a = g.to(tl.float32), a.to(tl.float32)
         total = tl.dot(tl.trans(g), a, total, input_precision=PRECISION)
     place = ((tl.program_id(2).to(tl.int64) * outputs + p)[:, None] * tl.num_programs(1) + tap) * channels + c[None, :]

@@ -71,7 +71,10 @@ def add_product(recorder: Recorder, _: Any, shift: Tensor, scale: Tensor, x: Ten
 
 
 def _parameters_and_records(recorder: Recorder, first: Any, second: Any) -> tuple[Target, Tensor, Tensor] | None:
-    """Returns the parameters' target, the parameters, and the other operand, whose first dimension has the rows."""
+    """Returns the parameters' target, the parameters, and the other operand, whose first dimension has the rows.
+
+    Returns ``None`` if the rules do not cover the operands, or the parameters are not trained.
+    """
     ours, x = (first, second) if recorder.source(first) is not None else (second, first)
     if not isinstance(x, Tensor) or recorder.source(x) is not None:
         return None

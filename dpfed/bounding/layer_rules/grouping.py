@@ -74,11 +74,11 @@ class Grouping:
         sizes: Number of records of each group.
         device: Device of the layers.
         exact: Dtype in which squares are summed.
-        typical: Public number of records of a usual group; default: the size of the longest. It decides how a layer computes a
+        typical: Public number of records of a usual group; default: the number of slots. It decides how a layer computes a
             norm. There are several ways, which round differently. If the actual sizes decided, one record could change how the
             gradients of other groups are rounded.
         places: Number of places for groups, at least the number of groups; default: the number of groups.
-        slots: Number of slots for records of a group, at least the size of the longest group; default: this size.
+        slots: Number of slots for records of a group, at least the size of the largest group; default: this size.
         records: n, the number of records, fillers included; default: the sum of `sizes`, for a pass without fillers.
         batched: Whether the groups' figures are computed together, for every place, rather than for one group after the other;
             default: on GPUs with Triton kernels, where a call for each group would cost more than its computation.
@@ -92,7 +92,7 @@ class Grouping:
         typical: Public number of records of a usual group.
         slots: Index of the record in each slot, ``(places, slots)``; n, which is the index of no record, in an empty slot.
         present: Whether a slot holds a record, ``(places, slots)``.
-        is_group: Whether a place holds a group, ``(places,)``.
+        is_group: Whether a place holds a group with at least one record, ``(places,)``.
         offsets: Index of the first record of the group in each place, then the index after the last group's last record,
             ``(places + 1,)`` int32.
     """

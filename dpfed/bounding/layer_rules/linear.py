@@ -45,7 +45,7 @@ def _source(recorder: Recorder, weight: Tensor) -> Target | AdaptedWeight | None
 
 
 def matmul(recorder: Recorder, _: Any, input: Tensor, other: Tensor) -> Any:
-    """Computes and records ``x @ W``, where W ``(d, p)`` is a matrix of parameters and x ``(n k, ..., d)`` is not."""
+    """Computes and records ``x @ W`` for activations x ``(n k, ..., d)`` and a matrix of parameters W ``(d, p)``."""
     target = recorder.target(other)
     if target is None or recorder.source(input) is not None or other.dim() != 2:
         return NotImplemented

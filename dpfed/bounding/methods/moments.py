@@ -14,11 +14,11 @@ a text's vector v (of images alone: of two different views), and for each tower 
 zero or not finite give the vector 0.
 
 **Lemma.** Adding one record moves the sum of step t by at most sqrt(w_t) in the L2 norm, for any centre, where w_0 = a and
-w_1 = 1 - a. Step 0: each m is a mean of vectors of length 1 at most, and is scaled by sqrt(a / n): together sqrt(a). Step 1: a
-product of two vectors of length 1 at most has Frobenius norm 1 at most, and so has a mean of such products. M is scaled by
-sqrt(b), each of n matrices A by sqrt((1 - a - b) / n): together sqrt(b + (1 - a - b)) = sqrt(1 - a). A symmetric matrix is
-represented by its upper triangle, with the entries off the diagonal times sqrt(2), which has the same length. The bound is
-tight: features of unit length reach it. ∎
+w_1 = 1 - a. (The fractions a, for the means, and b, for M, are constants of this file.) Step 0: each m is a mean of vectors of
+norm 1 at most, and is scaled by sqrt(a / n): together sqrt(a). Step 1: a product of two vectors of norm 1 at most has Frobenius
+norm 1 at most, and so has a mean of such products. M is scaled by sqrt(b), each of n matrices A by sqrt((1 - a - b) / n):
+together sqrt(b + (1 - a - b)) = sqrt(1 - a). A symmetric matrix is represented by its upper triangle, with the entries off the
+diagonal times sqrt(2), which has the same norm. The bound is tight: features of unit length reach it. ∎
 
 **Both steps are one Gaussian mechanism** of sensitivity 1 and noise sigma. Noise of the same standard deviation sigma is added
 to each number of both sums, and the second sum depends on the first release (by c). Gaussian releases with ratios of
@@ -29,12 +29,12 @@ less, and there is no sampling.
 
 **In floating point.** A record's features are computed in a pass of its own, or in a pass of public shape in which other
 records change no bit (`dpfed.features`). The remaining steps use integers, whose sums float64 holds exactly: the features
-over their length, o, the projection, its length, the centre and the distance from it are integers in steps of 2^-20 or less,
-and each is divided or rounded separately. So a record's vector is a function of the record, bit by bit. Unit vectors are then
-truncated to steps of 2^-g, which makes none longer, and products of them are integers in steps of 2^-2g. They are added up as
-integers, and multiplied by integers that are no larger than R times the scales above. So the lemma, times C, holds for the
-computed numbers: for any N, with any number of workers (`dpfed.bounding.pair_moments`, `dpfed.models.moment_layout`,
-docs/guarantee.md).
+divided by their norm, o, the projection and its norm, and the centre and the distance from it are integers in steps of 2^-20 or
+less, and each is divided or rounded separately. So a record's vector is a function of the record, bit by bit. Unit vectors are
+then truncated to steps of 2^-g (g is `bits` of the layout), which increases no norm, and products of them are integers in steps
+of 2^-2g. They are added up as integers, and multiplied by integers that are no larger than R times the scales above (R is the
+radius, see `_radius`). So the lemma, times the clip norm C, holds for the computed numbers: for any number N of records, with
+any number of workers (`dpfed.bounding.pair_moments`, `dpfed.models.moment_layout`, docs/guarantee.md).
 
 Units: the contributions of a unit's records are averaged, so a unit moves the sum as one record does.
 """
@@ -98,7 +98,9 @@ def _numbers(inputs: MethodInputs) -> dict[str, Any]:
 
 
 def _radius(given: MechanismParameters) -> float:
-    """Returns R, the length of the longest part of a sum in grid steps: 2^46, or less so that sum and noise fit into 64 bits.
+    """Returns R, the largest norm of a record's contributions to both sums together, in grid steps.
+
+    It is 2^46, or less if sum and noise would otherwise not fit into 64 bits.
 
     With 2^46, unit vectors of images and texts have steps of 2^-19.
     """
@@ -110,8 +112,8 @@ METHOD = Method(
     name="moments",
     title="private moments",
     claim="Towers are frozen. The means of their features are released with noise, then the moments of image and text, from "
-    "which heads follow in closed form. A record adds one vector to each sum. The first vector is at most "
-    "sqrt(0.05) long, the second sqrt(0.95); the root of the sum of these squares is the sensitivity, 1.",
+    "which heads follow in closed form. A record adds one vector to each sum. The norm of the first vector is at most "
+    "sqrt(0.05), that of the second sqrt(0.95); the root of the sum of their squares is the sensitivity, 1.",
     sensitivity=lambda given: given.clip_norm,
     spread=lambda given: given.records,
     radius=_radius,

@@ -12,7 +12,7 @@ functions of each record's key; so the group's loss and clipped gradient are the
 group more, and the sum one vector more, of norm C at most. If x is not drawn, the sums are equal. Units: a drawn unit makes one
 group of its (at most `per_unit`) records and M public ones, so D' has again one clipped gradient more. ∎
 
-The bound is tight: a gradient of norm C or longer reaches it. (With group clipping the bound is 2C, because the group exists
+The bound is tight: a gradient of norm C or more reaches it. (With group clipping the bound is 2C, because the group exists
 with and without x.) The divisor is the expected number of groups, B, which is public; the actual number in a step is private.
 
 A record's influence is bounded for any public set. The user is responsible for not choosing that set by looking at the private
