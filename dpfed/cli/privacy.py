@@ -11,7 +11,7 @@ import typer
 
 _POINTS = 10  # number of points of epsilon over the steps
 _SHOWN = {"event", "day", "steps"}  # fields of a reservation's entries
-_SHOWN_LAST = 12  # most interruptions that are listed, the latest
+_SHOWN_LAST = 12  # largest number of interruptions that are listed, the latest ones
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -137,7 +137,7 @@ def verify(
 
 
 def _interruptions(resumed: list[int]) -> str:
-    """Returns how often a run was interrupted, and after how many steps it resumed, in words."""
+    """Returns a phrase that states how often a run was interrupted, and after how many steps it resumed (the last 12 times)."""
     if not resumed:
         return "never interrupted"
     places = ", ".join(f"{step:,}" for step in resumed[-_SHOWN_LAST:])

@@ -51,7 +51,7 @@ ReportTo = Annotated[
     typer.Option(
         "--report-to",
         metavar="NAMES",
-        help="Send figures to tensorboard, wandb or mlflow, or several: a,b.",
+        help="Send figures to tensorboard, wandb or mlflow, or to several, as in wandb,mlflow.",
         show_default=False,
     ),
 ]
@@ -168,7 +168,7 @@ def resume(
 
 
 def _trackers(names: str | None, silently: bool) -> list[Callback]:
-    """Returns the trackers of ``--report-to``; an empty list in a process other than rank 0."""
+    """Returns the trackers of ``--report-to``; an empty list without this option, and in a process other than rank 0."""
     if names is None or silently:
         return []
     from dpfed.callbacks import trackers
@@ -199,8 +199,8 @@ def _watch(
         work: Function that does the work and returns the finished run; ``None`` in a process other than rank 0.
         as_json: Whether to print the results as JSON only.
         silently: Whether to show nothing, because the user watches another process.
-        only_shown: Folder of a run that was finished before. A line says that the run is finished, once `work` has confirmed
-            that the folder holds the same run. ``None``: it was not finished before.
+        only_shown: Folder of the run, if the run was finished before this command. A line says so after `work` has confirmed
+            that this is the run that the user asked for. ``None``: no such line is printed.
     """
     from dpfed.console.terminal import show_run, watching
     from dpfed.progress import Silent

@@ -28,11 +28,11 @@ Delta = Annotated[
 Declared = Annotated[
     int | None, typer.Option(help="Number of training records to declare publicly: the true number (default) or a larger one.")
 ]
-_SHOWN = 20  # about this many steps of a ledger are shown
+_SHOWN = 20  # fewer than twice this number of a ledger's steps are shown
 _BEFORE_JOINING = (
-    "\nCompare the terms' fingerprint with the coordinator's, over another channel than the file's: for example, by telephone. "
-    "Joining reserves the whole plan in the lifetime budget of the records, if they have one. After that, this folder can "
-    "never join other terms."
+    "\nCompare the terms' fingerprint with the coordinator's, over a channel other than the one that brought the kit: for "
+    "example, by telephone. Joining reserves the whole plan in the lifetime budget of the records, if they have one. After "
+    "that, this folder can never join other terms."
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
@@ -182,7 +182,7 @@ def join(
 
 @app.command()
 def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
-    """Show how many steps a site has answered, and the epsilon that it had spent after each of about 20 steps.
+    """Show how many steps a site has answered, and the epsilon spent after each of them (at most 40 are shown).
 
     The command checks every line of the ledger.
     """

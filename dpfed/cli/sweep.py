@@ -1,4 +1,4 @@
-"""`dpfed sweep`: runs of one configuration, each with another set of changes."""
+"""`dpfed sweep`: runs of one configuration, each with its own set of changes."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
         words = meaning(epsilon, promise.delta, promise.protected)
         said += f"\n{' '.join([large_delta(promise.delta, records, promise.protected), words]).strip()}"
     else:
-        said += f"\nno promise (bounding.method = '{plan.bounding.method_name}')"
+        said += f"\nno privacy guarantee (bounding.method = '{plan.bounding.method_name}')"
     said += f"\n{parameters:,} trained parameters; {machines.throughput:,.6g} records/s per GPU"
     draws = machines.keys if isinstance(plan.mechanism.sampler, PoissonSampler) else 1.0
     counted = {"draws": draws, "reading images": machines.decoding, "views": machines.views}

@@ -281,7 +281,11 @@ def _of_the_busiest(plan: PrivacyPlan, workers: int) -> float:
 
 
 def _divides_groups(plan: PrivacyPlan) -> bool:
-    """Returns whether workers divide the groups of a step, so that each draws among all records (`dpfed.runs.build`)."""
+    """Returns whether workers divide the groups of a step. If they do, each worker draws from all records.
+
+    A plan does not say whether features are cached. If they are, workers divide the records (`Learner.divides_groups` in
+    `dpfed.training.learner`), but this function ignores it.
+    """
     return not plan.bounding.method.singleton_groups
 
 
@@ -291,7 +295,7 @@ def _bytes_up(plan: PrivacyPlan) -> int:
 
 
 def _records(plan: PrivacyPlan) -> int:
-    """Returns the expected records of a step; if units are protected, each is assumed to have as many as allowed."""
+    """Returns the expected number of records of a step. A protected unit is assumed to have as many records as are allowed."""
     return plan.sampling.batch * plan.sampling.per_unit
 
 

@@ -140,7 +140,7 @@ def launch(task: Task, resources: Resources, progress: Progress) -> RunDirectory
 
 
 def _counted(sized: Resources) -> str:
-    """Returns the number of workers that start now, in words. If a range was asked for, the room in the cluster decides."""
+    """Returns a phrase such as ``3 workers``: how many start now. If a range was asked for, the room in the cluster decides."""
     now = sized.workers
     if sized.least:
         now = min(now, max(sized.least, sized.room()))
@@ -249,7 +249,7 @@ def _last_line(error: Exception) -> str:
 
 
 def _free() -> str:
-    """Returns the resources of the cluster that no job uses now, in words."""
+    """Returns a phrase that names the CPUs and GPUs of the cluster that no job uses now; "" if Ray does not tell."""
     import ray
 
     with contextlib.suppress(Exception):  # errors of Ray if the head is gone

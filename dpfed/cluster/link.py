@@ -91,13 +91,13 @@ class Link:
                 )
             if code:
                 raise UserError(
-                    f"{self.worker(rank)} has another version of your own code than worker 0: install the same packages on all "
-                    "machines. [worker-other-code]"
+                    f"{self.worker(rank)} and worker 0 have different versions of your own code: install the same packages "
+                    "on all machines. [worker-other-code]"
                 )
             if plan:
                 raise UserError(
-                    f"{self.worker(rank)} computes another plan than worker 0 from the same configuration and records: install "
-                    "the same release of dpfed on all machines. [worker-other-plan]"
+                    f"{self.worker(rank)} and worker 0 compute different plans from the same configuration and records: "
+                    "install the same release of dpfed on all machines. [worker-other-plan]"
                 )
 
     def _all(self, tensor: Tensor) -> list[Tensor]:

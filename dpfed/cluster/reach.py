@@ -33,8 +33,8 @@ def ray_folder() -> Path:
 def require_cluster(progress: Progress, wait: float = 60.0, remedy: str = REMEDY) -> None:
     """Refuses a cluster that does not answer, or that expects another token.
 
-    The cluster is the one that RAY_ADDRESS names, or else the one that the last `ray start` noted on this machine. If there is
-    none, or RAY_ADDRESS is ``local`` or has another scheme than ``ray://``, nothing is checked.
+    The cluster is the one that RAY_ADDRESS names, or else the one that the last `ray start` noted on this machine. Nothing is
+    checked if there is no such cluster, or RAY_ADDRESS is ``local`` or has a scheme other than ``ray://``.
 
     Args:
         progress: Progress, which shows a note while the function waits for Ray's head node.

@@ -42,7 +42,7 @@ class Running:
     Attributes:
         run: Folder of the run.
         workers: Number of workers by host; empty: the run waits for machines, or its workers are starting.
-        state: State of the run according to its files, in words.
+        state: State of the run according to its files, such as ``running, 30 of 100 (30 %), about 2 min left``.
     """
 
     run: str
@@ -128,7 +128,7 @@ def _host(node: dict[str, Any]) -> str:
 
 
 def _state(folder: Path) -> str:
-    """Returns the state of a run according to its files, in words, with steps done and time left."""
+    """Returns a phrase about a run according to its files: its state, steps done and time left, or that no files are there."""
     if not folder.is_dir():
         return "its folder does not exist yet, or is on another machine"
     scan = Scan(folder)

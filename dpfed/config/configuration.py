@@ -226,7 +226,7 @@ def deciding(key: str) -> tuple[str, ...]:
 
 
 def refuse_unmeasured(config: Config, tasks: tuple[str, ...]) -> None:
-    """Refuses evaluation keys that have no effect in a run that measures only the tasks that its records allow.
+    """Refuses evaluation keys that matter only for tasks which the run's records do not allow.
 
     If the configuration sets ``evaluation.tasks``, nothing is refused.
 
@@ -353,7 +353,7 @@ _CONDITIONS = Conditions(
         "views.cached privacy.batch privacy.steps bounding.clip_norm bounding.clipping bounding.group_size optimizer.* "
         "text_views.* adaptation.rank adaptation.alpha adaptation.image_layers adaptation.text_layers adaptation.text",
         lambda method: not method.closed_form,
-        "every record takes part in both steps, and no gradient is computed",
+        "every record takes part in each of this method's two steps, and no gradient is computed",
         "group",
     ),
     _only_if("progress.*", "diagnostics", lambda c: c.diagnostics == "private", "set diagnostics = 'private'"),

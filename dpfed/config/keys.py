@@ -43,7 +43,7 @@ class Key:
     Attributes:
         name: Dotted name, such as ``privacy.epsilon``.
         section: Section, such as ``privacy``; empty: the key belongs to no section and stands at the top of the file.
-        allowed: Allowed values, in words.
+        allowed: Description of the allowed values, such as ``whole number, 1 or more``.
         choices: Allowed values, or, if the value is a list, the allowed values of its members; empty: they cannot be listed.
         default: Value if the key is left out; ``None``: no value, or the value that the meaning states.
         meaning: Explanation of the key.
@@ -104,8 +104,8 @@ def _method_keys() -> Iterator[Key]:
 def matching(words: Iterable[str]) -> list[Key]:
     """Returns the keys that match words.
 
-    If all words are sections or names of keys, these keys match. Otherwise those keys match that contain every word in their
-    name, values or meaning.
+    If every word is the name of a section or of a key, the named keys and all keys of the named sections match. Otherwise, a
+    key matches if its name, allowed values and meaning together contain every word.
 
     Args:
         words: Words, in upper or lower case; empty: all keys match.

@@ -25,11 +25,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Args:
         path: Path of a TOML file, or the name of a config that dpfed ships, such as ``quickstart``; a file of that name takes
             precedence.
-        overrides: Assignments ``section.key=value``, applied after the file. A value is TOML, or a text without quotes; an
+        overrides: Assignments ``section.key=value``, applied after the file. A value is TOML, or a string without quotes; an
             empty value removes the key, so that its default holds.
 
     Raises:
-        UserError: If the file is missing or no TOML, `overrides` is a text, an assignment is wrong (see `assigned`), or
+        UserError: If the file is missing or is not TOML, `overrides` is a string, an assignment is wrong (see `assigned`), or
             `parse_config` refuses the configuration.
     """
     tree = read_toml(find_config(path_of(path, "the configuration")), "config")
@@ -47,11 +47,11 @@ def assigned(overrides: Sequence[str], tree: dict[str, Any] | None = None) -> di
         The changed dictionaries.
 
     Raises:
-        UserError: If `overrides` is a text, one of them is not a valid assignment, or two assignments give one key two values.
+        UserError: If `overrides` is a string, an entry is not a valid assignment, or two assignments give one key two values.
     """
     if isinstance(overrides, str):
         raise UserError(
-            f"the overrides are a text: expected a list of assignments, such as [{overrides!r}]. [config-overrides-text]"
+            f"the overrides are one string: expected a list of assignments, such as [{overrides!r}]. [config-overrides-text]"
         )
     tree = {} if tree is None else tree
     given: dict[str, str] = {}

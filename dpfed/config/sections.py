@@ -166,7 +166,7 @@ class TrainingConfig(Section):
     commit_every: int | None = Field(
         None,
         ge=1,
-        description="largest number of steps that are charged in one write; a crash loses the work of at most so many steps, "
+        description="largest number of steps that are charged in one write; a crash loses the work of at most that many steps, "
         "but no budget; default: the steps of about ten seconds",
     )
 

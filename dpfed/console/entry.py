@@ -91,7 +91,11 @@ class _Stop(Exception):
 
 
 def _carried_out(app: typer.Typer) -> int:
-    """Runs a command and returns its exit code. An error caused by an interruption, such as a broken import, is no bug."""
+    """Runs a command and returns its exit code. An error that an interruption causes counts as the interruption, not as a bug.
+
+    Raises:
+        _Stop: If the command was interrupted.
+    """
     try:
         code = _command(app)(standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
@@ -126,7 +130,7 @@ def _has_working_folder() -> bool:
 
 
 def _log_as_asked(error: click.ClickException) -> None:
-    """Sets up the logs if the command line is so wrong that no command started, which would have set them up."""
+    """Sets up the logs that the command line asks for, if it is so wrong that no command has started and set them up."""
     asked = error.ctx.params if isinstance(error, click.UsageError) and error.ctx is not None else {}
     if asked.get("log_format") and not logs.active():
         with contextlib.suppress(UserError):  # two mistakes in one line: only the first is reported

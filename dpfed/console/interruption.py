@@ -183,7 +183,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _show_unless_interrupted(shows: Callable[[Any], object], forgotten: Any) -> None:
-    """Shows an unraisable exception as Python does, but no interruption: its signal is repeated, so nothing was lost."""
+    """Shows an unraisable exception as Python does, unless it is an interruption: dpfed repeats the signal, so none is lost."""
     if not issubclass(forgotten.exc_type, Interrupted):
         shows(forgotten)
 

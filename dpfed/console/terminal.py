@@ -172,7 +172,7 @@ def watching(as_json: bool = False) -> Iterator[TerminalProgress | logs.JsonProg
 
 
 def show_run(run: RunDirectory) -> None:
-    """Prints the results of a run: the guarantee, a table of the figures before and after, and the paths of its files."""
+    """Prints the results of a run: the guarantee, the figures before and after training, and the paths of its files."""
     from dpfed.artifacts.view import results_in
     from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
     from dpfed.report.card import lead

@@ -82,7 +82,8 @@ def _opened(image: ImageInput) -> Image.Image:
     """Opens an image and checks its size. Its pixels are decoded later, when it is loaded.
 
     Raises:
-        BrokenImage: If the image is empty, too large, or not an image at all.
+        BrokenImage: If the image is empty, too large, a JPEG file of more than 50 scans, an array of another shape or type, or
+            not an image at all.
     """
     try:
         if isinstance(image, np.ndarray):

@@ -45,14 +45,15 @@ _SIDES = {"triangle": 3, "rectangle": 4}
 
 
 class Picture(NamedTuple):
-    """A picture, its caption, and the shape, texture and colour of its leaf in front.
+    """A picture, its caption, and the shape, texture and colour of its frontmost leaf.
 
     Attributes:
         pixels: Pixels, ``(size, size, 3)`` uint8.
-        caption: Caption with the size, texture, colour and shape of the two leaves in front, and with what lies behind them.
-        shape: Shape of the leaf in front, an index into `SHAPES`.
-        texture: Texture of the leaf in front, an index into `TEXTURES`.
-        color: Colour of the leaf in front, an index into `COLORS`.
+        caption: Caption with the size, texture, colour and shape of the two frontmost leaves, with their relative position, and
+            with what lies behind them.
+        shape: Shape of the frontmost leaf, an index into `SHAPES`.
+        texture: Texture of the frontmost leaf, an index into `TEXTURES`.
+        color: Colour of the frontmost leaf, an index into `COLORS`.
     """
 
     pixels: np.ndarray
@@ -160,7 +161,8 @@ def _drawn(seed: int, split: int, number: int) -> tuple[_Style, _Leaves, np.rand
 def _pixels(style: _Style, leaves: _Leaves, generator: np.random.Philox, size: int, finer: int) -> np.ndarray:
     """Returns the pixels of a picture, ``(size, size, 3)`` uint8.
 
-    So that edges are smooth, the picture is drawn `finer` times as large, and each pixel is the mean of a block of these.
+    So that edges are smooth, the picture is drawn `finer` times as large, and then each block of `finer` x `finer` pixels is
+    averaged.
     """
     fine = size * finer
     pixels = _paint(style, leaves, fine, _noise(generator, fine, style.spectrum))
@@ -174,11 +176,11 @@ def _uniforms(generator: np.random.Philox, count: int) -> np.ndarray:
 
 
 def _compose(u: np.ndarray, each: np.ndarray) -> tuple[_Style, _Leaves]:
-    """Makes a style, and leaves in this style, of uniform random numbers.
+    """Makes a style, and leaves in this style, from uniform random numbers.
 
     Args:
         u: Numbers for the style, in [0, 1).
-        each: Numbers for each leaf, one row a leaf, in [0, 1).
+        each: Numbers for the leaves, one row for each leaf, in [0, 1).
     """
     count = int(6 + (_LEAVES - 5) * u[0] ** 1.5)
     light = 2 * np.pi * u[1]
@@ -306,10 +308,10 @@ def _paint(style: _Style, leaves: _Leaves, side: int, noise: np.ndarray) -> np.n
 
 
 def _weights(leaves: _Leaves) -> np.ndarray:
-    """Returns how each leaf's texture mixes its two colours, ``(n, 6)``.
+    """Returns six weights for each leaf, ``(n, 6)``, which say how the leaf's texture mixes its two colours.
 
-    The fraction of the second colour at a pixel is a weighted sum of six terms: a constant, a gradient, stripes, checks, dots
-    and noise. These are the weights.
+    The fraction of the second colour at a pixel is the weighted sum of six terms, limited to 0 .. 1: a constant, a gradient,
+    stripes, checks, dots and noise.
     """
     sharp = leaves.sharpness
     none, half = np.zeros_like(sharp), np.full_like(sharp, 0.5)

@@ -43,7 +43,7 @@ _MOST_HELD_OUT = 0.55  # part of all different scenes (72,960 with all colors): 
 
 @dataclass(frozen=True)
 class _Scenes:
-    """What n = `_BLOCK` pictures show: two objects each, for which ``(n, 2)`` arrays have a column each."""
+    """What n = `_BLOCK` pictures show. Each picture shows two objects; a ``(n, 2)`` array has one column for each object."""
 
     size: np.ndarray  # (n, 2) 0 small, 1 large
     color: np.ndarray  # (n, 2)
@@ -218,12 +218,12 @@ def _coverage(shape: np.ndarray, center: np.ndarray, radius: np.ndarray) -> np.n
 def _distance(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> np.ndarray:
     """Returns the signed distance from each point to an object's outline, pixels; negative inside the object.
 
-    For some shapes it is exact only near straight edges, and a bound elsewhere.
+    For some shapes it is exact only near straight edges; elsewhere, its absolute value is a lower bound of the distance.
 
     Args:
         name: Name of the shape.
-        x: Place of the point to the right of the object's centre, pixels.
-        y: Place of the point below the object's centre, pixels.
+        x: Distance of the point to the right of the object's centre, pixels; negative to the left.
+        y: Distance of the point below the object's centre, pixels; negative above.
         r: Half extent of the object, pixels.
     """
     ax, ay = np.abs(x), np.abs(y)

@@ -52,7 +52,7 @@ def things_store(records: int, folder: str | Path, size: int, progress: ImportPr
 
 
 def things_path(records: int, folder: str | Path, size: int) -> Path:
-    """Returns the path of the store that `things_store` opens or generates; see there for the arguments."""
+    """Returns the path of the store that `things_store` opens or generates, for the same arguments."""
     words = public_words(records)
     digest = hashlib.blake2b("\n".join(words).encode(), digest_size=4).hexdigest()  # another version of timm has other words
     return Path(folder) / f"{NAME}-v{VERSION}-{min(size, LARGEST)}px-{records}-{digest}"

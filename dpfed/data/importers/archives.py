@@ -84,16 +84,16 @@ class _Content(io.RawIOBase):
         self._ahead, self._at = self.last, self._at - len(self.last)
 
     def tell(self) -> int:
-        """Returns the place in the content, in bytes."""
+        """Returns the present position in the content, in bytes from the start."""
         return self._at
 
     def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to a place, in bytes from the start, and returns the place that was reached.
+        """Moves to a position, in bytes from the start, and returns the position that was reached.
 
-        If compressed content ends before the place, its end is reached.
+        If compressed content ends before the wanted position, its end is reached.
 
         Raises:
-            tarfile.ReadError: If the content is compressed, and the place lies before the present place.
+            tarfile.ReadError: If the content is compressed, and the wanted position lies before the present one.
         """
         if place == self._at:
             return place
@@ -122,7 +122,7 @@ def members(file: Path, wanted: Callable[[tarfile.TarInfo], bool]) -> Iterator[t
         wanted: Function that says whether a member's content is read.
 
     Yields:
-        A member and its content. The content is bytes; or a text, which says why the content is not read; or ``None``, if the
+        A member and its content. The content is bytes, or a string that says why the content is not read, or ``None`` if the
         member is not a regular file or its content is not wanted.
 
     Raises:

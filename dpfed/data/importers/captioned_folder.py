@@ -131,7 +131,7 @@ def _beside(listing: Listing, texts: dict[Path, Path]) -> list[Path]:
 
 
 def _captions(text: Path | None, access: Access) -> tuple[str, ...] | str:
-    """Returns the captions of a text file, without repetitions; or, as one text, the reason why there are none."""
+    """Returns the captions of a text file, without repetitions; or, as one string, the reason why there are none."""
     if text is None:
         return "no .txt of the same name beside it"
     try:

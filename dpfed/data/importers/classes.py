@@ -45,7 +45,7 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
 
     Raises:
         UserError: If two classes are the same number in two spellings; or if some classes are truth values, others are numbers,
-            and there are further classes than true, false, 0 and 1.
+            and there are also classes other than true, false, 0 and 1.
     """
     present = {written for value in values if (written := class_of(value)) is not None}
     same = _truth_as_numbers(present)
@@ -102,10 +102,13 @@ def _text(value: object) -> str:
 
 
 def _truth_as_numbers(present: set[str]) -> dict[str, str]:
-    """Returns the number of each truth value, if some classes are truth values and others are 0 or 1; otherwise nothing.
+    """Returns 1 for the class True and 0 for False, as far as they occur, if other classes are 0 or 1.
+
+    The result is empty if no class is a truth value, or none is a number.
 
     Raises:
-        UserError: If some classes are truth values, others are numbers, and there are further classes than these and 0 and 1.
+        UserError: If some classes are truth values, others are numbers, and there are also classes other than true, false, 0
+            and 1.
     """
     truths, numbers = present & _TRUTH.keys(), set(filter(_NUMBER.fullmatch, present))
     if not truths or not numbers:

@@ -102,7 +102,7 @@ def table_of_parquet(file: Path) -> str:
 
 
 def _of_tfrecords(source: Path, files: Sequence[Path], access: Access) -> str:
-    """Returns a text with the commands that convert the TFRecord files of each split to a Parquet file, and import these.
+    """Returns a text with the commands that convert the TFRecord files of each split to a Parquet file, and import the result.
 
     Args:
         source: File or folder that is imported.

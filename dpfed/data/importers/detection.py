@@ -100,8 +100,8 @@ def existing(source: str | Path) -> Path:
     """Returns the absolute path of a source.
 
     Raises:
-        UserError: If `source` is no path on this machine, there is nothing at the path, or there is something that is neither a
-            folder nor a regular file.
+        UserError: If `source` is not a path on this machine, there is nothing at the path, or there is something that is
+            neither a folder nor a regular file.
     """
     path = local_path(source, "the source")
     if not os.path.exists(path):

@@ -167,10 +167,10 @@ def picture(content: Any, window: tuple[float, float] | None = None) -> np.ndarr
             none, the whole range of its values.
 
     Raises:
-        NotRead: If the bytes are not a DICOM file of one frame, in grey or in colours of eight bits; the file has too many
-            pixels, has only padding, is an enhanced file, has a rescaling of slope 0, has a window or values that are not
-            finite, or has a lookup table (VOI LUT) in place of a window, and `window` is ``None``; or this machine cannot
-            decode the file's pixels.
+        NotRead: If the bytes are not a DICOM file of one frame, in grey or in colours of eight bits. If the file has too many
+            pixels, is an enhanced file, has a rescaling of slope 0, or has a window or values that are not finite. If `window`
+            is ``None``, and the file has a lookup table (VOI LUT) in place of a window, or has no window and only padding. If
+            this machine cannot decode the file's pixels.
     """
     from pydicom import dcmread
 
@@ -253,10 +253,10 @@ def quiet() -> Iterator[None]:
 
 
 def parsed_window(text: str) -> tuple[float, float]:
-    """Returns the centre and the width of a window that a text such as ``40,400`` gives.
+    """Reads the centre and the width of a window from a string such as ``40,400``.
 
     Raises:
-        UserError: If the text is not two finite numbers, or the second number is below 1.
+        UserError: If the string is not two finite numbers, or the second number is below 1.
     """
     return _window(text.split(","), text)
 

@@ -145,9 +145,9 @@ def captions_advice(listing: Listing) -> str:
 
 
 def _packing(listing: Listing) -> str:
-    """Returns commands that pack images and the JSON files of the same names into an archive for each split, and import these.
+    """Returns commands that pack images, and JSON files of the same names, into an archive for each split, and import it all.
 
-    The text is empty if fewer than half of the images have a JSON file of the same name.
+    The result is empty if fewer than half of the images have a JSON file of the same name.
     """
     root, there = listing.root, set(listing.files)
     twins = [file for file in listing.images() if file.with_suffix(".json") in there]

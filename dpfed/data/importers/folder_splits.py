@@ -183,7 +183,8 @@ def without_shards(placed: list[Placed], passed_over: Collection[str]) -> tuple[
     if not begins and not all(f"{label}_stats.json" in passed_over for label in numbers):
         return placed, ""
     named = ", ".join(sorted(map(str, numbers))[:_NAMED]) + ", ..." * (len(numbers) > _NAMED)
-    return [replace(image, label=None) for image in placed], f"Folders that are numbered shards are no classes: {named}."
+    said = f"Folders that are numbered shards do not count as classes: {named}."
+    return [replace(image, label=None) for image in placed], said
 
 
 def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ...]], level: int) -> list[Placed]:
@@ -244,9 +245,9 @@ def _shared(folders: Sequence[tuple[str, ...]], stop_at_splits: bool = False) ->
 
 
 def _kind(folder: str) -> str:
-    """Returns a folder's name, or the same name for all numbered parts such as ``fold1``, except for numbers alone.
+    """Returns a folder's name or, for a numbered part such as ``fold1``, one name that all numbered parts share.
 
-    Folders whose names are only numbers may be classes.
+    A folder whose name is only a number may be a class, so its own name is returned.
     """
     return _PART if is_part(folder) and not folder.isdecimal() else folder
 

@@ -142,7 +142,7 @@ def _split_named(cell: str | None, of_file: str) -> str:
     given = (cell or "").strip().lower()
     if given and given not in SPLIT_NAMES and given != "restval":
         raise UserError(
-            f"a column split holds {cell!r}, which is no split; {nearest(given, SPLIT_NAMES)} [parquet-split-unknown]"
+            f"a column split holds {cell!r}, which is not a split; {nearest(given, SPLIT_NAMES)} [parquet-split-unknown]"
         )
     return SPLIT_NAMES.get(given, "train" if given else of_file)
 

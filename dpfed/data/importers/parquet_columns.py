@@ -215,7 +215,7 @@ def _as_table(file: Path, names: Sequence[str]) -> str:
 
 
 def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:
-    """Returns the column of units, and the name of the kind of unit; twice ``None`` if there are no units.
+    """Returns the column of units, and the name of the kind of unit; both are ``None`` if there are no units.
 
     Raises:
         UserError: If the files have different columns of units or different types of units, or one file lacks the column.
@@ -378,7 +378,7 @@ def _named(cell: object, names: tuple[str, ...] | None, numeric: bool) -> str | 
 
 
 def _class_labels(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Returns, for each column whose class names are in the schema's Hugging Face metadata, these names."""
+    """Returns the class names that the schema's Hugging Face metadata give, by column; other columns are left out."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         classes = {name: feature["names"] for name, feature in features.items() if feature.get("_type") == "ClassLabel"}

@@ -154,7 +154,7 @@ def spoken_part(file: Path) -> tuple[str, str] | None:
 
 
 def merged(names: Iterable[tuple[str, str]], kind: str) -> str:
-    """Returns a sentence about names of which it is doubtful whether they mean a split.
+    """Returns a sentence about names that count as splits, although they may not mean splits.
 
     There are two cases: several names mean the same split, such as ``testA`` and ``testB``; or a name has further words, such
     as ``train_extra`` beside ``val``.

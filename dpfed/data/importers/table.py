@@ -206,6 +206,8 @@ class TableImporter(Importer):
 def _describes(table: Path, folder: Path, access: Access) -> bool:
     """Returns whether a table names files, in at least half as many rows as there are images in the folder.
 
+    The result is ``False`` if there are no images, or the table cannot be read.
+
     Args:
         table: Path of the table, whose name does not tell what it holds.
         folder: Folder of the images.
@@ -369,7 +371,7 @@ def _add(
     if (row.split, row.label, row.unit) != (split, label, unit):
         what = f"split, label or {columns.unit}" if columns.unit else "split or label"
         raise UserError(
-            f"{where}: {id} has another {what} than in {row.table.name}:{row.line}; correct one of them. [table-disagrees]"
+            f"{where}: {id} has a different {what} in {row.table.name}:{row.line}; correct one of them. [table-disagrees]"
         )
     row.says_split |= of_table is not None or bool(_cell(cells, columns.split))
     row.titles.extend(_titles(cells, columns.title))

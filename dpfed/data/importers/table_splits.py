@@ -47,7 +47,7 @@ def split_by_folders(rows: dict[str, Row], missing: Collection[str], sources: Se
         level: 0: no folder is a split, and these rows are for training; ``None``: the folders' names decide.
 
     Returns:
-        A sentence that names folders of which it is doubtful whether they are splits, such as ``train_extra``; otherwise empty.
+        A sentence that names folders that count as splits, perhaps wrongly, such as ``train_extra``; empty: there are none.
 
     Raises:
         UserError: If some of these rows lie in folders named after a split, and others do not; if the folders name splits, and

@@ -81,7 +81,10 @@ def main() -> None:
 
 
 def _cells(values: Sequence[Any]) -> list[Any]:
-    """Returns the cells of a column: texts, if all bytes are UTF-8, or bytes; numbers, if no array has two entries, or lists.
+    """Returns the cells of a column.
+
+    Bytes become strings if all of them are UTF-8; otherwise, they stay bytes. Arrays become numbers if none has more than one
+    entry, and an empty array then becomes ``None``; otherwise, arrays become lists.
 
     Args:
         values: Bytes or array of each record; ``None``: the record has no value.

@@ -68,7 +68,7 @@ class _Sample:
 
         Args:
             extension: Extension of the file, in small letters and without a dot.
-            content: Content of the file as bytes; as text, the reason why the file is not read; ``None``: the file is not used.
+            content: Bytes of the file; or a string, the reason why the file is not read; ``None``: the file is not used.
         """
         if content is None:
             self.unused.append(f".{extension}")
@@ -125,7 +125,8 @@ class _Survey:
         unread: Members of archives that would be lost.
         passed_over: Names of members that hold no records, with their counts.
         linked: Archives that contain links.
-        folders: Folders of the first archive in which the names of folders contain several splits, one for each split.
+        folders: One folder for each split, from the first archive whose folders' names contain several splits; empty: there is
+            no such archive.
         held_out: Folder whose name contains validation or test although its archive has another split; empty: there is none.
     """
 
@@ -343,7 +344,9 @@ def _record(id: str, sample: _Sample, split: str, numbers: dict[str, int]) -> It
 def _samples(
     shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None] = lambda member: None
 ) -> Iterator[_Sample]:
-    """Yields the samples of an archive, each after the member that follows its last file was read: the file is then whole.
+    """Yields the samples of an archive.
+
+    A sample is yielded only after the next header, or the archive's end, was read: its last file is then known to be whole.
 
     Args:
         shard: Path of the archive.

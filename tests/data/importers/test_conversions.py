@@ -74,7 +74,7 @@ class TestShardsAsFolders:
         import_records(source, tmp_path / "s", format="folder", skip_broken=True, say=said.append)
         store = RecordStore.open(tmp_path / "s")
         assert store.label_names == {} and len(store) == 2 * len(shards)
-        note = ["Folders that are numbered shards are no classes: 00000, 00001."]
+        note = ["Folders that are numbered shards do not count as classes: 00000, 00001."]
         assert said == (note if len(shards) > 1 else [])  # one folder that holds everything is no class anyway
 
     @pytest.mark.parametrize("file", ["00000_00001.png", "x.png", "00000.png", "0.png", "10000.png"])

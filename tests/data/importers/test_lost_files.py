@@ -207,7 +207,7 @@ def test_captions_in_other_files_beside_images_are_not_lost(tmp_path: Path, pict
 def test_tables_that_disagree_are_refused(tmp_path: Path, captioned: Path) -> None:
     table(captioned / "test.tsv", ["images/1.png"])
     said = refusal(captioned)
-    assert "split or label than in train.tsv:3" in said and "[table-disagrees]" in said
+    assert "a different split or label in train.tsv:3" in said and "[table-disagrees]" in said
     table(captioned / "test.tsv", ["images/2.png"], title="note")
     assert "[table-columns-differ]" in refusal(captioned)
     for name, column in (("train", "patient_id"), ("test", "person_id")):
