@@ -78,7 +78,7 @@ class Encoder:
             captions: One caption, or several.
 
         Raises:
-            UserError: If the model has no text tower, there is no caption, or a caption is not text.
+            UserError: If the model has no text tower, there is no caption, or a caption is not a string or cannot be encoded.
         """
         if self._tokenizer is None:
             raise UserError("this encoder has no text tower: it was trained with model.kind = 'image'. [model-folder-no-text]")

@@ -30,8 +30,8 @@ class UserError(Exception):
         message: Message for the user of the machine on which the records are.
         public: The same message without names of records, for the logs of a cluster; the constructor appends the code of
             `message`. Default: `message`.
-        command: Sentence about what to type on the command line. Only the command line prints this sentence, because a program
-            has no options.
+        command: Sentence about what to type on the command line. Only the command line prints this sentence: a Python
+            program that calls dpfed has no command-line options.
     """
 
     def __init__(self, message: str, public: str | None = None, command: str = "") -> None:

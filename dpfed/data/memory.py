@@ -62,7 +62,8 @@ def _limits() -> Iterator[Path]:
 def records_without_gradients(shape: Sequence[int], device: torch.device | str) -> int:
     """Returns how many records a forward pass without gradients may hold: at most 512, fewer if they are large.
 
-    The estimated activations of the pass must fit into 1/8 of the device's memory.
+    The estimated activations of the pass fit into 1/8 of the device's memory, unless those of a single record do not: the
+    result is then 1.
 
     Args:
         shape: Shape of one record, such as (C, H, W).

@@ -46,7 +46,7 @@ def open_records(
 
     Raises:
         UserError: If the source is unknown, a path is missing, a source or store cannot be read, a store cannot be written, or
-            a store's images were made square in another way than the model expects.
+            a store's images were made square in a way that the model does not expect.
         ValueError: If procedural images are to be generated, and `config` has no size.
     """
     if config.source == "shapes":
@@ -71,7 +71,7 @@ def open_records(
 
 
 def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) -> None:
-    """Rejects a store whose images were made square in another way than the model expects.
+    """Rejects a store whose images were made square in a way that the model does not expect.
 
     Args:
         store: Record store.

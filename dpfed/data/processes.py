@@ -141,7 +141,7 @@ class Processes:
 
 def _died(process: subprocess.Popen[bytes]) -> UserError:
     code = process.wait()
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return UserError(f"a process that decodes images {how}, perhaps for lack of memory. Run the command again. [data-process]")
 
 

@@ -77,9 +77,9 @@ def open_public(
         progress: Callback that is called while records are generated.
 
     Raises:
-        UserError: If `given_public` raises one, fewer records are generated than join a group (`config.records`), or the public
-            records were made square in another way than the model expects, or share images with the private records; or if a
-            store is damaged or cannot be written.
+        UserError: If `given_public` raises one; if generated records lack captions that the model reads, or are fewer than join
+            a group (`config.records`); if the public records were made square in a way that the model does not expect, or share
+            images with the private records; or if a store is damaged or cannot be written.
         ValueError: If procedural images are to be generated, and `data` has no size.
     """
     if config.source == "shapes":
@@ -157,12 +157,12 @@ def share_images(first: RecordStore, second: RecordStore) -> bool:
 def refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> None:
     """Rejects public records that share images with the private records.
 
-    Stores never change, so the check is done only once: a file records that two stores share no image.
+    Stores never change, so the check is done only once: an empty file then says that the two stores share no image.
 
     Args:
         public: Public records.
         private: Private records of the run.
-        stores: Folder of the file that records this.
+        stores: Folder of this file.
 
     Raises:
         UserError: If an image is in both stores, compared byte by byte as stored, or a store is damaged.

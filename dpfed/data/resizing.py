@@ -31,7 +31,7 @@ def square(image: Image.Image, size: int, resize: str = "crop", interpolation: s
         The pixels, ``(3, size, size)`` uint8.
 
     Raises:
-        ValueError: If `resize` or `interpolation` is another word.
+        ValueError: If `resize` or `interpolation` has another value.
     """
     if interpolation not in _KERNELS:
         raise ValueError(f"unknown interpolation {interpolation!r}, expected 'bicubic' or 'bilinear'")

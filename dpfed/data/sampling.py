@@ -253,13 +253,13 @@ class PartitionRows:
         self._world_size = world_size
 
     def __call__(self, first: int, end: int) -> np.ndarray:
-        """Returns for each row from `first` to `end` - 1 whether it belongs to this rank, ``(end - first,)`` bool."""
+        """Returns whether each row from `first` to `end` - 1 is a training record of this rank, ``(end - first,)`` bool."""
         training = self._store.splits[first:end] == 0
         if self._world_size == 1:
             return training
         return training & (self._keys[first:end] % np.uint64(self._world_size) == self._rank)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns all rows of this rank, ``(n,)`` int64, ascending."""
+        """Returns the rows of all training records of this rank, ``(n,)`` int64, ascending."""
         rows = [first + np.flatnonzero(self(first, end)) for first, end in blocks(len(self._store))]
         return np.asarray(np.concatenate(rows) if rows else np.zeros(0, np.int64), dtype)

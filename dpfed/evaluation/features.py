@@ -54,7 +54,7 @@ class Embedder:
     device: torch.device | str
 
     def features(self, indices: np.ndarray) -> Tensor:
-        """Returns the features of records: the output of the heads of moments or, if the model has none, of the backbone.
+        """Returns features of records: outputs of the model's ``features``, or of ``embed_images`` if it has heads of moments.
 
         Args:
             indices: Indices of the records in the store, int64 ``(n,)``.

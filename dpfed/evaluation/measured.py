@@ -25,8 +25,8 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
 def wrong_fact(facts: object) -> str | None:
     """Returns the first key of a JSON object (`Evaluation.facts`) whose value is missing or wrong; ``None``: no such key.
 
-    ``interval``, ``change`` and ``chance`` may be missing, and ``queries`` is not checked. Every other value must have the
-    right type, and ``value`` and ``chance`` must lie in [0, 1]. If `facts` is not an object, the function returns ``"name"``.
+    ``queries`` is not checked. ``interval``, ``change`` and ``chance`` may be missing. All values that are checked must have
+    the right type, and ``value`` and ``chance`` must lie in [0, 1]. If `facts` is not an object, the result is ``"name"``.
     """
     if not isinstance(facts, dict):
         return "name"
@@ -52,7 +52,7 @@ class Evaluation:
         value: Fraction in [0, 1].
         model: Measured model, ``trained`` or ``untrained``.
         split: Split of the measured records.
-        protocol: How the figure was measured, in words for the reader of a report.
+        protocol: How the figure was measured, as a phrase for the reader of a report.
         step: Number of training steps that the model had seen.
         queries: Number of held-out images (or captions) of which the figure is a fraction.
         interval: 95% interval over the draw of held-out records (`dpfed.evaluation.intervals`); ``None``: not known.

@@ -93,7 +93,7 @@ def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: 
     """Returns the rank of the best right candidate of each query, int64 ``(n,)``.
 
     A rank is 1 + the number of wrong candidates that are at least as similar. The query's other right candidates do not
-    compete, and a tie never counts in the model's favour, so a model that embeds all inputs alike ranks last.
+    compete. A tie never counts in the model's favour: if a model embeds all inputs alike, right candidates rank last.
 
     Args:
         query: Query embeddings, shape ``(n, D)``; this function normalises them.

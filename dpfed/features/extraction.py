@@ -88,7 +88,8 @@ class FeatureCache:
     def has(self, model: nn.Module, views: RecordViews, store: RecordSet, rows: np.ndarray, count: int = 0) -> bool:
         """Returns whether earlier runs kept all features of the given records beside the store. The files are not read.
 
-        See `features` for the arguments and errors.
+        The result is ``False`` if `stay` is not set, the records are not in a record store, or `rows` is empty. See `features`
+        for the arguments and errors.
         """
         if not self.stay or not isinstance(store, RecordStore) or not place_of(store.path).is_dir() or not len(rows):
             return False
@@ -119,7 +120,7 @@ class FeatureCache:
             return features
 
     def _say_why(self, error: Exception) -> None:
-        self.progress.note(f"features of frozen towers serve this run only, as they cannot be kept beside the store: {error}")
+        self.progress.note(f"features of frozen towers serve this run only, as they cannot be kept beside the store. {error}")
 
     def _passing(self, extraction: _Extraction, key: str, rows: np.ndarray) -> Features:
         """Returns features that are kept for this run only, in `folder` or in a temporary folder; missing ones are computed."""

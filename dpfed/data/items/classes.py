@@ -18,7 +18,8 @@ def labels_in_words(labels: Mapping[str, Any], classes: Mapping[str, Sequence[st
         classes: Names of the classes, by label name; a label whose classes have no known names is absent.
 
     Returns:
-        A text such as `` colour=red size='large'``; empty for a record without labels.
+        A string such as `` colour=red size='large'``. A value without a known class name is given as it stands. Labels whose
+        value is ``None`` or -1 are left out, so the string is empty for a record without labels.
     """
     text = ""
     for name, value in sorted(labels.items()):
@@ -42,7 +43,7 @@ def numbered_labels(
         label name, the names of its classes in the order of their numbers.
 
     Raises:
-        UserError: If the values of a label (but for ``None``) are neither all whole numbers nor all texts.
+        UserError: If the values of a label (but for ``None``) are neither all whole numbers nor all strings.
     """
     labels: dict[str, np.ndarray] = {}
     names: dict[str, list[str]] = {}
@@ -58,7 +59,7 @@ def numbered_labels(
         if not kinds <= {int, str} or len(kinds) > 1:
             raise UserError(
                 f"the label '{name}' has values of {' and '.join(sorted(kind.__name__ for kind in kinds))}: expected only "
-                "whole numbers or only texts, with None for a record without the label. [records-label]"
+                "whole numbers or only strings, with None for a record without the label. [records-label]"
             )
         distinct = sorted({value for value in values if value is not None and value != -1})
         place = {value: number for number, value in enumerate(distinct)}

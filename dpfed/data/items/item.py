@@ -58,7 +58,7 @@ class Parts:
         return image_of(_image_part(item) if self.image is None else part_of(item, self.image))
 
     def captions_of(self, item: Any) -> list[str]:
-        """Returns the texts of an item.
+        """Returns the captions of an item; an empty list if `captions` is not set, and the item has none.
 
         Raises:
             BrokenItem: If a text cannot be written as UTF-8; or if `captions` is set, and the item has nothing at this location
@@ -72,7 +72,7 @@ class Parts:
         value = part_of(item, self.captions)
         texts = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-            raise BrokenItem("its caption is blank, or neither a text nor a list of texts")
+            raise BrokenItem("its caption is blank, or neither a string nor a list of strings")
         return _written(texts)
 
     def labels_of(self, item: Any) -> dict[str, Any]:

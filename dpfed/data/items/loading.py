@@ -137,7 +137,8 @@ def answer(recipe: Recipe, request: Request) -> Tensor | Failure:
         try:
             views = recipe.views(row, None if request.seeds is None else request.seeds[number])
             if made and (len(views), views[0].shape) != (count, made[0].shape):
-                raise BrokenItem(f"its views are {tuple(views[0].shape)}, and those of others {tuple(made[0].shape)}")
+                those = f"those of others {(count, *made[0].shape)}"
+                raise BrokenItem(f"its views are {(len(views), *views[0].shape)} (V, C, H, W), and {those}")
             made += views
             count = len(views)
         except BrokenItem as error:
@@ -214,8 +215,11 @@ class ItemLoader:
             self.close()
             raise
         if len({part.shape[1:] for part in parts}) > 1:
-            shapes = " and ".join(sorted({str(tuple(part.shape[2:])) for part in parts}))
-            raise UserError(f"the views of some records are {shapes}: make them all one size. [items-sizes]")
+            shapes = " and ".join(sorted({str(tuple(part.shape[1:])) for part in parts}))
+            raise UserError(
+                f"the views of some records are {shapes} (V, C, H, W): make equally many views of every record, all of one "
+                "shape. [items-sizes]"
+            )
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def close(self) -> None:

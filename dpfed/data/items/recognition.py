@@ -17,7 +17,7 @@ def picture_of(image: Image.Image | Tensor) -> bytes:
     """Returns a picture as bytes, which are the same for a PIL image, a uint8 tensor and a float tensor in [0, 1].
 
     A grey picture gives the same bytes with one channel and with three. Scaling or cropping a picture, or encoding it again
-    with losses, changes the bytes. A PIL image of mode I or F gives other bytes than a tensor of the same picture.
+    in a lossy format, changes the bytes. A PIL image of mode I or F does not give the same bytes as a tensor of this picture.
 
     Args:
         image: PIL image, or tensor ``(C, H, W)``.
@@ -31,7 +31,7 @@ def picture_of(image: Image.Image | Tensor) -> bytes:
 
 
 def _pixels(image: Image.Image | Tensor) -> np.ndarray | None:
-    """Returns the pixels of a picture, ``(H, W, C)`` uint8, uint16 or float32; ``None`` for PIL images of other modes."""
+    """Returns the pixels of a picture, ``(H, W, C)`` uint8, uint16 or float32; ``None`` for a PIL image of mode I or F."""
     if isinstance(image, Image.Image):
         image = image.convert(_AS[image.mode]) if image.mode in _AS else image
         if image.mode in _BYTES:

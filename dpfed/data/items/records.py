@@ -1,4 +1,4 @@
-"""Makes records of any map-style data set: of torch, of Hugging Face, a list of images, or a record store."""
+"""Makes records from any map-style data set: one of torch or Hugging Face, a list of images, or a record store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class _Index:
 
     Attributes:
         keys: Keys of the records, see `RecordSet`.
-        labelled_keys: Keys of the records for losses that read labels. They also depend on the records' labels.
+        labelled_keys: Keys of the records for losses that read labels. Unless the user gave the keys, they also depend on the
+            records' labels.
         pictures: Hash of each record's picture, which is the same in whatever form the data set gives the picture.
         units: Keys of the units, see `RecordSet`.
         labels: Class numbers for each label name, see `RecordSet`.
@@ -86,7 +87,7 @@ class Records(RecordSet):
             `workers` is not a number of processes, or `image`, `caption`, `label`, `key`, `unit`, `validation` or `test` is
             given beside a record store, which has its own. Later, when the items are read: if a data set has no ``len()`` or
             ``[]``, there are no items or their number changes, an item cannot be used or differs when it is read again, only
-            some items have captions, the values of a label are neither all whole numbers nor all texts, two records have the
+            some items have captions, the values of a label are neither all whole numbers nor all strings, two records have the
             same key, or the keys are the positions 0, 1, 2, ...
     """
 
@@ -189,8 +190,8 @@ class Records(RecordSet):
     def contents(self) -> str:  # type: ignore[override]
         """The fingerprint of all records, see `RecordSet`.
 
-        For a record store, it is the store's own fingerprint. Otherwise it is a hash without a key, which leaves this machine
-        only if the records are public.
+        For a record store, it is the store's own fingerprint. Otherwise it is a hash without a secret key, so it leaves this
+        machine only if the records are public.
         """
         if self.store is not None:
             return self.store.contents
@@ -286,7 +287,7 @@ class Records(RecordSet):
 
         Args:
             scanned: Facts about each record.
-            by_label: Whether the keys depend on the labels, too.
+            by_label: Whether keys that are hashes depend on the labels, too; given keys do not.
 
         Raises:
             UserError: If the given keys are positions, or a key occurs twice.

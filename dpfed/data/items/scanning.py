@@ -34,8 +34,8 @@ class Scanned:
         picture: Hash of only the picture, in the form that `dpfed.data.items.recognition.picture_of` returns.
         captions: Captions of the record.
         labels: Labels by their names, as they stand in the item.
-        key: Key that the item names, as a text; ``None``: the user gave no location of keys.
-        unit: Unit that the item names, as a text; ``None``: the user gave no location of units.
+        key: Key that the item names, as a string; ``None``: the user gave no location of keys.
+        unit: Unit that the item names, as a string; ``None``: the user gave no location of units.
     """
 
     content: bytes
@@ -146,6 +146,6 @@ def _name(value: Any, part: Part) -> str:
         return value.hex()
     if not isinstance(value, str | int) or isinstance(value, bool) or not str(value).strip():
         what = "a function" if callable(part) else repr(part)
-        given = "a blank text" if isinstance(value, str) else described(value)
+        given = "a blank string" if isinstance(value, str) else described(value)
         raise BrokenItem(f"{what} gives {given}, expected a string or a whole number")
     return str(value)

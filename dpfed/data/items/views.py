@@ -105,7 +105,9 @@ def plain_like(transform: Transform, shape: Shape) -> Transform:
 
 
 class _Colours:
-    """Converts an image to a tensor. A PIL image gets the number of channels of a view, if there is such a mode.
+    """Converts an image to a tensor.
+
+    If a view has 1, 3 or 4 channels, a PIL image is first converted to as many. Images of mode I;16, I or F keep one channel.
 
     Args:
         channels: Number of channels of a view.
@@ -164,8 +166,8 @@ class ItemViews(RecordViews):
 
         Raises:
             UserError: If there are no items; if one of these items cannot be read or has no image; if a transform fails, or
-                returns something other than views, another number of views than `views.count`, or other views for the same
-                seeds; if plain images are random, or have another shape than views; or if a process dies.
+                returns something other than views, a number of views that differs from `views.count`, or different views for
+                the same seeds; if plain images are random, or their shape is not that of the views; or if a process dies.
         """
         if not len(records):
             raise UserError(f"the data set {records.name} has no items, so no views can be made. [views-no-items]")
@@ -307,8 +309,8 @@ def _plain(recipe: Recipe, rows: np.ndarray) -> Tensor:
         again = _made(recipe, rows[::-1].copy(), None).flip(0)
     if not torch.equal(images, again):
         raise UserError(
-            "Views.plain gives other images of the same records the second time: it makes the images for evaluation, and must "
-            "not be random. [views-plain-random]"
+            "Views.plain gives different images of the same records the second time: it makes the images for evaluation, and "
+            "must not be random. [views-plain-random]"
         )
     return images
 
@@ -316,7 +318,8 @@ def _plain(recipe: Recipe, rows: np.ndarray) -> Tensor:
 def _refuse_unsteady(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray, made: Tensor) -> None:
     """Rejects a transform whose views are not a function of the image and of the seed of the random generators.
 
-    The views are made again, in another order, one by one, and in another process.
+    The views are made four more times: in the same order, in another order, in another process, and one by one (only those of
+    the first and the last record).
 
     Args:
         recipe: Steps that turn an item into input of the model.
@@ -343,7 +346,7 @@ def _refuse_unsteady(recipe: Recipe, rows: np.ndarray, seeds: np.ndarray, made: 
         wanted = made[[len(rows) - 1, 0]] if views is alone else made
         if not torch.equal(views, wanted):
             raise UserError(
-                f"the transform gave other views of the same images {when}, although the generators of torch, numpy and random "
-                "were seeded in the same way: it counts, remembers, mixes images, or has a generator of its own. A view has to "
-                "be a function of its image and of what it draws from these generators. [views-unsteady]"
+                f"the transform gave different views of the same images {when}, although the generators of torch, numpy and "
+                "random were seeded in the same way: it counts, remembers, mixes images, or has a generator of its own. A view "
+                "has to be a function of its image and of what it draws from these generators. [views-unsteady]"
             )

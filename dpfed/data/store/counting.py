@@ -26,7 +26,7 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
         source is imported, or the items of a data set of the user's own are read.
 
     Raises:
-        UserError: If ``data.path`` is not configured or is no path on this machine, the records are missing, the store is
+        UserError: If ``data.path`` is not configured or not a path on this machine, the records are missing, the store is
             damaged or has another format version, or `unit` is ``"user"`` and the records name no units.
     """
     if data.from_nothing:
@@ -43,12 +43,12 @@ def known_count(data: DataConfig, unit: Unit) -> int | None:
 
 
 def store_at_hand(data: DataConfig) -> Path | None:
-    """Returns the path of the store that the run reads; ``None`` if records must first be generated, made, imported or read.
+    """Returns the path of the store that the run reads; ``None``: the run must first generate, import or read the records.
 
     If ``data.source`` is ``"store"``, the path is returned even if there is nothing at it.
 
     Raises:
-        UserError: If the source reads files, and ``data.path`` is not configured or is no path on this machine; or if a source
+        UserError: If the source reads files, and ``data.path`` is not configured or not a path on this machine; or if a source
             other than ``"store"`` reads files, and there is nothing at the path.
     """
     if data.from_nothing or data.is_own:

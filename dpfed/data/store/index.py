@@ -94,7 +94,7 @@ class Index:
         if not wrong and self.units is not None and len(self) <= WHOLE:
             wrong = self._layout.training_units != len(np.unique(self.units[self.rows(0)]))
         if wrong:
-            raise damaged(self._layout.place, "its splits have other numbers of records (or units) than its header says")
+            raise damaged(self._layout.place, "the numbers of records (or units) of its splits differ from those in its header")
 
     def _column(self, name: str) -> np.ndarray:
         pieces = [chunk.to_numpy() for chunk in self.table[name].chunks] or [np.empty(0)]

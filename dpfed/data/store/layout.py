@@ -117,7 +117,7 @@ class Layout:
             path: Directory of the store.
 
         Raises:
-            UserError: If a file is missing, or has another size than the header says.
+            UserError: If a file is missing, or its size differs from that in the header.
         """
         for name in (INDEX, RECORDS):
             file, expected = path / name, self.header["files"][name]

@@ -35,7 +35,7 @@ def check_index(index: pa.Table, header: dict[str, Any]) -> None:
         header: Header of the store.
 
     Raises:
-        Damage: If a column is missing, of another type than the header implies, or lacks values.
+        Damage: If a column is missing, does not have the type that the header implies, or lacks values.
         pyarrow.ArrowException: If the table itself is not valid.
     """
     index.validate(full=True)
@@ -59,7 +59,7 @@ def records_schema(size: int | None) -> pa.Schema:
 
 
 def check_batch(batch: pa.RecordBatch, kind: str) -> None:
-    """Checks that a batch's offsets lie within the batch, that texts are valid, and that no value or needed caption is missing.
+    """Checks that a batch's offsets lie within the batch, strings are valid UTF-8, and no value or needed caption is missing.
 
     The check reads ids, captions and offsets, not the images.
 
@@ -128,7 +128,7 @@ class MappedBatches:
         starts: Starts of the batches, see `starts_of`.
 
     Raises:
-        Damage: If the file has other batches than `starts` and `header` say, or its columns are missing or of another type.
+        Damage: If the file's batches do not fit `starts` and `header`, or its columns are missing or of another type.
         pyarrow.ArrowException: If the file is not an Arrow file.
         OSError: If the file cannot be read.
     """
@@ -144,7 +144,7 @@ class MappedBatches:
         _check_types(self._reader.schema, {field.name: field.type for field in schema})
         batches = self._reader.num_record_batches
         if len(starts) != batches + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] != header["records"]:
-            raise Damage(f"{file.name} has other batches than the index says")
+            raise Damage(f"the batches of {file.name} differ from those in the index")
         self._unchecked = np.ones(batches, bool)
         self._kept: dict[int, pa.RecordBatch] = {}
 
@@ -200,7 +200,7 @@ class MappedBatches:
             try:
                 batch = self._reader.get_batch(number)
                 if len(batch) != self._starts[number + 1] - self._starts[number]:
-                    raise Damage("a batch of records has another length than the index says")
+                    raise Damage("the number of records in a batch differs from that in the index")
                 if self._unchecked[number]:
                     check_batch(batch, self._kind)
             except Damage as error:

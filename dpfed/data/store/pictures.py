@@ -113,7 +113,7 @@ class _Block:
 
 
 class _Pool:
-    """Processes that decode images, and blocks of memory for reuse: writing to memory that was used before costs half as much.
+    """Processes that decode images, and blocks of memory for reuse: writing to these takes half as long as to new memory.
 
     Args:
         workers: Number of processes.

@@ -67,8 +67,8 @@ def is_text(text: str) -> bool:
 def check_types(record: RecordInput) -> None:
     """Checks the types of a record's fields.
 
-    Without this check, some wrong types would pass silently: one text in place of several would be read as one caption for each
-    letter.
+    Without this check, some wrong types would pass silently: one string in place of several would be read as one caption for
+    each letter.
 
     Raises:
         UserError: If a field has a wrong type, or the number of a class is below -1.
@@ -81,7 +81,9 @@ def check_types(record: RecordInput) -> None:
         raise UserError(f"record {record.called!r}: its unit must be a string or None, got {record.unit!r}. [record-unit]")
     captions = record.captions
     if isinstance(captions, str) or not isinstance(captions, Collection) or not all(isinstance(text, str) for text in captions):
-        raise UserError(f"record {record.called!r}: captions must be a sequence of texts, as in ('a cat',). [record-captions]")
+        raise UserError(
+            f"record {record.called!r}: captions must be a sequence of strings, as in ('a cat',). [record-captions]"
+        )
     if not isinstance(record.labels, Mapping):
         raise UserError(f"record {record.called!r}: expected its labels as a dictionary from names to numbers. [record-labels]")
     for label, number in record.labels.items():

@@ -168,7 +168,8 @@ class RecordStore(RecordSet):
         Raises:
             IndexError: If an index does not exist.
             UserError: If the store is damaged, a stored file can no longer be decoded, or a process that decodes dies.
-            ValueError: If `resize` or `interpolation` is another word, and images have to be resized.
+            ValueError: If original files are stored and `resize` has another value, or if images have to be scaled and
+                `interpolation` has another value.
         """
         return self.pictures.squares(indices, size, resize, interpolation)
 

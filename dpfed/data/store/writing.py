@@ -205,7 +205,7 @@ class StoreWriter:
 
         Raises:
             UserError: If `count` is not a number of records; at the end of the block, if no training record would be left.
-            ValueError: If `split` is another word.
+            ValueError: If `split` has another value.
         """
         if split not in SPLITS[1:]:
             raise ValueError(f"records are held out for one of {SPLITS[1:]}, got {split!r}")
@@ -304,7 +304,7 @@ class StoreWriter:
         if broken and not self._skip_broken:
             raise UserError(f"{sentence}; {mending(broken)}. [record-unreadable]")
         if not self._keys:
-            raise UserError(f"no records to write to {self.path}{f': {sentence}' if sentence else ''}. [store-no-records]")
+            raise UserError(f"no records to write to {self.path}{f'. {sentence}' if sentence else ''}. [store-no-records]")
         splits, units = np.array(self._splits, np.int8), np.frombuffer(self._units, np.uint64)
         for count, split in self._held_out:
             self._move(splits, count, split)

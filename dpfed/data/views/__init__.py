@@ -1,1 +1,1 @@
-"""Makes views, the input of a model, of stored images and captions."""
+"""Makes views of stored images and captions. Views are the input of a model."""

@@ -139,7 +139,7 @@ class ViewMaker:
     def _texts(
         self, tokenizer: Callable[[list[str]], Tensor], indices: np.ndarray, randomness: Randomness, step: int
     ) -> Tensor:
-        """Returns the tokens of the records' text views, ``(n, W, L)``; W is 1 if a record's views would all be the same."""
+        """Returns the tokens of the records' text views, ``(n, W, L)``; W is V, or 1 if the text views change nothing."""
         keys = self._store.keys[indices]
         choice = randomness.per_record("caption", step, keys, 1)[:, 0]
         captions = [given[int(u * len(given))] for u, given in zip(choice, self._store.captions(indices), strict=True)]

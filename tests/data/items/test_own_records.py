@@ -46,7 +46,7 @@ def test_a_unit_that_leaves_changes_no_key_of_another():
 def test_spaces_around_a_units_name_do_not_count():
     rows = [{"image": picture(n), "who": who} for n, who in enumerate(["a", " a ", 7, "7"])]
     assert len(set(of(rows, unit="who").units.tolist())) == 2
-    with pytest.raises(UserError, match="'who' gives a blank text, expected a string or a whole number"):
+    with pytest.raises(UserError, match="'who' gives a blank string, expected a string or a whole number"):
         of([{"image": picture(0), "who": " "}], unit="who").keys  # noqa: B018
 
 
