@@ -84,7 +84,7 @@ def write_features(out: Path, pictures: NamedPictures, batches: Batches) -> int:
         F, the number of features of a picture.
 
     Raises:
-        UserError: If `out` exists or cannot be written. An error of `batches` is raised as it is.
+        UserError: If `out` exists or cannot be written. A `UserError` of `batches` is raised as it is.
     """
     refuse_existing(out)
     width = 0

@@ -91,7 +91,7 @@ class Passes:
     def _check(self, embed: Embed, like: Tensor) -> None:
         """Tries a tower on noise, to see whether the features of an input depend on the other inputs of its pass.
 
-        If its place in the pass or the other inputs change a bit of an input's features, `together` becomes 1.
+        If any bit of an input's features depends on the other inputs or on the input's position, `together` becomes 1.
 
         Args:
             embed: Tower, a function from inputs to features.

@@ -136,7 +136,7 @@ def public_text_tower(name: str) -> PublicTower:
 
 
 class _TextOnly(nn.Module):
-    """A model that consists of a text tower only, as its method ``text_features``.
+    """A model that consists of a text tower only. Its method ``text_features`` is the tower.
 
     Args:
         tower: Text tower.

@@ -19,7 +19,7 @@ class Towers(NamedTuple):
     Attributes:
         image: The image tower.
         image_width: F, number of features of an image.
-        text: The text tower; ``None``: the model has no text tower, or trains it.
+        text: The text tower; of a `ClipModel`, the whole open_clip model. ``None``: the model has no text tower, or trains it.
         text_width: F_t, number of features of a text; 0 if `text` is ``None``.
     """
 

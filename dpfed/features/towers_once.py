@@ -23,7 +23,7 @@ from dpfed.models.contract import method_of
 
 @dataclass
 class _Known:
-    """The features that are known so far of one set of frozen towers.
+    """The features of one set of frozen towers, as far as they are known.
 
     Attributes:
         of_rows: Features of records. A key is the bytes of the array of these records' rows.

@@ -42,7 +42,7 @@ class CachedViews(ViewMaker):
         """Returns text views of the records.
 
         Returns:
-            Features of one drawn caption of each record, ``(n, 1, F_t)``; if text views are no features, tokens ``(n, W, L)``.
+            Features of one drawn caption of each record, ``(n, 1, F_t)``; if text views are not features, tokens ``(n, W, L)``.
         """
         if not self._texts_are_features:
             return super()._texts(tokenizer, indices, randomness, step)

@@ -36,17 +36,17 @@ def confirmed_in(path: Path) -> list[str]:
 
 
 def confirm(path: Path, cards: list[str], own: SiteCard, terms: Terms | None) -> None:
-    """Records the fingerprints of other sites' cards, which these sites have read out to this site's operator.
+    """Adds the fingerprints of other sites' cards to a file. These sites have read them out to this site's operator.
 
     Args:
-        path: File of the confirmed cards.
+        path: File of the confirmed cards; it is made if it does not exist.
         cards: Fingerprints of the other sites' cards.
         own: This site's card.
         terms: Terms that the site has joined; ``None``: it has joined none.
 
     Raises:
-        UserError: If a text is not a fingerprint, is the fingerprint of this site, or belongs to no member of the terms; or if
-            the file is damaged.
+        UserError: If one of `cards` is not a fingerprint, is that of this site's own card, or belongs to no member of the
+            terms; or if the file is damaged.
     """
     given = [_fingerprint(card) for card in cards]
     if own.fingerprint in given:

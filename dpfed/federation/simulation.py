@@ -159,7 +159,7 @@ def resume(folder: str | Path, progress: Progress | bool | None = None, callback
         The finished run.
 
     Raises:
-        UserError: If something else than callbacks is given; if the folder holds no run; if the run, its ledger or its
+        UserError: If `callbacks` holds anything but callbacks; if the folder holds no run; if the run, its ledger or its
             checkpoint is damaged; if its records have changed; if another process holds the run; if parts of the unfinished run
             were passed in Python; or if it is the run of a real federation, which only its coordinator resumes.
     """

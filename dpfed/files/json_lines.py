@@ -87,7 +87,7 @@ def drop_torn_line(path: Path, lines: Lines) -> Lines:
 
     Raises:
         GrewElsewhere: If the file was written since it was read.
-        OSError: If the file cannot be cut off.
+        OSError: If the file cannot be truncated.
     """
     if lines.torn:
         if path.stat().st_size != lines.size:

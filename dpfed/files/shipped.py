@@ -38,7 +38,7 @@ def sweep_names() -> tuple[str, ...]:
 
 
 def tower_names() -> tuple[str, ...]:
-    """Returns the names of all open_clip architectures, such as ``towers/small.json``."""
+    """Returns the names of all shipped open_clip architectures, such as ``towers/small.json``."""
     return tuple(f"{name}.json" for name in _names(".json") if name.startswith(f"{_TOWERS}/"))
 
 

@@ -1,4 +1,4 @@
-"""Collects the numbers of a run and their texts. Terminal, page and monitors show these, so what they show cannot differ.
+"""Collects a run's figures, each with its value and a text. Terminal, page and monitors all show these figures, so they agree.
 
 For monitors, the module also returns the numbers in Prometheus's text format, and the health of all runs.
 """
@@ -30,7 +30,7 @@ class Figure:
         key: Name for programs, such as ``epsilon_spent``; Prometheus's names begin with ``dpfed_``.
         label: Name for people.
         value: Value of the figure; ``None``: not known now.
-        shown: Value in words for people, with its unit and a number to compare it with.
+        shown: Text that shows the value to people, often with a unit or a number to compare it with.
         help: Explanation in one line.
         labels: Labels that distinguish figures with the same key, such as those of several sites.
     """

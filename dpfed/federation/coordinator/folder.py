@@ -39,7 +39,7 @@ class CoordinatorFolder:
         self._left = self.path / "left.json"
 
     def note_left(self, sites: list[str]) -> None:
-        """Records which sites have left the federation permanently, so that the run can say why they are absent."""
+        """Notes in a file which sites have left the federation permanently, so that the run can say why they are absent."""
         if sites != self.left():
             write_atomically(self._left, json.dumps(sites) + "\n")
 

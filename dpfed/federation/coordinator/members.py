@@ -34,7 +34,7 @@ class Backoff:
         self._until: dict[int, float] = {}
 
     def hung(self, number: int, seconds: float) -> None:
-        """Records that a step waited `seconds` for a site in vain, and begins the site's pause."""
+        """Notes that a step waited `seconds` for a site in vain, and begins the site's pause."""
         self._strikes[number] = self._strikes.get(number, 0) + 1
         self._until[number] = self._clock() + min(seconds * 2.0 ** min(self._strikes[number] - 1, 32), _LONGEST)
 
@@ -137,17 +137,17 @@ class Members:
                 self.lose(number, address, "its SuperNode is no longer connected")
 
     def keep(self, number: int, offer: Offer | None, step: int) -> None:
-        """Replaces the site's stored offer by the given one; keeps none if that is for another step or does not fit."""
+        """Replaces a site's stored offer. Stores none if `offer` is ``None``, for another step, or does not fit (`_fits`)."""
         self._offers.pop(number, None)
         if offer is not None and offer.step == step and self._fits(offer):
             self._offers[number] = offer
 
     def answered(self, number: int) -> None:
-        """Records that a site answered a step."""
+        """Notes that a site answered a step, and ends the site's pauses."""
         self._backoff.answered(number)
 
     def lose(self, number: int, address: str, why: str) -> None:
-        """Records why a site is lost, and removes the site unless it has another address by now.
+        """Notes why a site is lost, and removes the site unless it has another address by now.
 
         A removed site must be greeted again.
         """

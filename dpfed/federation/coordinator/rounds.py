@@ -183,7 +183,7 @@ class Federation:
         self._without = without
 
     def _ask(self, step: int) -> tuple[dict[int, Content], dict[str, str]]:
-        """Asks all sites for their sums.
+        """Asks all sites that can take part in a step for their sums.
 
         Returns:
             The sums of the sites that answered, by site number (empty bytes for masked sums, see `_checked`); and, by site
@@ -286,7 +286,7 @@ class Federation:
         return (8 if self._form == "int64" else 4) * self._numbers
 
     def _most(self, sites: Any) -> float:
-        """Returns the largest norm that an honest sum over the given sites has."""
+        """Returns a bound on the norm of an honest sum over the given sites. Noise exceeds it about once in 10^14 sums."""
         groups = sum(self._terms.sites[number].groups for number in sites)
         noise = self._trust.carried_std(self._plan, len(sites)) * (self._numbers**0.5 + _DEVIATIONS)
         return groups * self._plan.longest_part * (1 + _ROOM) + noise

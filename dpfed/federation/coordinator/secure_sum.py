@@ -75,7 +75,7 @@ class SecureSum:
                 fields of the request.
 
         Returns:
-            The total, shape ``(P,)``, uint32, and an empty text; or ``None`` and the reason why there is no total.
+            The total, shape ``(P,)``, uint32, and an empty string; or ``None`` and the reason why there is no total.
 
         Raises:
             UserError: If fewer sums have arrived than the trust mode needs.
@@ -97,7 +97,11 @@ class SecureSum:
         return self._revealed(ask("reveal", Shares, fields))
 
     def _revealed(self, answers: Iterator[tuple[int, Shares]]) -> tuple[np.ndarray | None, str]:
-        """Unmasks the total with as few answers as possible; returns ``None`` and the reason if the shares do not suffice."""
+        """Unmasks the total from the fewest answers that can suffice or, if some of their shares are wrong, from all answers.
+
+        Returns:
+            The total and an empty string; or ``None`` and the reason if the shares do not suffice.
+        """
         reveals: dict[int, bytes] = {}
         for number, answer in answers:
             reveals[number] = answer.shares

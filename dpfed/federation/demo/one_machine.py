@@ -136,7 +136,7 @@ def _serve(federation: Loopback, parties: Path, sockets: dict[str, Path]) -> Non
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Reports a party that does not start as a UserError with the end of its log: the log is deleted with this process."""
+    """Raises a UserError with the end of a party's log if that party does not start: the log itself is deleted afterwards."""
     try:
         yield
     except (RuntimeError, subprocess.TimeoutExpired) as error:

@@ -1,6 +1,6 @@
 """Makes the app folder for `flwr run`: files that import dpfed's ServerApp and ClientApp, and their Flower settings.
 
-The module also states the version of Flower that dpfed is written for, and whether Flower is installed. It imports nothing of
+The module also states the version of Flower that dpfed is written for, and whether Flower is installed. It does not import
 Flower.
 """
 

@@ -205,7 +205,7 @@ def tasks_of(address: str, secret: bytes) -> Iterator[Callable[[], str]]:
         secret: Secret shared with the SuperNode.
 
     Yields:
-        A function that returns the token of the oldest unhandled message, or an empty text if there is no message. The
+        A function that returns the token of the oldest unhandled message, or an empty string if there is no message. The
         function raises `httpx.HTTPError` if the SuperNode does not answer, or refuses the secret.
     """
     interceptor = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])

@@ -194,7 +194,7 @@ class Operator:
                 UnicodeDecodeError,
             ) as error:  # the folder is being written, or the SuperLink cannot be reached
                 if said != (said := str(error)):
-                    print(f"cannot register: {error}", flush=True)
+                    print(f"the SuperNodes' keys could not be registered; dpfed tries again. {error}", flush=True)
 
     def _going(self) -> int | None:
         """Returns the id of the run in progress, if there is one."""

@@ -15,11 +15,12 @@ the SuperNode answers in the app's place, and takes the next message.
 The module also runs Flower's SuperNode with shorter pauses and more retries (`main`). The command is `dpfed site supernode`,
 which takes the options of `flower-supernode`.
 
-A SuperNode looks for messages every 3 seconds while it has none, and for its app's reply every half a second. With shorter
+A SuperNode looks for messages every 3 seconds while it has none, and for its app's reply every half second. With shorter
 pauses, an exchange takes about 3 seconds less. A step with secure sums from which sites may drop out needs two exchanges (three
-if one does drop out), and takes about 6 seconds less.
+if a site does drop out), so it takes about 6 seconds less.
 Flower's SuperNode also gives up permanently if the network fails while it connects over TLS; this SuperNode retries. A
-federation with `flower-supernode` itself works as well, and is slower; make sure that it is restarted when it ends.
+federation also works with `flower-supernode` itself, but more slowly; let a service manager restart `flower-supernode` when it
+ends.
 """
 
 from __future__ import annotations

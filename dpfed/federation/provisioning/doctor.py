@@ -1,4 +1,4 @@
-"""Checks a site for its operator, before or after something fails. Each finding says what to do.
+"""Checks a site for its operator, before or after something fails. A finding that is not good says what to do.
 
 The checks open the same files as the site's programs, and report as findings what these programs would refuse.
 """
@@ -216,7 +216,7 @@ def _budget(site: SiteFolder) -> Iterator[Finding]:
     settings = site.settings()
     if settings.budget is None:
         advice = f"write `budget = 8.0` into {site.path / 'site.toml'}"
-        yield Finding("budget", State.CARE, "the site has set no largest epsilon", advice)
+        yield Finding("budget", State.CARE, "the site has set no upper limit for epsilon", advice)
     for entry in budgets_of(RecordStore.open(settings.store)):
         taken = percent(entry.budget.filter.part(entry.budget.spent))
         yield Finding("budget", State.GOOD, f"lifetime budget {shown(entry.budget)}: {taken} is taken")

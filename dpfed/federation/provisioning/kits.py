@@ -40,7 +40,7 @@ class Origin(Section):
     federation: Name
     site: Name
     coordinator: str = KEY
-    invitation: str = Field(pattern="^[0-9a-f]{32}$", description="random text, which the site's reply repeats")
+    invitation: str = Field(pattern="^[0-9a-f]{32}$", description="random string, which the site's reply repeats")
 
 
 class Kit(Origin):

@@ -150,7 +150,7 @@ class _Office:
         """Refuses a folder of another project, and sites or options that differ from those of the terms.
 
         Raises:
-            UserError: If the name, the sites or an option of the project is another one, or a file of the folder is damaged.
+            UserError: If the name, the sites or an option of the project differs, or a file of the folder is damaged.
         """
         if not self._state.exists():
             return
@@ -259,17 +259,17 @@ class _Office:
         for name, content in wanted.items():
             new = not (self._nodes / name).exists()
             if _write_if_other(self._nodes / name, content) or new:
-                self.news.append(f"the SuperNode's key {Path(name).stem} is new: the run registers it")
+                self.news.append(f"the key of the SuperNode {Path(name).stem} is new: the run registers it")
         for file in visible_files(self._nodes, ".pub"):
             if file.name not in wanted:
                 file.unlink()
-                self.news.append(f"the SuperNode's key {file.stem} is out of use: the run unregisters it")
+                self.news.append(f"the key of the SuperNode {file.stem} is no longer in use: the run unregisters it")
 
     def write_kit(self, site: str) -> tuple[Path, bool]:
         """Makes a site's kit, unless it would be the same as the present one.
 
         Returns:
-            The kit's file, and ``True`` if it has changed.
+            The kit's file, and ``True`` if the kit is new or has changed.
         """
         path = self._kit_of(site)
         before = Kit.load(path) if path.exists() else None
@@ -314,7 +314,7 @@ class _Office:
                     )
 
     def _invitation(self, site: str) -> str:
-        """Returns the secret text in a site's kit that its reply must repeat; makes a new text for a new site."""
+        """Returns the secret string in a site's kit that the site's reply must repeat; makes a new one for a new site."""
         state = state_of(self.path)
         if site not in state["invitations"]:
             state["invitations"][site] = secrets.token_hex(16)

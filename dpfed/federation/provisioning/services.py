@@ -116,7 +116,7 @@ def require_plain(folder: Path) -> Path:
     """Returns the folder if its path can go into systemd units and commands.
 
     Raises:
-        UserError: If the path has other characters than ASCII letters, digits and ``/ . _ -``.
+        UserError: If the path has characters other than ASCII letters, digits and ``/ . _ -``.
     """
     if not _PLAIN.fullmatch(str(folder)):
         raise UserError(

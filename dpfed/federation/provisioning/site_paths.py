@@ -101,7 +101,7 @@ class SitePaths:
         return any(not is_hidden(path) or path == self.settings for path in there)
 
     def _finished(self, kit: Kit) -> SitePaths:
-        """Records from which coordinator this site takes kits, and writes the first reply."""
+        """Writes the file that names the coordinator from which this site takes kits, and then the first reply."""
         write_atomically(self._origin, kit.origin.model_dump_json(indent=1) + "\n", 0o600)
         self.write_reply()
         return self
@@ -126,8 +126,8 @@ class SitePaths:
         """The present kit, see `Kit.load`.
 
         Raises:
-            UserError: If the file is not a kit, or belongs to another coordinator, federation or site than those for which
-                this site was set up, for example because somebody copied the file by hand.
+            UserError: If the file is not a kit, or if its coordinator, federation, site or invitation differs from `origin`,
+                for example because somebody copied the file by hand.
         """
         kit = Kit.load(self.path / KIT)
         if kit.origin != self.origin():

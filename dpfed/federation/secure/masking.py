@@ -50,7 +50,7 @@ class Offer:
         public: Part for the server: the round public key and, where sites may drop out, the check value of the self mask's
             seed.
         envelopes: Envelope for each other site, by site number: the round public key and, encrypted, one share of each secret
-            (where no site may drop out, an empty text).
+            (where no site may drop out, an empty plaintext).
     """
 
     public: bytes
@@ -59,7 +59,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class _Shares:
-    """The shares that a site holds of the two secrets of one site, another or itself. The site never hands out both shares."""
+    """The shares that this site holds of another site's two secrets, or of its own two. It never hands out both shares."""
 
     of_seed: bytes = field(repr=False)
     of_key: bytes = field(repr=False)

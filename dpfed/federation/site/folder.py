@@ -57,7 +57,12 @@ class SiteSettings(Section):
     public: str | None = Field(None, description="this site's copy of public.path")
     keep_features: bool = Field(True, description="keep the features of frozen towers beside the store, for later runs")
     budget: float | None = Field(None, gt=0, description="the largest epsilon that the site agrees to")
-    delta: float | None = Field(None, gt=0, lt=1, description="the largest delta that the site agrees to; default 1/N")
+    delta: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="the largest delta that the site agrees to; default: 1/N, with N records or units in the plan",
+    )
 
     @field_validator("keep_features", mode="before")
     @classmethod
@@ -154,7 +159,7 @@ class SiteFolder:
         return SiteCard.load(self.card)
 
     def confirm(self, cards: list[str]) -> None:
-        """Records other sites' card fingerprints; see `dpfed.federation.confirmed_cards.confirm` for argument and errors."""
+        """Keeps fingerprints of other sites' cards; see `dpfed.federation.confirmed_cards.confirm` for argument and errors."""
         confirm(self._confirmed, cards, self.own_card(), self.terms() if self.joined else None)
 
     def confirmed(self) -> list[str]:

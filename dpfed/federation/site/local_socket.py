@@ -1,8 +1,8 @@
 """The local socket of a site: the process of the SuperNode's app sends requests, and the site worker answers them.
 
-By default, a SuperNode starts a new process for every message. That process does nothing but pass the packet through this
-socket to the worker, which holds records, model and ledger, and take the answer back. File permissions determine who may open
-the socket.
+By default, a SuperNode starts a new process for every message. That process only passes the packet through this socket to
+the worker, and takes the answer back. The worker holds records, model and ledger. File permissions determine who may open the
+socket.
 """
 
 from __future__ import annotations

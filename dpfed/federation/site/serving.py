@@ -148,7 +148,7 @@ def _settle(folder: SiteFolder, log: Callable[[str], None]) -> None:
             taken = percent(budget.filter.part(budget.spent))
             log(f"settled with the lifetime budget {shown(budget)}: {taken} of it is taken")
     except (UserError, OSError) as error:
-        log(f"not settled with the lifetime budget: {error}; `dpfed budget settle {folder.path}` repeats it")
+        log(f"the lifetime budget could not be settled; `dpfed budget settle {folder.path}` tries again. {error}")
 
 
 def _records_of(folder: SiteFolder) -> str:

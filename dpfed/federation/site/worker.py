@@ -298,7 +298,7 @@ def _numbers(value: Any) -> list[int]:
 
 
 def _signatures(sites: Any, content: Any) -> dict[int, bytes]:
-    """Splits one text into the signatures of the given sites, by site number."""
+    """Splits one base64 string into the signatures of the given sites, by site number."""
     numbers, signatures = _numbers(sites), _decoded(content)
     if len(signatures) != _SIGNATURE_BYTES * len(numbers):
         raise Refusal(Reason.MALFORMED)

@@ -67,7 +67,7 @@ def test_keys_are_looked_after_when_the_superlink_is_back(chest, monkeypatch, ca
     monkeypatch.setattr(FlowerCommand, "text", flwr)
     Operator(chest).watch(stop)
     said = capsys.readouterr().out
-    assert "cannot register: flwr says: gone." in said and "the SuperNode north is registered, as 7" in said
+    assert "dpfed tries again. flwr says: gone." in said and "the SuperNode north is registered, as 7" in said
 
 
 @pytest.mark.parametrize(
