@@ -66,8 +66,9 @@ class OwnEncoder:
 
         Args:
             images: An image, or an item in the form in which the run's data set returns items; a list of these; a tensor
-                ``(n, C, H, W)``; or a data set, whose items are read as in training. Elsewhere an array or tensor of up to
-                three dimensions is an image, unless the run has `Records(image=...)` with a function, which gets each item.
+                ``(n, C, H, W)``; or a data set, whose items are read as in training. Outside a data set, an array or
+                tensor of up to three dimensions is an image, unless the run has `Records(image=...)` with a function, which
+                gets each item.
 
         Returns:
             The features, ``(n, F)`` float32 on the CPU; n is 1 for one image.
@@ -93,7 +94,7 @@ class OwnEncoder:
             captions: One caption, or several.
 
         Raises:
-            UserError: If the model has no text tower, there is no caption, a caption is not text, or the tokenizer fails.
+            UserError: If the model has no text tower, there is no caption, a caption is not a string, or the tokenizer fails.
         """
         if self._tokenizer is None:
             raise UserError(
@@ -139,7 +140,10 @@ class OwnEncoder:
             raise UserError(f"image {number} ({described(item)}) cannot be used: {why}. [encoder-image]") from error
 
     def _image_or_part(self, item: Any) -> Image.Image | Tensor:
-        """Returns an image as it is, although the images of the run's records may be parts of items."""
+        """Returns an item that is an image by itself, or else the image in the item.
+
+        If the run has `Records(image=...)` with a function, that function gives the image of every item.
+        """
         is_image = isinstance(item, Image.Image | np.ndarray | Tensor) and getattr(item, "ndim", 2) <= 3
         return image_of(item) if is_image and not callable(self._parts.image) else self._parts.image_of(item)
 

@@ -44,11 +44,11 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
         what: Description of the path, such as ``"the folder of a run"``, for messages.
 
     Raises:
-        UserError: If `given` is no path, is empty (which would silently mean the current folder), is a URL, or cannot name a
+        UserError: If `given` is not a path, is empty (which would silently mean the current folder), is a URL, or cannot name a
             file; also if a relative path is given and the current folder was deleted.
     """
     if not isinstance(given, str | os.PathLike):
-        raise UserError(f"{what} must be a path (a text or a pathlib.Path), got {given!r}. [path-type]")
+        raise UserError(f"{what} must be a path (a string or a pathlib.Path), got {given!r}. [path-type]")
     text = os.fsdecode(given)
     if not text.strip():
         raise UserError(f"the path given for {what} is empty: write '.' for the current folder. [path-empty]")
@@ -92,7 +92,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns environment variables that exempt connections within this machine from the proxy set in `environment`.
 
-    gRPC, which Flower and Ray use, reads ``no_grpc_proxy`` or else ``no_proxy``, in small letters only.
+    gRPC, which Flower and Ray use, reads ``no_grpc_proxy`` or else ``no_proxy``, in lower case only.
 
     Args:
         environment: Environment variables.

@@ -68,7 +68,7 @@ class Pages:
         return Markup(self._render("runs.html", rows=rows, name=self._name, left_out=left_out))  # noqa: S704  the template escapes
 
     def run(self, seen: Seen) -> Markup:
-        """Renders one run."""
+        """Renders one run, or the reason why its files cannot be read."""
         if seen.run_state is None:
             return Markup(self._render("damaged.html", seen=seen))  # noqa: S704
         run, made = seen.run_state, figures(seen)

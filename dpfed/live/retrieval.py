@@ -67,7 +67,7 @@ class SearchIndex:
         return cls(encoder, pictures, torch.cat([vectors for _, vectors in batches]))
 
     def nearest(self, text: str, count: int) -> tuple[np.ndarray, list[float]]:
-        """Returns the numbers and cosines of the `count` pictures nearest to a text, best first."""
+        """Returns indices and cosines of the `count` pictures nearest to a text (of all, if there are fewer), nearest first."""
         scores = self.vectors @ self.encoder.embed_text(text)[0].cpu()
         best = scores.topk(min(count, len(self.pictures)))
         return best.indices.numpy(), best.values.tolist()
@@ -123,7 +123,7 @@ class Retrieval:
 
 
 def reads_text(run: Path) -> bool:
-    """Returns whether a run's model has a text tower."""
+    """Returns whether a run's model has a text tower; False if the model's description cannot be read."""
     try:
         return ModelConfig.model_validate(describe(run / "model")["model"]).reads_text
     except (UserError, ValidationError):

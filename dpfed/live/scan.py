@@ -33,8 +33,8 @@ class Seen:
         trouble: Reason why the files cannot be read, a sentence; empty: they can be read.
         state: ``finished``, ``running``, ``stopped`` (or running where this machine cannot see it), or ``damaged``.
         seconds: Seconds that a step takes; ``None``: not known, or the run is not running.
-        left: Seconds until the last step; ``None``: not known, or the run is not running.
-        last: Time of the last step, in seconds since the epoch; ``None``: not known, or the run is not running.
+        left: Seconds until the last planned step is done; ``None``: not known, or the run is not running.
+        last: Time at which the latest step ended, in seconds since the epoch; ``None``: not known, or the run is not running.
         elsewhere: Whether `state` is ``stopped`` only because this machine sees no process that works on the run, and cannot
             see other machines or containers.
     """
@@ -117,9 +117,10 @@ class Scan:
             return Seen(name, run_state, "", "running", throughput.seconds, left, throughput.last)
 
     def _fresh(self, signature: dict[Path, tuple[int, int]]) -> bool:
-        """Returns whether a file was written a moment ago, which replaces the lock if another machine or container may hold it.
+        """Returns whether a file was written in the last 30 seconds, as a sign that a process is running.
 
-        A time far in the future does not count: this machine's clock was set back, or the other machine's clock is wrong.
+        This test replaces the test of the lock if another machine or container may hold the lock. A time far in the future does
+        not count: this machine's clock was set back, or the other machine's clock is wrong.
         """
         times = [time for time, _ in signature.values()]
         return bool(times) and abs(self._clock() - max(times) / 1e9) < _FRESH

@@ -37,13 +37,13 @@ class RunState:
     Attributes:
         name: Name in the list of runs.
         title: Name of the run in its configuration; for a site, the site's name.
-        kind: Kind of the run, in words, such as ``one worker``.
+        kind: Kind of the run, such as ``one worker``.
         finished: Whether the run is finished.
         ledger: Ledger of the privacy spent; ``None``: the run has no ledger yet.
         budget: For a site, the largest epsilon that it agreed to; for a run, the smallest epsilon of the budgets in `lifetime`.
             ``None``: no such limit.
-        lifetime: A pair for each lifetime budget in which this run has reserved something: the budget in words, and the
-            fraction of it that all runs together take.
+        lifetime: A pair for each lifetime budget in which this run has reserved something: a description of the
+            budget, and the fraction of the budget that all runs together take.
         metrics: Lines of metrics.jsonl.
         results: Evaluations in results.json; empty until the run is finished.
         card: Text of the privacy card, or of the page that replaces it for a run without a guarantee; empty: not written yet.
@@ -103,12 +103,12 @@ class RunState:
 
     @property
     def spent(self) -> list[tuple[int, float]]:
-        """Pairs of a step and the epsilon spent by then, for some of the steps so far and for the last one."""
+        """Pairs of a step and the epsilon spent by then, for some steps and for the latest; empty without a guarantee."""
         return spent_curve(self.ledger) if self.ledger and self.has_guarantee else []
 
     @property
     def expected(self) -> list[tuple[int, float]]:
-        """Pairs of a step and the epsilon that the plan spends up to this step."""
+        """Pairs of a step and the epsilon that the plan spends up to this step; empty without a guarantee."""
         return planned_curve(self.plan) if self.plan and self.has_guarantee else []
 
     @property
@@ -144,7 +144,7 @@ class RunState:
 
     @property
     def guarantee(self) -> str:
-        """The guarantee in words, or the reason why there is none."""
+        """The statement of the guarantee, or the reason why there is none."""
         if self.card:
             return lead(self.card)
         if self.ledger is None or self.epsilon is None or self.epsilon_planned is None:

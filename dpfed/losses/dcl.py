@@ -34,7 +34,7 @@ class DCL(PairLoss):
         and D the number of dimensions.
 
         Args:
-            first: Embedding of one view of each record, ``(S, D)``, of any length: the loss normalises embeddings.
+            first: Embedding of one view of each record, ``(S, D)``, of any norm: the loss normalises embeddings.
             second: Embedding of another view of each record, ``(S, D)``.
 
         Returns:

@@ -37,7 +37,7 @@ class Loss:
             A scalar, the mean over the S records.
 
         Raises:
-            UserError: If the embeddings have other dimensions, or there are no texts and only one view of each image.
+            UserError: If the embeddings do not have three dimensions, or there are no texts and only one view of each image.
         """
         raise NotImplementedError
 
@@ -60,7 +60,7 @@ def refuse_views(name: str, image: Tensor, text: Tensor | None, fewest: int = 2)
         fewest: Smallest number of image views that a record must have if there are no texts.
 
     Raises:
-        UserError: If the embeddings have other dimensions, or there are no texts and too few views.
+        UserError: If the embeddings do not have three dimensions, or there are no texts and too few views.
     """
     for z in (image,) if text is None else (image, text):
         if z.dim() != 3:
@@ -185,7 +185,7 @@ class SupCon(_Named):
 
     Labels may be private. A record's class is part of the record, so the same noise protects it (docs/guarantee.md, Labels in a
     loss). The loss sees which records of its group share a class, and nothing else. In a group in which no two records share a
-    class, only the views of one record attract each other, and labels add nothing. Groups of 16 records suit 10 classes, but
+    class, only views of the same record attract each other, and labels add nothing. Groups of 16 records suit 10 classes, but
     not 1,000.
 
     Args:
@@ -213,7 +213,8 @@ class SupCon(_Named):
             A scalar, the mean over the S records.
 
         Raises:
-            UserError: If `label` is missing or is not a tensor of shape ``(S,)``, or the embeddings have other dimensions.
+            UserError: If `label` is missing or is not a tensor of shape ``(S,)``, or the embeddings do not have three
+                dimensions.
         """
         refuse_views("SupCon", image, None, fewest=1)
         if label is None:

@@ -42,7 +42,7 @@ class PairLoss(Loss):
             A scalar, the mean over the S records.
 
         Raises:
-            UserError: If the embeddings have other dimensions, or there are no texts and only one view of each image.
+            UserError: If the embeddings do not have three dimensions, or there are no texts and only one view of each image.
         """
         refuse_views(type(self).__name__, image, text)
         if text is not None:

@@ -60,7 +60,10 @@ class Prediction(PairLoss):
         self._centre = centre
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:
-        """Computes the negative mean of both cosines, which is -1 if every prediction is exact. The group has S records.
+        """Computes minus the mean cosine of predictions and projections, over both directions. The group has S records.
+
+        The cosines compare the predictions from each view with the projections of the other. The loss is -1 if every prediction
+        is exact.
 
         Args:
             first: Projections, followed by predictions, of one view of each record, ``(S, 2 D)``.

@@ -17,7 +17,7 @@ class VICReg(PairLoss):
     matrix has rank S - 1 at most: with fewer records than dimensions, the covariance term is mostly noise. Groups of 16 or more
     records work better.
 
-    The loss depends on the length of embeddings. So `prepare` makes a `SimCLR` or `TwoTower` stop normalising them. Any other
+    The loss depends on the norm of embeddings. So `prepare` makes a `SimCLR` or `TwoTower` stop normalising them. Any other
     model must return embeddings that are not normalised.
 
     Args:
@@ -39,7 +39,7 @@ class VICReg(PairLoss):
         model.unit_length = False  # type: ignore[assignment]
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:
-        """Computes the weighted sum of the three terms.
+        """Computes the weighted sum of the invariance, variance and covariance terms.
 
         As in the authors' code, the hinge is the mean over both views, and the covariance terms of both views are added up.
 

@@ -1,4 +1,4 @@
-"""Blueprints of open_clip models before they are built: architecture, preprocessing, and the place of their weights.
+"""Blueprints of open_clip models before they are built: architecture, preprocessing, and the source of their weights.
 
 An architecture is a name that open_clip knows, a JSON file in open_clip's format (the user's, or one that dpfed ships), or
 ``local-dir:DIR``, which names a folder in open_clip's format. Weights are a tag that open_clip knows, a local file, the weights
@@ -89,8 +89,8 @@ def blueprint(config: ModelConfig) -> Blueprint:
     """Looks up the open_clip architecture that a configuration names; builds and fetches nothing.
 
     Raises:
-        UserError: For an unknown architecture or tag, a missing or malformed file, weights that expect borders of another
-            colour than black, or a missing package.
+        UserError: For an unknown architecture or tag, a missing or malformed file, weights that expect borders of a
+            colour other than black, or a missing package.
     """
     if importlib.util.find_spec("open_clip") is None:
         raise UserError("model.kind = 'open_clip' needs the package open_clip_torch; install dpfed[clip]. [clip-package]")
@@ -178,8 +178,8 @@ def _read_json(path: Path) -> tuple[dict[str, Any], Preprocessing]:
         cfg = model_cfg[tower]
         if not isinstance(cfg, dict) or not all(_is_size(cfg[key], pair=key == "image_size") for key in keys if key in cfg):
             raise UserError(
-                f"{path}: {tower} must be an object, in which {' and '.join(keys)}, if given, hold only whole numbers "
-                f"above 0; got {str(cfg)[:80]}. Correct the file. [clip-config-towers]"
+                f"{path}: {tower} must be an object, with only whole numbers above 0 as {' and '.join(keys)} (if given); "
+                f"got {str(cfg)[:80]}. Correct the file. [clip-config-towers]"
             )
     return model_cfg, _preprocessing(whole.get("preprocess_cfg"), str(path))
 

@@ -34,7 +34,7 @@ class Centres(nn.Module):
         nn.init.zeros_(self.table.weight)
 
     def forward(self, records: int) -> Tensor:
-        """Returns the centres, ``(records, 1, 2 * modalities * D)``, the private records' first.
+        """Returns the centres, ``(records, 1, 2 * modalities * D)``, those of the private records first.
 
         All rows are equal: each record gets a copy of the centres, because engines work record by record.
         """
@@ -42,7 +42,7 @@ class Centres(nn.Module):
 
 
 def add_centres(model: nn.Module, options: ModelConfig) -> None:
-    """Adds centres, all zero, to a model; draws no random numbers.
+    """Adds centres, all zero, to a model; torch's random state does not change.
 
     Args:
         model: Model made by `dpfed.models.building.build_model`.

@@ -76,7 +76,7 @@ class _Contrastive(nn.Module):
 
 
 def _refuse_temperature(value: object, learnt: bool) -> None:
-    """Refuses what is no temperature; also a learnt temperature below the least one, where its gradient would be 0."""
+    """Refuses a value that is not a temperature, and a learnt temperature below the minimum, where its gradient would be 0."""
     is_scalar = isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
     if not is_scalar or isinstance(value, bool) or not 0 < value <= torch.finfo(torch.float32).max:  # type: ignore[operator]
         raise UserError(f"expected a finite temperature above 0, got {value!r}. [model-temperature]")

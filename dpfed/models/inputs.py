@@ -59,7 +59,7 @@ def texts(captions: str | Iterable[str]) -> list[str]:
     """Converts one caption or several to a list.
 
     Raises:
-        UserError: If a caption is not a text, or cannot be encoded, or there is no caption.
+        UserError: If a caption is not a string, or cannot be encoded, or there is no caption.
     """
     if isinstance(captions, str):
         captions = [captions]
@@ -68,13 +68,13 @@ def texts(captions: str | Iterable[str]) -> list[str]:
     listed = list(captions)
     for number, text in enumerate(listed):
         if not isinstance(text, str):
-            raise UserError(f"caption {number} is {described(text)}: expected a text. [text-caption-type]")
+            raise UserError(f"caption {number} is {described(text)}: expected a string. [text-caption-type]")
         if not is_text(text):
             raise UserError(
                 f"caption {number} holds half a surrogate pair, which UTF-8 cannot encode: remove it. [text-surrogate]"
             )
     if not listed:
-        raise UserError("there is no caption: expected a text or a list of texts. [text-no-caption]")
+        raise UserError("there is no caption: expected a string or a list of strings. [text-no-caption]")
     return listed
 
 

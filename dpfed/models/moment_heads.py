@@ -25,7 +25,7 @@ _POWER = 0.5  # exponent of the singular values in a pair's score: a score is tr
 # In a run on images alone, heads that are learnt from fewer images do not help, even without noise (docs/results.md).
 FEWEST_IMAGES = 1000
 _LEAST_ALIKE, _ALIKE = 0.05, 5.0  # see `MomentNoise.likeness`
-_DEVIATIONS = 3.0  # standard deviations by which a noisy mean's squared length must exceed that of noise alone
+_DEVIATIONS = 3.0  # standard deviations by which a noisy mean's squared norm must exceed that of noise alone
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class MomentNoise:
     def likeness(self, cross: Tensor, scale: float) -> float:
         """Computes the factor, from 0.05 to 1, by which the ridge is multiplied before `heads` adds it to the cross-moment.
 
-        The factor is five times the mean inner product of a pair's features, within these limits. The released mean is noisy,
-        so two standard deviations of its noise are added to it.
+        The factor is five times the mean inner product of a pair's features, within these limits. The mean is estimated by the
+        trace of the released cross-moment, to which two standard deviations of the trace's noise are added.
 
         Args:
             cross: Released cross-moment, ``(k, k)``.
@@ -71,10 +71,10 @@ class MomentNoise:
         return min(1.0, max(_LEAST_ALIKE, _ALIKE * known))
 
     def shrunk(self, mean: Tensor, scale: float) -> Tensor:
-        """Shortens a noisy mean ``(k,)`` by the length that the noise has added; returns zero if it could be noise alone.
+        """Scales a noisy mean ``(k,)`` down, by what the noise has added to its norm; returns zero if it could be noise alone.
 
         This is the estimator of James and Stein (1961), with its threshold three standard deviations above the expected squared
-        length of the noise.
+        norm of the noise.
 
         Args:
             mean: Released mean, ``(k,)``.

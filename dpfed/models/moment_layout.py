@@ -59,11 +59,11 @@ class MomentLayout:
     """Layout of the flat vector that a run releases: means in its first step, cross-moment and auto-moments in its second.
 
     All numbers of the vector get noise of the same size. So that each moment gets its fraction of 1 / sigma^2, a record's
-    contributions are scaled: a unit vector enters with length sqrt(w), where w is the fraction of its moment. A symmetric
-    matrix enters as its upper triangle, with the numbers off the diagonal times sqrt(2). The length of this triangle as a
+    contributions are scaled: a unit vector enters with norm sqrt(w), where w is the fraction of its moment. A symmetric
+    matrix enters as its upper triangle, with the numbers off the diagonal times sqrt(2). The L2 norm of this triangle as a
     vector is the Frobenius norm of the matrix, and the noise is that of a full matrix whose two halves are averaged.
 
-    Sums are exact (`dpfed.privacy.sum_grid`): with g = `bits`, the numbers in a feature vector of length 1 are multiples of
+    Sums are exact (`dpfed.privacy.sum_grid`): with g = `bits`, the numbers in a feature vector of norm 1 are multiples of
     2^-g, and their products are multiples of 2^-2g. The factors (`weights`) that scale them are rounded down to whole numbers.
 
     Args:
@@ -71,9 +71,9 @@ class MomentLayout:
         towers: n, number of towers.
         mean_share: Fraction of 1 / sigma^2 for all means together.
         cross_share: Fraction of 1 / sigma^2 for the cross-moment; the auto-moments get the rest.
-        radius: R, largest length of a record's contributions to both sums together, in steps of the grid of exact sums.
+        radius: R, largest L2 norm of a record's contributions to both sums together, in steps of the grid of exact sums.
         views: V, number of views of an image, where views are compared with each other (n = 1).
-        length: C, the same largest length as a real number; a grid step is C / R.
+        length: C, the same largest norm as a real number; a grid step is C / R.
     """
 
     dimensions: int
@@ -112,7 +112,7 @@ class MomentLayout:
 
     @property
     def _pairs(self) -> int:
-        """Largest length of a record's cross products, divided by the largest length of its products of views with themselves.
+        """Largest norm of a record's cross products, divided by the largest norm of its products of views with themselves.
 
         For one tower, the cross products are those of different views; for two towers, those of an image and a text.
         """

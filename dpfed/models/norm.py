@@ -155,7 +155,7 @@ class FixedBatchNorm(nn.Module):
         layer: BatchNorm of torch, or of timm with an activation. The new layer takes over its tensors and its activation.
 
     Raises:
-        UserError: For a BatchNorm that contains other layers than timm's dropout and activation, or has no running statistics.
+        UserError: For a BatchNorm that contains layers other than timm's dropout and activation, or has no running statistics.
     """
 
     running_mean: Tensor

@@ -32,8 +32,8 @@ class SimCLR(SimCLRModel):
             `Prediction` is passed to `dpfed.Trainer`, the trainer sets the value that this loss requires.
 
     Raises:
-        UserError: If the encoder or the head is not a module, a width is no whole number of 1 or more, or the temperature is
-            not positive and finite, or is learnt and below 0.01.
+        UserError: If the encoder or the head is not a module, a width is not a whole number of at least 1, or the temperature
+            is not positive and finite, or is learnt and below 0.01.
     """
 
     def __init__(
@@ -265,14 +265,14 @@ def _refuse_kinds(model: nn.Module) -> None:
 
 
 def refuse_widths(name: str, **widths: int) -> None:
-    """Refuses widths of layers that are no whole numbers of 1 or more.
+    """Refuses widths of layers that are not whole numbers of at least 1.
 
     Args:
         name: Name of the model.
         widths: Widths by name.
 
     Raises:
-        UserError: If there is such a width; the message names it.
+        UserError: If a width is not such a number; the message names the width.
     """
     for key, width in widths.items():
         if not isinstance(width, Integral) or isinstance(width, bool) or width < 1:

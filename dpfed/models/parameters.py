@@ -29,7 +29,7 @@ class TrainableVector:
     Attributes:
         names: Names of the trainable parameters, in the order of the vector.
         parameters: Trainable parameters, in the same order.
-        numel: P, length of the vector.
+        numel: P, number of entries of the vector.
         device: Device of the first parameter.
 
     Raises:

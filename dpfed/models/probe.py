@@ -93,7 +93,7 @@ class Probe:
         If an embedding does not depend on an image, this derivative is exactly zero, however the rest is rounded.
 
         Returns:
-            The numbers of the two records in the group; ``None``: there are no such records.
+            The indices of the two records in the group; ``None``: there are no such records.
         """
         records = len(views["image"])
         views = self._own(views)

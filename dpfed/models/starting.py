@@ -1,4 +1,4 @@
-"""Finds the weights that a model starts from, checks that they are weights of such a model, and loads them.
+"""Finds the weights that a model starts from, checks that they fit the model, and loads them.
 
 Only `StartingWeights.load_into` imports torch, so all other functions report mistakes without waiting for torch.
 """

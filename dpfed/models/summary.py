@@ -1,4 +1,4 @@
-"""Describes the trained part of a model in words and numbers, for the terminal and the privacy card."""
+"""Counts and describes the trained part of a model, for the terminal and the privacy card."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Trained:
     Attributes:
         trainable: Number of parameters that get gradients, noise and updates.
         total: Number of all parameters, frozen ones included.
-        how: Trained parts, in words.
-        start: Origin of the starting weights, in words.
+        how: Description of the trained parts, such as ``encoder and head in full``.
+        start: Description of the origin of the starting weights; see `start_of`.
     """
 
     trainable: int
@@ -92,7 +92,7 @@ def _how(model: ModelConfig, adaptation: AdaptationConfig, closed_form: bool) ->
 
 
 def start_of(model: ModelConfig) -> str:
-    """Describes the origin of a model's starting weights in words; ``random``: the weights are drawn."""
+    """Describes the origin of a model's starting weights; ``random``: the weights are drawn."""
     image, text = image_start_of(model), model.pretrained_text
     if text is None or model.start is not None:
         return image
@@ -101,7 +101,7 @@ def start_of(model: ModelConfig) -> str:
 
 
 def image_start_of(model: ModelConfig) -> str:
-    """Describes the origin of the image tower's starting weights in words; ``random``: the weights are drawn."""
+    """Describes the origin of the image tower's starting weights; ``random``: the weights are drawn."""
     if model.start is not None:
         return "procedural images" if model.start == PROCEDURAL else f"'{'/'.join(Path(model.start).parts[-2:])}'"
     if model.is_own:

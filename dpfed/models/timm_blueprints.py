@@ -1,4 +1,4 @@
-"""Blueprints of timm and torchvision encoders before they are built: architecture, preprocessing, and the place of the weights.
+"""Blueprints of timm and torchvision encoders before they are built: architecture, preprocessing, and the source of weights.
 
 Weights are a tag that timm or torchvision knows, or a local file or folder. Nothing is downloaded unless a tag asks for it. An
 encoder must not mix records: BatchNorm uses the fixed statistics of pretrained or starting weights (`dpfed.models.norm`), and
@@ -171,7 +171,7 @@ def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, 
 
     Args:
         name: Name of the architecture; the description must be of this architecture, as timm builds it by name.
-        where: Place of the weights, for messages.
+        where: Path of the weights, for messages.
         description: timm's description of the weights.
 
     Raises:
@@ -201,9 +201,9 @@ def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, 
 
 
 def _misfit(key: str, value: Any) -> str | None:
-    """Returns what a value of ``pretrained_cfg`` must be, in words; ``None``: it is."""
+    """Describes what a value of ``pretrained_cfg`` must be, such as ``three numbers``; ``None``: the value is valid."""
     if key in ("interpolation", "crop_mode"):
-        return None if isinstance(value, str) else "a text"
+        return None if isinstance(value, str) else "a string"
     kinds, least = {"mean": ((int, float), -math.inf), "std": ((int, float), 0.0), "input_size": ((int,), 0.0)}[key]
     if is_three(value, least, kinds):
         return None

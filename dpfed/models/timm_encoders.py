@@ -80,7 +80,8 @@ class TimmEncoder(nn.Module):
 def _stages(net: Any, size: int) -> dict[int, int]:
     """Returns the widths of a network's last stages by index, measured on an image of noise.
 
-    The result is empty if timm gives no stages. A stage whose mean is the features themselves is left out.
+    The result is empty if timm gives no stages, or if the features do not follow from the last stage. A stage whose mean is the
+    features themselves is left out.
     """
     info = getattr(net, "feature_info", None)
     if info is None or not hasattr(net, "forward_intermediates") or not hasattr(net, "forward_head"):
@@ -162,7 +163,7 @@ def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: di
     Args:
         spec: Blueprint of the encoder.
         state: Weights by name.
-        where: Place of the weights, for messages.
+        where: Path of the weights, for messages.
         options: Further arguments of timm's ``create_model``.
     """
     from timm import create_model

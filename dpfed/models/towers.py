@@ -202,8 +202,8 @@ def _fetched(spec: Blueprint) -> Path:
     if published.get("quick_gelu", False) != spec.model_cfg.get("quick_gelu", False):
         other = spec.name.removesuffix("-quickgelu") if spec.model_cfg.get("quick_gelu") else f"{spec.name}-quickgelu"
         raise UserError(
-            f"the weights '{spec.tag}' have another activation than {spec.name}: set model.architecture = '{other}'. "
-            "[clip-activation]"
+            f"the weights '{spec.tag}' were not trained with the activation of {spec.name}: set model.architecture = "
+            f"'{other}'. [clip-activation]"
         )
     try:
         with quiet():

@@ -28,7 +28,9 @@ def trained_in(model: nn.Module) -> str | None:
 
 
 def refuse_trained(model: nn.Module) -> None:
-    """Refuses to start a run from a model that was trained on private records: the run's card would not count that epsilon.
+    """Refuses to start a run from a model that was trained on private records.
+
+    The card of the new run would not count the epsilon that this training spent.
 
     Raises:
         UserError: If a layer of the model is marked.
@@ -36,17 +38,17 @@ def refuse_trained(model: nn.Module) -> None:
     if (folder := trained_in(model)) is not None:
         raise UserError(
             f"this model comes from the run {folder}, which trained it on private records (or does not say on which records). "
-            "The card of another run would not count that epsilon. Make the model anew for each run. A model that dpfed "
-            f"builds can be trained further: set model.start = '{folder}' in a configuration; the card then names both runs. "
-            "[own-trained]"
+            "The card of another run would not count the epsilon of this run. Make the model anew for each run. A model that "
+            f"dpfed builds can be trained further: set model.start = '{folder}' in a configuration; the card then names both "
+            "runs. [own-trained]"
         )
 
 
 def saw_private_records(description: dict[str, Any]) -> bool:
-    """Returns whether a run that is known to have made the model read records that are not public.
+    """Returns whether a model was trained on records that are not public, as far as its description shows.
 
-    It returns True, too, if the description lists no runs at all. A listed run about which nothing is known, such as that of
-    open_clip's weights, does not count.
+    The result is True if a listed run used such records, and also if the description lists no runs at all. A listed run about
+    which nothing is known, such as that of open_clip's weights, is treated like a run on public records.
 
     Args:
         description: Description of a model folder (`dpfed.models.description.describe`).

@@ -23,7 +23,7 @@ def reading_weights(path: Path, what: str, numpy: bool = False) -> Iterator[None
 
     Args:
         path: Path of the file.
-        what: Model that the weights should be of, such as ``an open_clip model``.
+        what: Description of the model to which the weights should belong, such as ``an open_clip model``.
         numpy: Whether the library also reads numpy's files.
 
     Raises:
@@ -49,7 +49,7 @@ def fitting_weights(path: Path | str, what: str) -> Iterator[None]:
 
     Args:
         path: Path of the file, or name of the repository.
-        what: Model that the weights should be of, such as ``an open_clip model``.
+        what: Description of the model to which the weights should belong, such as ``an open_clip model``.
 
     Raises:
         UserError: For an unreadable or damaged file, a file that would run code, or weights that do not fit.

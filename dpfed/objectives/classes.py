@@ -24,7 +24,7 @@ A loss gets the positions that `first_of_class` returns, under the same key in t
 def first_of_class(label: Tensor, present: Tensor) -> Tensor:
     """Returns, for each record, the position of the first record of the same class.
 
-    For a record without a class, it is the record's own position.
+    For a record without a class, and for padding, it is the record's own position.
 
     Args:
         label: Number of each record's class, ``(S, 1, 1)`` int64; -1: the record has no class.

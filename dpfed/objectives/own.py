@@ -44,9 +44,10 @@ class OwnLoss:
 
     Args:
         function: Function ``loss(image (S, V, D))``, or for models that read text ``loss(image (S, V, D), text (S, W, D))``.
-            S: number of records; V and W: views of an image and of a text; D: length of an embedding. The function returns a
-            scalar, the mean over the S records, as losses of torch do. A function with a parameter ``label`` also gets
-            class numbers ``(S,)`` int64, equal where records share a class (`dpfed.objectives.classes.first_of_class`).
+            S: number of records; V and W: numbers of image views and of texts of each record; D: number of dimensions. The
+            function returns a scalar, the mean over the S records, as losses of torch do. A function with a parameter ``label``
+            also gets class numbers ``(S,)`` int64, equal where records share a class
+            (`dpfed.objectives.classes.first_of_class`).
 
     Attributes:
         reads_labels: Whether the function has a parameter ``label``.

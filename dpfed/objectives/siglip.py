@@ -23,7 +23,10 @@ class Options(ContrastOptions):
     """Options of the loss, including its bias."""
 
     bias: float | None = Field(
-        None, ge=-1000, le=1000, description="added to every logit; default -ln(S - 1), the log odds of a pair"
+        None,
+        ge=-1000,
+        le=1000,
+        description="added to every logit; default -ln(S - 1) for groups of S records, the log odds that two views match",
     )
 
 

@@ -41,8 +41,8 @@ class Forecast:
             of changes.
         signal: Gradient signal of the configured plan.
         epsilon: Epsilon of the configured plan.
-        trained: Description, in words, of the trained parts of the model.
-        measured_on: Description, in words, of the public records on which gradients were measured.
+        trained: Description of the trained parts of the model.
+        measured_on: Description of the public records on which gradients were measured.
         records_needed: Number of private records (or units) that would suffice for the verdict ``can work``, at the same
             sampling rate and noise multiplier; ``None`` if no number would.
         memory: Least memory that training needs, in bytes; ``None`` if it is not known.

@@ -1,10 +1,10 @@
-"""Measures the signal of the mean clipped gradient: its length, and how far it moves embeddings compared with noise.
+"""Measures the signal of the mean clipped gradient: its norm, and how far it moves embeddings compared with noise.
 
-The length of a gradient compared with the length of the noise would mislead. Noise changes every trained parameter, and most of
+The norm of a gradient compared with the norm of the noise would mislead. Noise changes every trained parameter, and most of
 these changes hardly change the model's output. So the signal is measured in the embeddings. Let J be the derivative of some
 records' embeddings with respect to the trained parameters. A gradient g moves the embeddings by |J g|, and noise of standard
-deviation 1 moves them by sqrt(tr J J^T), the root mean square. The response is the first length divided by the second. By this
-number, models, adapters and group sizes can be compared.
+deviation 1 moves them by sqrt(tr J J^T), the root mean square. The response is |J g| divided by this root mean square.
+Models, adapters and group sizes can be compared by their responses.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _seconds_of_a_group(simulated: SimulatedRun, plan: PrivacyPlan) -> float:
 
 
 def _square_of_mean(means: Tensor) -> tuple[float, float]:
-    """Estimates the squared length of the mean from independent estimates, and the standard error of the squared length.
+    """Estimates the squared norm of the mean from independent estimates, and the standard error of the squared norm.
 
     Each estimate is multiplied only with the other estimates. So errors that are uncorrelated between estimates average out.
 

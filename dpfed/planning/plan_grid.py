@@ -32,7 +32,7 @@ class Row:
     Attributes:
         what: Description of the difference from the configuration.
         plan: The plan itself, with its sigma.
-        noise_over_gradient: Length of one step's noise, divided by the length of the mean clipped gradient.
+        noise_over_gradient: Norm of one step's noise, divided by the norm of the mean clipped gradient; infinity if that is 0.
         reach: Number of noiseless steps that make as much progress as the whole run.
         seconds: Time of the run on this machine, in seconds.
         numbers: Number P of trained parameters.
@@ -129,7 +129,7 @@ def same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0)
         factor: Epsilon of the new plan, divided by the epsilon of the given plan.
 
     Returns:
-        The plan; ``None`` if no plan with this batch and these steps is possible, or no sigma is found in these iterations.
+        The plan; ``None`` if no plan with this batch and these steps is possible, or the iterations find no sigma.
     """
     wanted = plan.epsilon(accountant="rdp") * factor
     target, size = plan.promise.target_epsilon, min(plan.bounding.group_size, batch)
