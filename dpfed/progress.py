@@ -54,7 +54,7 @@ class Throughput:
         self.last: float | None = None
 
     def see(self, done: int, at: float, again: int = 0) -> None:
-        """Records how many steps were done at a time.
+        """Notes how many steps were done by a point in time.
 
         Args:
             done: Number of steps done.

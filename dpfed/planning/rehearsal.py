@@ -211,7 +211,7 @@ def _trained(
         raise UserError(
             f"{stand.title}: of the {count:,} public records for training, a step samples {rate * count:.1f} (q = "
             f"{rate:.3g}), which is fewer than two groups of {size}. Raise privacy.batch, or give at least {least:,} public "
-            "records (--public, --public-records). A rehearsal uses at most as many as the private run has. "
+            "records (--public, --public-records). A rehearsal uses no more public records than the private run has records. "
             "[rehearsal-few-records]"
         )
     started = time.perf_counter()
@@ -255,7 +255,10 @@ def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[dict[str, Any]]:
 
 
 def _others(config: Config) -> dict[str, list[int]]:
-    """Returns the values to try for each integer setting that may change, half and double of the configured value, by key."""
+    """Returns the values to try for each integer setting that may change, by key.
+
+    They are half and twice the configured value, without those that the run does not allow.
+    """
     choices, size, steps = {}, config.bounding.group_size, config.privacy.steps
     if "bounding.group_size" not in config.without_effect():
         choices["bounding.group_size"] = [other for other in (size // 2, size * 2) if 2 <= other <= config.privacy.batch]

@@ -1,8 +1,8 @@
 """Computes the epsilon of many steps of a mechanism, and calibrates the noise to a promised (epsilon, delta).
 
 Both computations take the mechanism's event: an object of dp_accounting that describes the mechanism's draws and noise
-(`dpfed.privacy.mechanism`). The noise multiplier sigma is the noise divided by a release's sensitivity, so this module needs to
-know neither groups nor clip norms.
+(`dpfed.privacy.mechanism`). The noise multiplier sigma is the standard deviation of the noise divided by a release's
+sensitivity, so this module needs to know neither groups nor clip norms.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
 
 
 def _accounted(mechanism: Mechanism) -> Mechanism:
-    """Returns one mechanism that stands for all of equal cost. It is a cache key: a search for a multiplier takes seconds."""
+    """Returns the mechanism with the `accounted` sampler, so that mechanisms of equal cost share one entry of a cache."""
     return dataclasses.replace(mechanism, sampler=mechanism.sampler.accounted)
 
 

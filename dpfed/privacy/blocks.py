@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused withou
     from torch import Tensor
 
 SMALL = 1 << 19  # longest sum that is one block: one process adds its noise in the time of a few messages
-LENGTH = 1 << 16  # numbers of a block of a longer sum: 64 workers share even 11 million numbers evenly, to within about a tenth
+LENGTH = 1 << 16  # numbers in a block of a longer sum: 64 workers divide 11 million numbers equally, to within about a tenth
 PURPOSE = "noise"  # purpose in the key of the noise on the sum
 _THREADS = min(16, os.cpu_count() or 1)
 _TOGETHER = 256  # blocks whose noise a GPU draws in one launch, 17 million numbers; its workspace is about 0.7 GB
@@ -189,7 +189,7 @@ def noisy_blocks(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[by
 def _pieces(blocks: Blocks, size: int) -> Iterator[tuple[int, int, int]]:
     """Yields ranges of blocks whose noise a GPU draws together, because they are equally long.
 
-    Each range is a tuple: its first block, the block behind its last, and the length of a block.
+    Each range is a tuple: its first block, the block after its last, and the length of a block.
     """
     if blocks.length is None:
         return

@@ -29,7 +29,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-MOST_BITS = 31  # squares of fractions have 2 bits + 1 digits and must fit into 64
+MOST_BITS = 31  # squares of fractions have 2 * bits + 1 binary digits, and must fit into 64
 _DIGITS = 64  # binary digits that are drawn at a time, for comparison with a probability
 
 
@@ -133,9 +133,9 @@ class Coins:
 
 @functools.cache
 def _cumulative(digits: int) -> tuple[int, ...]:
-    """Returns P(k < 1), P(k < 2), ... of `Coins.deviations`, truncated to `digits` binary digits.
+    """Returns P(k < 1), P(k < 2), ... of `Coins.deviations`, truncated to `digits` binary digits, as integers of these digits.
 
-    The last of these numbers consists of ones.
+    All digits of the last integer are ones.
 
     Python's decimal exponential is correctly rounded, so 30 extra decimal digits make the wanted digits certain.
     """
@@ -171,11 +171,11 @@ def discrete_gaussian(coins: Coins, count: int, bits: int = MOST_BITS) -> np.nda
 
 
 def _accepted(coins: Coins, tries: int, bits: int) -> np.ndarray:
-    """Makes `tries` draws, and returns the accepted draws, about seven of ten.
+    """Makes `tries` draws, and returns the accepted draws, about seven in ten.
 
-    A draw is a sign and a length of k + x standard deviations: a whole number k, of probability proportional to exp(-k^2/2),
-    and a fraction x = j / 2^bits with j uniform. The draw is accepted with probability exp(-x^2/2) exp(-x)^k. The product of
-    both is exp(-(k + x)^2 / 2), for each sign. Zero is accepted with one sign only.
+    A draw is a sign and a magnitude of k + x standard deviations: a whole number k, of probability proportional to exp(-k^2/2),
+    and a fraction x = j / 2^bits with j uniform. The draw is accepted with probability exp(-x^2/2) exp(-x)^k. So an accepted
+    draw has a probability proportional to exp(-(k + x)^2 / 2), for each sign. Zero is accepted with one sign only.
     """
     whole, word = coins.deviations(tries), coins.uniform(tries, bits + 1)
     one = word.dtype.type(1)

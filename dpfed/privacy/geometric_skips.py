@@ -77,8 +77,8 @@ class GeometricSkips:
         """Returns the participants of a step.
 
         Args:
-            step: Training step, in any order; if the step is outside the block of the previous call, all draws of its block are
-                made again.
+            step: Training step. Steps may come in any order, but if a step lies outside the block of the previous call, all
+                draws of the step's block have to be made.
 
         Returns:
             Positions of the participants among the n keys, ``(m,)`` int64, ascending.

@@ -103,6 +103,8 @@ class GroupStatistics:
 def _groups(sampling: Sampling, bounding: Bounding, groups: int) -> tuple[float, float]:
     """Returns the expected number of groups that have a gradient, and that number's standard deviation, from public numbers.
 
+    If every drawn record forms a group of its own, an upper bound on the standard deviation is returned.
+
     A group needs two records for a gradient. One drawn record together with public records suffices, and so does one unit of
     several records.
     """

@@ -120,7 +120,7 @@ def works_on(device: torch.device, count: int) -> bool:
     try:
         if words(keys, count, device).cpu().numpy().tobytes() == b"".join(expected):
             return True
-        reason = "it computes other bits than the host"
+        reason = "its bits differ from those of the host"
     except Exception as error:  # Triton may lack a compiler or support for the GPU
         reason = str(error).partition("\n")[0] or type(error).__name__
     warnings.warn(

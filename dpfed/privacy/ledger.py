@@ -68,11 +68,12 @@ class Ledger:
         replays: Number of times that a charged release was repeated.
         world_size: Largest number of workers that ever shared a step of the run.
         resumed: List with the step at which the run continued, for each resume after an interruption.
-        repeated_after: List with one step for each resume and each replay: the largest step that was charged by then; -1 if no
-            step was.
+        repeated_after: List with one step for each resume and each replay: the largest step that was charged by then; -1 if
+            none was charged.
         artifacts: Hashes of the newest privacy card and model; ``None`` if none were recorded yet.
         fingerprint: Fingerprint of the plan, as computed by the version of dpfed that made the ledger.
-        head: Hash over the file as far as its last line that is not about card and model: 16 hexadecimal digits.
+        head: Chained hash of the file up to the last line that does not record hashes of card and model: 16 hexadecimal
+            digits.
         block: Length of a block of the sum, see `create`.
         universal: Whether digests are computed by `dpfed.privacy.universal_hash`, see `create`.
     """
@@ -212,8 +213,7 @@ class Ledger:
         """Refuses the ledger of a run whose engines round differently from those of this version of dpfed.
 
         Raises:
-            UserError: If the two versions compute different fingerprints, so that the run's steps could not be repeated bit for
-                bit.
+            UserError: If the two versions compute different fingerprints; the run's steps could not be repeated bit for bit.
         """
         if self.fingerprint != self.plan.fingerprint:
             raise UserError(
@@ -293,14 +293,14 @@ class Ledger:
         self._by_step |= {release.step: release for release in releases}
 
     def note_replay(self, release: Release) -> None:
-        """Records that a charged release was repeated, bit for bit; this costs no privacy."""
+        """Notes in the ledger that a charged release was repeated, bit for bit; this costs no privacy."""
         self._note_resumed()
         self._append({**dataclasses.asdict(release), "charged": False, "total": self.charged})
         self.replays += 1
         self.repeated_after.append(self.last_step)
 
     def note_world_size(self, world_size: int) -> None:
-        """Records the number of workers that share a step, if this number is the largest so far.
+        """Notes in the ledger the number of workers that share a step, if this number is the largest so far.
 
         Each of these workers may see sums without noise.
         """
@@ -309,7 +309,7 @@ class Ledger:
             self.world_size = world_size
 
     def note_resumed(self, step: int) -> None:
-        """Records that the run resumes after an interruption.
+        """Notes in the ledger that the run resumes after an interruption.
 
         The line is written just before the next line of a release or replay, so an attempt that is refused leaves no line.
 
@@ -328,7 +328,7 @@ class Ledger:
             self._goes_on = None
 
     def note_artifacts(self, card: str, model: str) -> None:
-        """Records the hashes of the privacy card and of the model that follow from the releases so far.
+        """Notes in the ledger the hashes of the privacy card and of the model that follow from the releases so far.
 
         Args:
             card: SHA-256 of the privacy card, which states `head`.
@@ -349,7 +349,9 @@ class Ledger:
             # Two coordinators of one run, on storage whose locks failed, must not both charge a step.
             end = append_lines(self.path, lines, self._lines.end)
         except GrewElsewhere as error:
-            raise UserError(f"{self.path} was written by another process, too: end one of them. [ledger-writers]") from error
+            raise UserError(
+                f"{self.path} was written by another process, too: end one of the two processes. [ledger-writers]"
+            ) from error
         self._lines = Lines([], end, end)
         self._chain = self.head = chain
 

@@ -85,7 +85,8 @@ class Method:
             to groups of about S records.
         capped: Whether a whole batch has at most `max_batch` records, because the sensitivity, or memory, grows with the
             batch.
-        spread: Largest L2 norm of the sum, divided by the sensitivity. K / 2 by default, for K groups.
+        spread: Bound on the L2 norm of the sum, divided by the sensitivity; a larger norm has at most negligible probability.
+            K / 2 by default, for K groups.
         radius: Largest L2 norm R of one contribution to the sum, such as a clipped gradient, in steps of the sum's grid
             (`dpfed.privacy.sum_grid`). 2^24 by default, so that the sum of up to 64 clipped gradients fits into int32.
         divisor: Public number by which a noisy sum is divided; the number of groups K by default.

@@ -107,7 +107,7 @@ class GaussianNoise:
             The noisy sums, ``(rows, n)`` int64.
 
         Raises:
-            ValueError: If the bits have another shape than the sums.
+            ValueError: If the shape of the bits differs from that of the sums.
         """
         from dpfed.privacy.randomness import box_muller
 

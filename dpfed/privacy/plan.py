@@ -216,8 +216,8 @@ class PrivacyPlan:
             **rest: Further numbers, see `of`; `group_size` and `clip_norm` are required.
 
         Raises:
-            UserError: If a name is unknown or a number is missing, if the numbers do not form a possible plan, if epsilon needs
-                a noise multiplier below 0.1 or above 1e6, or if the accountant cannot compute epsilon.
+            UserError: If a name is unknown or a number is missing, if the numbers do not form a possible plan, or for a reason
+                that `calibrated` names.
 
         Example:
             >>> PrivacyPlan.calibrate(60_000, 2048, 1200, epsilon=10, group_size=16, clip_norm=1.0).noise.multiplier
@@ -307,7 +307,7 @@ class PrivacyPlan:
 
     @property
     def spread(self) -> float:
-        """Largest L2 norm of the sum, divided by the sensitivity."""
+        """Bound on the L2 norm of the sum, divided by the sensitivity; see `longest_sum`."""
         return self.bounding.method.spread(self.parameters)
 
     @property
@@ -317,7 +317,7 @@ class PrivacyPlan:
 
     @property
     def longest_sum(self) -> float:
-        """Bound on the L2 norm of the sum without noise; the sum exceeds it never, or with negligible probability."""
+        """Bound on the L2 norm of the sum without noise; the probability of a larger norm is 0 or negligible."""
         return self.spread * self.sensitivity
 
     @functools.cached_property
@@ -379,7 +379,7 @@ class PrivacyPlan:
         return self.bounding.method.mechanism(self.parameters)
 
     def noise_of(self, parties: int = 1) -> Noise:
-        """Returns the noise on the sum, or each party's part of it.
+        """Returns the noise on the sum, or each party's part of it; without privacy, its standard deviation is 0.
 
         If the method also releases statistics of its own, the step's privacy, measured as 1 / sigma^2, is divided between them
         and the sum, so the sum gets more noise.
@@ -415,7 +415,7 @@ class PrivacyPlan:
             accountant: Accountant that computes epsilon, ``pld`` or ``rdp``; default: the plan's.
 
         Returns:
-            Epsilon; infinity without noise.
+            Epsilon; 0 if there are no steps, infinity without noise.
 
         Raises:
             UserError: If `steps` or `accountant` is impossible, or the accountant cannot compute epsilon.

@@ -14,18 +14,18 @@ from dpfed.errors import UserError
 _USUAL_GROUP = 16
 MOST_RECORDS, MOST_STEPS = 10**12, 10**9  # beyond these, accounting with 64-bit numbers is meaningless
 LEAST_EPSILON = 1e-3  # the grid on which privacy losses are composed has an interval of 1e-5 at best
-# Plausible ranges in new plans; a plan from a file is accepted unchanged. Gradients shorter than the range are hardly more than
-# rounding errors. A clip norm above the length of every gradient buries the gradients in noise.
+# Plausible ranges in new plans; a plan from a file is accepted unchanged. Gradients with norms below the range are hardly more
+# than rounding errors. A clip norm far above the norm of every gradient buries the gradients in noise.
 CLIP_NORMS, STABILITIES = (1e-5, 1e6), (1e-4, 1e4)
 
 
 def wrong_clip_norm(value: float) -> str:
-    """Returns the expected range, in words, if a clip norm is implausible; an empty text if it is plausible."""
+    """Returns the expected range, in words, if a clip norm is implausible; an empty string if it is plausible."""
     return _beyond(value, CLIP_NORMS, "begin with 1, or with 0.1 to 0.01 for an image-text model")
 
 
 def wrong_stability(value: float) -> str:
-    """Returns the expected range, in words, if a stability is implausible; an empty text if it is plausible."""
+    """Returns the expected range, in words, if a stability is implausible; an empty string if it is plausible."""
     return _beyond(value, STABILITIES, "begin with the default, 0.01")
 
 

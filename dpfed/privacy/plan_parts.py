@@ -98,10 +98,10 @@ class Bounding:
         max_group_size: Largest number of drawn records that a group keeps; ``None`` if it keeps all. Public records do not
             count.
         max_batch: Largest number of the drawn records that take part, if the method needs such a cap; otherwise ``None``.
-        clipping: Rule of clipping. With ``fixed``, gradients longer than C are clipped to C. With ``automatic``, every gradient
-            is divided by its norm plus `stability`, and multiplied by C. With ``adaptive``, gradients are clipped to a
-            threshold, which starts at C and follows a quantile of the gradients' norms. Each clipped gradient is then
-            multiplied by C / threshold, so its norm is at most C.
+        clipping: Rule of clipping. With ``fixed``, gradients with a norm above C are clipped to norm C. With ``automatic``,
+            every gradient is divided by its norm plus `stability`, and multiplied by C. With ``adaptive``, gradients are
+            clipped to a threshold, which starts at C and follows a quantile of the gradients' norms. Each clipped gradient is
+            then multiplied by C / threshold, so its norm is at most C.
         stability: Constant that is added to the norm by which a gradient is divided; 0 unless clipping is ``automatic``.
     """
 
@@ -244,7 +244,7 @@ class PrivateProgress:
         share: Fraction of a step's privacy, measured as 1 / sigma^2, that is spent on the statistics, in (0, 1).
         quantile: Quantile of the gradients' norms that a threshold follows, in (0, 1); one of the statistics is the fraction of
             norms below this threshold.
-        loss_range: Largest loss per record; larger losses are clipped to it.
+        loss_range: Upper limit of the loss per record in the statistics; a larger loss counts as this limit.
         phase: Number of steps over which figures are averaged; ``None`` if dpfed chooses it from the noise.
     """
 

@@ -89,7 +89,7 @@ def meaning(epsilon: float, delta: float, one: str = "record", released: str = "
 
 
 def large_delta(delta: float, count: int, one: str = "record") -> str:
-    """Returns the warning for a delta above 1/N; an empty text if delta is at most 1/N.
+    """Returns the warning for a delta above 1/N; an empty string if delta is at most 1/N.
 
     A large delta promises little: a mechanism that publishes each record openly with probability delta keeps (0, delta).
 

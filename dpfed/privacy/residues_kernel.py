@@ -58,7 +58,7 @@ def residues(words: Tensor, keys: Tensor, prime: int) -> Tensor:
 
     Args:
         words: Words of the tensor, ``(n,)`` int16, n even, on the GPU.
-        keys: Keys, ``(5, row)`` int32, on the same GPU; ``row``, the words of a row, is a multiple of 2,048.
+        keys: Keys, ``(5, row)`` int32, on the same GPU; ``row``, the number of words in a row, is a multiple of 2,048.
         prime: Prime modulus, below 2^23, so that sums fit into 64 bits.
 
     Returns:
@@ -94,7 +94,7 @@ def works_on(device: torch.device, row: int, prime: int) -> bool:
         there = torch.from_numpy(words.copy()).to(device), torch.from_numpy(keys).int().to(device)
         if np.array_equal(residues(*there, prime).cpu().numpy(), expected):
             return True
-        reason = "it computes other residues than the host"
+        reason = "its residues differ from those of the host"
     except Exception as error:  # Triton may lack a compiler or support for the GPU
         reason = str(error).partition("\n")[0] or type(error).__name__
     warnings.warn(

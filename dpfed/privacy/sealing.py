@@ -1,8 +1,8 @@
 """Encrypts, with a run's secret, content that must be on disk before it is released.
 
-The key of the encryption is a pseudo-random function of the content. So the same content gives the same bits, two contents have
-independent keys, and a changed bit is detected. Whoever reads the file without the secret learns only the length of the
-content, and whether two contents are equal.
+The key of the encryption is a pseudo-random function of the content. So the same content gives the same bits, different
+contents have independent keys, and a changed bit is detected. Whoever reads the file without the secret learns only the length
+of the content, and whether two contents are equal.
 
 This is deterministic authenticated encryption (Rogaway and Shrimpton 2006, "A provable-security treatment of the key-wrap
 problem"): HMAC-SHA256 is the pseudo-random function, and AES-256 in counter mode the cipher, with a key for each content.
@@ -48,8 +48,8 @@ def opened(raw: np.ndarray, randomness: Randomness, purpose: str) -> np.ndarray 
         purpose: Purpose of the content, as given to `sealed`.
 
     Returns:
-        The content, ``(n,)`` uint8; ``None`` if the bytes were truncated or changed, or encrypted with another
-            secret or purpose.
+        The content, ``(n,)`` uint8; ``None`` if the bytes were truncated or changed, or encrypted with another secret or
+        purpose.
     """
     if len(raw) < _TAG:
         return None

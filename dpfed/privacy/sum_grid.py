@@ -1,10 +1,10 @@
 """Defines the public grid on which sums are exact.
 
 Before a contribution to a sum (a group's clipped gradient, a record's moments) is added, it becomes a vector of whole numbers
-of grid steps, rounded towards zero. The rounding makes no vector longer. So if a grid step is C / R, a contribution of length C
-or less is at most R grid steps long. Whole numbers below 2^63 are added without rounding, in any order and in any number of
-pieces. So the sums of neighbouring data sets differ by exactly what one record changes, for any number of records and workers,
-and a sum has the same bits whichever workers compute it.
+of grid steps, rounded towards zero. The rounding increases no vector's norm. So if a grid step is C / R, a contribution with a
+norm of at most C has a norm of at most R grid steps. Whole numbers below 2^63 are added without rounding, in any order and in
+any number of pieces. So the sums of neighbouring data sets differ by exactly what one record changes, for any number of records
+and workers, and a sum has the same bits whichever workers compute it.
 
 The noise is added to the whole numbers. It is a whole number of grid steps, too: Gaussian noise is rounded down. For a whole
 number k, ``k + floor(n) = floor(k + n)``. So the noisy sum is post-processing of the Gaussian mechanism on the exact sum. The
@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-LONGEST = 2.0**62  # limit on the length of a sum in steps, noise included
+LONGEST = 2.0**62  # limit on the norm of a sum with its noise, in steps of the noise's grid
 NOISE_BITS = 31  # the standard deviation of discrete noise is 2^31 steps
 _DIGITS = 29  # binary digits of R, where it follows from sigma
 _ROOT_DIGITS = 60  # binary digits after the point, of the square root of a number of parties

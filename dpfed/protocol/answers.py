@@ -34,7 +34,7 @@ class Reason(StrEnum):
 
 
 class Rejected(Exception):
-    """Raised if a site's answer does not count: it did not arrive, is a refusal, or is not one that the terms allow.
+    """Raised if a site's answer does not count: it did not arrive, is a refusal, or is not a valid answer to the request.
 
     The text of this error goes into the journal. If the answer was to a greeting, the operator sees the text, too.
     """
@@ -48,10 +48,10 @@ class Answer(BaseModel):
 
 
 def _decoded(text: Any) -> bytes:
-    """Returns the bytes that a base64 text encodes.
+    """Returns the bytes that a base64 string encodes.
 
     Raises:
-        ValueError: If the value is not a text, or the text is not base64.
+        ValueError: If the value is not a string, or the string is not base64.
     """
     if not isinstance(text, str):
         raise ValueError("no text")
@@ -79,7 +79,7 @@ class Hello(Answer):
     """A site's reply to the coordinator's greeting.
 
     Attributes:
-        nonce: Random text of the greeting, repeated.
+        nonce: The greeting's random string, sent back.
         frozen: Digest of the site's weights that are not trained.
         last: Latest step that the site took part in; -1: none.
         session: Random id of the site's worker; a new one at each start.

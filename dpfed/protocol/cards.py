@@ -59,10 +59,10 @@ class SiteCard(Section):
 
 
 def hidden_text(tree: Any) -> str:
-    """Finds the first text in a JSON tree with characters that a terminal interprets instead of showing.
+    """Finds the first string in a JSON tree with characters that a terminal interprets instead of showing.
 
     Returns:
-        The first 40 characters of the text, escaped to ASCII; an empty text if the tree has no such characters.
+        The first 40 characters of the string, escaped to ASCII; an empty string if the tree has no such characters.
 
     Raises:
         RecursionError: If the tree is nested too deeply.

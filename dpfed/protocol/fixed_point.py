@@ -91,8 +91,8 @@ class Grid:
                 power of two, and at least `unit`. Default: ``None``, the new spacing is any power of two.
 
         Raises:
-            UserError: If the standard deviation of a site's part is below 64 grid steps, so that the rounding could not be
-                neglected, or if the bound or the standard deviations are impossible.
+            UserError: If the standard deviation of a site's part is below 64 grid steps (the rounding could then not be
+                neglected), or if the bound or the standard deviations are impossible.
 
         >>> Grid.for_sums(bound=64, noise_std=2.0, share_std=1.0).spacing == 2**-24
         True

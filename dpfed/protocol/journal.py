@@ -2,13 +2,14 @@
 
 The coordinator records a step as opened, on disk, before it asks any site. Later it records the step as collected or discarded.
 A step that was opened and never finished (the server died) is discarded and charged when the run resumes: sites may have
-answered it, and no site is asked twice for a step. As in a ledger, every line carries a hash over itself and the line before.
+answered it, and no site is asked twice for a step. As in a ledger, every line carries a hash over itself and all lines
+before it.
 
 The module also has the arrival log. This log records when the sites' answers came, for live views of a running federation.
 
 A site's response time depends on the records that the site drew, and epsilon does not cover what the time reveals. The
-coordinator sees these times in any case; nobody else may, so only the coordinator's own user can read the file (mode 0600). The
-file holds the latest steps only, and is deleted when the process that writes it ends its work: a finished run reveals no times.
+coordinator sees these times in any case; nobody else may, so only the coordinator's own user can read the log (mode 0600). The
+log holds the latest steps only, and is deleted when the process that writes it ends its work: a finished run reveals no times.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Step:
 
 
 class ArrivalLog:
-    """Records when the sites' answers arrive.
+    """Keeps the times at which the sites' answers arrive.
 
     Args:
         path: File of the log; ``None``: nothing is written.
@@ -147,7 +148,7 @@ class ArrivalLog:
         self._began = self._written = clock()
 
     def ask(self, step: int, sites: Iterable[str], seconds: float | None = None) -> None:
-        """Records that sites are asked now. The coordinator waits `seconds` at most for them; ``None``: without limit."""
+        """Notes that sites are asked now. The coordinator waits `seconds` at most for them; ``None``: without limit."""
         self._began = self._clock()
         self._steps[step] = Step(list(sites), until=None if seconds is None else time.time() + seconds)
         kept = max(1, min(_STEPS, _NUMBERS // max(1, len(self._steps[step].asked))))
@@ -155,7 +156,7 @@ class ArrivalLog:
         self._write()
 
     def came(self, step: int, site: str) -> None:
-        """Records that a site's answer has arrived."""
+        """Notes that a site's answer has arrived."""
         now = self._clock()
         self._steps[step].seconds[site] = round(now - self._began, 3)
         if now - self._written >= _EVERY or not self._steps[step].awaited:

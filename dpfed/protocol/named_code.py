@@ -56,7 +56,7 @@ def names_of(config: Config) -> dict[Key, str]:
 
 
 def arguments_of(config: Config, key: Key) -> str:
-    """Returns the arguments with which named code is called, as JSON; an empty text if there are none.
+    """Returns the arguments with which named code is called, as JSON; an empty string if there are none.
 
     Args:
         config: Configuration of the run.

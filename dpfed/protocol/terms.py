@@ -257,7 +257,10 @@ def _basis_digest(basis: str | None) -> str | None:
 
 
 def _refuse_foreign_loss(config: Config) -> None:
-    """Refuses a loss of another package whenever terms are made or read: each party would run its own copy of that code."""
+    """Refuses another package's loss that is named without its module, when terms are made or read.
+
+    The terms would hold no hash of the loss's code, and each party would run its own copy unchecked.
+    """
     if config.objective.name not in FOREIGN:
         return
     loss, known = FOREIGN[config.objective.name].said, ", ".join(map(repr, sorted(OBJECTIVES.keys() - FOREIGN.keys())))

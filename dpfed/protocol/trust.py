@@ -130,7 +130,7 @@ class Trust:
         return plan.noise_of(self.honest) if self.shared else plan.noise_of()
 
     def share_std(self, plan: PrivacyPlan) -> float:
-        """Returns the standard deviation of the noise that each site adds to each coordinate of its own sum."""
+        """Returns the standard deviation of the noise that each site adds to each coordinate of its sum; 0 if it adds none."""
         noise = self.noise_of_site(plan)
         return noise.std if noise else 0.0
 

@@ -52,7 +52,7 @@ def privacy_card(facts: CardFacts) -> str:
 
 
 def void_reasons(facts: CardFacts) -> list[str]:
-    """Returns the reasons why no guarantee holds, a sentence each; empty if the guarantee holds."""
+    """Returns the reasons why no guarantee holds, each in a sentence or two; empty if the guarantee holds."""
     reasons = [mark.text for mark in facts.marks if mark.voids]
     if not reasons and not math.isfinite(facts.epsilon_spent):
         reasons = ["No finite epsilon covers what was released: the noise was too small or missing."]
@@ -249,7 +249,7 @@ def _clipping(plan: PrivacyPlan) -> str:
     if plan.bounding.method.closed_form:
         parts = (f"{plan.sensitivity_of(step):.6g} in step {step}" for step in range(plan.steps))
         return (
-            "features are scaled to length 1, and a record's contribution to a sum has an L2 norm of at most "
+            "features are scaled to an L2 norm of 1, and a record's contribution to a sum has an L2 norm of at most "
             f"{' and '.join(parts)}; both sums get noise of the same standard deviation"
         )
     if plan.bounding.clipping == "automatic":
@@ -264,7 +264,7 @@ def _clipping(plan: PrivacyPlan) -> str:
 
 
 def _released(plan: PrivacyPlan) -> str:
-    """Describes the noise of the figures released besides the sum, which get a fraction of 1 / sigma^2."""
+    """Describes the figures that are released besides the gradients, and their noise; empty if there are none."""
     if plan.progress is not None:
         share = plan.progress.share
         return (

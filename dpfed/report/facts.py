@@ -184,7 +184,7 @@ class CardFacts:
         other_accountant: Name of the second accountant, which cross-checks epsilon.
         other_epsilon: Epsilon of the second accountant for the steps charged; ``None``: epsilon is not cross-checked.
         steps_charged: Number of charged steps in the ledger.
-        sampler: Description of the sampler, such as ``Poisson: every record independently``.
+        sampler: Description of the sampler, such as ``Poisson: every record is drawn independently``.
         grouping: Description of how sampled records are assigned to groups.
         trust_mode: Trust mode, which says who sees what.
         outputs: Outputs that leave the trust boundary.

@@ -45,7 +45,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Gallery:
-    """All pictures of a report, and those charts that show single records."""
+    """All pictures of a report, and its charts of public records: maps of features, and confusion matrices."""
 
     sections: tuple[Section, ...]
     maps: tuple[EmbeddingMap, ...] = ()

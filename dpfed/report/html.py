@@ -210,7 +210,10 @@ def _comparison(runs: Sequence[RunView]) -> dict:
 
 
 def _marks(row: list[Result | None]) -> list[str]:
-    """Returns ``best``, ``near`` (the difference from the best may be chance) or an empty text for each run."""
+    """Returns ``best``, ``near`` (the difference from the best may be chance) or an empty string for each run.
+
+    If fewer than two runs have a figure, all strings are empty.
+    """
     measured = {item.trained: item for item in row if item is not None and item.trained is not None}
     if sum(item is not None and item.trained is not None for item in row) < 2:
         return [""] * len(row)

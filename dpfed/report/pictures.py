@@ -98,7 +98,7 @@ def _retrieval(embedder: Embedder, image_z: Tensor, pictures: Tensor, captions: 
 
 
 def _neighbours(features: list[Tensor], pictures: Tensor, kind: str) -> Section:
-    """Shows the nearest neighbours of a few records, each in one strip for each model, the trained model last."""
+    """Shows the nearest neighbours of a few records: for each record a strip per model, that of the trained model last."""
     near = [_nearest(z) for z in features]
     strips = tuple(
         Strip("", (Tile(_png(pictures[i]), role="query"), *(Tile(_png(pictures[j])) for j in of_model[i])))
@@ -150,7 +150,8 @@ def _rows(counts: np.ndarray, shown: list[int]) -> Counts:
 def _visible(images: Tensor) -> Tensor | None:
     """Returns images as bytes, ``(n, 3, H, W)`` or ``(n, 1, H, W)``; ``None`` if they have neither 1 nor 3 channels.
 
-    Images of a user's own data set are normalised: each channel is stretched from its least value to its largest.
+    Images of a user's own data set are normalised: each channel is scaled so that its least value in all images becomes 0, and
+    its largest 255.
     """
     if images.shape[1] not in (1, 3):
         return None

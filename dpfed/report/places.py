@@ -20,8 +20,9 @@ _PERPLEXITY = 20.0
 
 
 def embedding_maps(features: list[Tensor], store: RecordSet, indices: np.ndarray) -> tuple[EmbeddingMap, ...]:
-    """Returns a map for each of the first three labels. All maps have the same positions; each is coloured by its own label.
+    """Returns a map for each of the first three labels that any of the records has.
 
+    All maps have the same positions; each is coloured by its own label. Of more than 300 records, 300 random ones are shown.
     The result is empty if no record has a label, or there are fewer than 12 records.
 
     Args:

@@ -126,7 +126,7 @@ def test_a_kernel_that_comes_to_other_residues_is_not_used(monkeypatch):
     kernel.works_on.cache_clear()
     real = kernel.residues
     monkeypatch.setattr(kernel, "residues", lambda *given: real(*given) + 1)
-    with pytest.warns(UserWarning, match="other residues"):
+    with pytest.warns(UserWarning, match="its residues differ"):
         assert not kernel.works_on(torch.device("cpu"), ROW, PRIME)
     kernel.works_on.cache_clear()
 
