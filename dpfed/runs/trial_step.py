@@ -153,7 +153,7 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
 
 
 def _growth(share: float, steps: int) -> float:
-    """Returns the factor by which the weights' norm grows if each step is orthogonal to them and has `share` times their norm."""
+    """Returns the factor by which the weights' norm grows if each step is orthogonal to them, its norm `share` times theirs."""
     return math.exp(min(60.0, 0.5 * steps * math.log1p(share**2))) if math.isfinite(share) else math.inf
 
 
