@@ -153,7 +153,10 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
 
 
 def _growth(share: float, steps: int) -> float:
-    """Returns the factor by which the weights' norm grows if each step is orthogonal to them, its norm `share` times theirs."""
+    """Returns the factor by which the L2 norm of the weights grows in a number of steps.
+
+    Each step is assumed to be orthogonal to the weights, with a norm of `share` times the weights' norm.
+    """
     return math.exp(min(60.0, 0.5 * steps * math.log1p(share**2))) if math.isfinite(share) else math.inf
 
 
