@@ -49,7 +49,8 @@ class Privacy:
     Attributes:
         epsilon: Epsilon of the whole run, to which the noise is calibrated.
         noise_multiplier: Sigma, the standard deviation of the noise divided by the sensitivity; epsilon follows from it.
-        batch: B, expected number of records (or units) in a step; each is sampled with probability q = B/N.
+        batch: B, expected number of records (or units) in a step; each of the N training records (or units) is sampled with
+            probability q = B/N.
         steps: T, number of steps.
         group_size: S, expected number of records in a group; the loss contrasts the records of a group with each other.
         clip_norm: C, largest L2 norm of a group's gradient after clipping. With ``clipping="adaptive"``, it is the first
@@ -142,7 +143,7 @@ class Trainer:
         device: Device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
         precision: Precision of the forward pass: ``"fp32"`` or ``"bf16"``.
         progress: Display of the stages. ``None``: progress bars in terminals and notebooks, and nothing elsewhere; ``True``:
-            progress bars there, and elsewhere a line now and then; ``False``: nothing.
+            progress bars in terminals and notebooks, and a line now and then elsewhere; ``False``: nothing.
         name: Name of the run on its card.
         settings: Further keys of the configuration: by section, such as ``{"training": {"checkpoint_every": 10}}``, or, for a
             key that belongs to no section, directly, such as ``{"diagnostics": "private"}``.

@@ -60,7 +60,7 @@ class Result:
 
     @property
     def label(self) -> str:
-        """The name in words."""
+        """The metric's name for readers, such as ``3-NN accuracy (shape)``."""
         return label(self.name)
 
     @property
@@ -102,12 +102,12 @@ def results_of(evaluations: list[dict[str, Any]]) -> list[Result]:
 
 
 def headlines(results: list[Result], limit: int) -> list[Result]:
-    """Returns the most important metrics, at most `limit`."""
+    """Returns the most important metrics, at most `limit`; see `most_telling`."""
     return most_telling(results, limit)
 
 
 def most_telling(figures: list[Figure], limit: int) -> list[Figure]:
-    """Returns the most important of the given figures, at most `limit`."""
+    """Returns the most important of the given figures, at most `limit`; the first ones if no figure is a known headline."""
     ordered = [item for first in _HEADLINES for item in figures if item.name.partition("[")[0] == first]
     return (ordered or figures)[:limit]
 
@@ -158,7 +158,7 @@ def tied(first: Result, other: Result) -> bool:
 
 
 def _off(value: float, interval: Interval, digits: int = 1) -> str:
-    """Returns the larger distance from the value to an end of the interval, rounded up."""
+    """Formats the larger distance from the value to an end of the interval in percent, rounded up."""
     scale = 10 ** (2 + digits)
     most = max(interval[1] - value, value - interval[0], 0.0)
     return f"{math.ceil(round(most * scale, 9)) / 10**digits:,.{digits}f}"

@@ -19,8 +19,8 @@ def timeline_plot(steps: Sequence[Mapping[str, Any]]) -> Figure:
     """Draws a row for each site, with a bar of one colour for each period in which the site's state stays the same.
 
     Args:
-        steps: Last line of the coordinator's journal about each step, in order, with the keys ``step``, ``event``, ``arrived``
-            and ``missing``. At least one line names a site.
+        steps: For each step, in order, the last line about it in the coordinator's journal, with the keys ``step``, ``event``,
+            ``arrived`` and ``missing``. At least one line names a site.
     """
     sites = sites_in(steps)
     canvas, axes = figure(_WIDTH, _ROW * len(sites) + 0.8)

@@ -31,7 +31,7 @@ class RunView:
             charged, or an epsilon is not finite.
         gallery: Pictures; only for public or generated records.
         audit: Result of attacks on the claim; ``None``: there were none.
-        steps_of_sites: Last line of a federation's journal about each step.
+        steps_of_sites: For each step of a federation, the last line about it in the journal; empty without a federation.
     """
 
     name: str
@@ -58,7 +58,7 @@ class RunView:
 
     @property
     def target(self) -> float | None:
-        """The epsilon that the configuration sets; ``None`` if it sets the noise instead."""
+        """The epsilon that the configuration sets; ``None`` if it sets the noise instead, or the run has no privacy."""
         return self._config.get("privacy", {}).get("epsilon")
 
     @property
@@ -87,7 +87,7 @@ class RunView:
 
     @property
     def marks(self) -> list[str]:
-        """The marks that a reader must know besides the guarantee."""
+        """The privacy card's statements that a reader must know besides the guarantee; see `marks_of`."""
         return marks_of(self.card_markdown)
 
     @property

@@ -54,7 +54,7 @@ class Experiment:
         axis: Name of the quantity `Variant.x`; empty: the experiment has no axis.
         largest_on_cpu: Largest `Variant.x` at ``--scale cpu``; variants beyond it are left out. ``None``: no limit.
         on_the_way: Number of evaluations during training, which the reports of the runs draw; 0: only after training.
-        sweep: Name of the file in ``configs/sweeps/`` that defines the variants; ``None``: `variants` does.
+        sweep: Name of the file in ``configs/sweeps/`` that defines the variants; ``None``: the attribute `variants` lists them.
         pretrained: Whether the experiment is about pretrained towers, which ``--scale cpu`` does not have.
         small: Changes to the configuration at ``--scale cpu``, in addition to `DataSet.cpu`. For generated data, which are
             small, they apply at either scale.

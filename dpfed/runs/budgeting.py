@@ -66,7 +66,8 @@ def preflight_budget(folder: str | Path, config: Config, store: RecordSet, plan:
 def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) -> None:
     """Reserves the cost of a run's whole plan in every lifetime budget of the run's records, before the first step.
 
-    A second call changes nothing.
+    A second call changes nothing. Nothing is reserved for a run without a guarantee, or by the coordinator of a federation,
+    whose sites reserve the cost.
 
     Args:
         run: Directory of the run, locked by the caller.
@@ -75,7 +76,8 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
         progress: Progress, which shows how much of the budget is taken.
 
     Raises:
-        UserError: See `dpfed.budgets.spending.reserve`; also if the run has a reservation in a budget whose ledger is gone.
+        UserError: See `dpfed.budgets.spending.reserve` and `note_uncovered`; also if the run has a reservation in a budget
+            whose ledger is gone.
     """
     if _of_institutions(run):  # the sites reserve
         return
@@ -160,7 +162,7 @@ def settle_at_end(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Pro
         run: Directory of the run, locked by the caller.
         parts: Parts of the run.
         ledger: Ledger of the run.
-        progress: Progress, which shows why a run that began before the budget cannot be recorded.
+        progress: Progress, which shows why a run that began before the budget cannot be charged.
 
     Raises:
         UserError: See `settled`; for a run that reserved nothing before its first step, the error is shown as a note instead.

@@ -291,7 +291,10 @@ def _plan(config: Config, store: RecordSet, known: PrivacyPlan | None) -> Privac
 
 
 def _with_pass_records(config: Config, device: torch.device, progress: Progress) -> Config:
-    """Returns the configuration with the number of records that a pass processes, which follows from the device's memory."""
+    """Returns the configuration with the number of records of a pass, which follows from the device's memory.
+
+    The configuration stays as it is if it states the number, is resolved, or has a method with its own engine.
+    """
     if not method_named(config.bounding.method).picks_engine or isinstance(config, ResolvedConfig):
         return config
     is_new, is_fp32 = config.bounding.engine == "auto", config.training.precision == "fp32"  # a run to resume has its engine

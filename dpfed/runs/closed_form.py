@@ -72,8 +72,9 @@ def moment_heads(
     """Makes heads that are computed from noisy moments, for features of any origin.
 
     Args:
-        plan: Plan of the run. If its options leave the number of dimensions open, the number follows from the plan's N and
-            sigma, or, for aligned features, from the widths (with two towers at most N).
+        plan: Plan of the run. If its options leave the number of dimensions open, `dimensions_for` chooses it. For aligned
+            features it is instead the smallest width, or the number of records if that is smaller and there are two towers or
+            `fewest` is 0.
         widths: Widths of the features, image first.
         aligned: Whether the towers were aligned before the run, so that the features of a pair are alike.
         noise_std: Standard deviation of the noise on each number of the noisy sums.

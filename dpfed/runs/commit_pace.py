@@ -23,7 +23,8 @@ _RECORDS = 32  # records of the timed pass, if the configuration does not set bo
 def steps_between_commits(parts: Parts) -> int:
     """Returns the largest number of steps charged in one write: ``training.commit_every``, or else an estimate.
 
-    The number is never larger than the number of steps between two checkpoints.
+    The number is never larger than the number of steps between two checkpoints. If no estimate can be made, such as for private
+    moments, it equals the number of steps between two checkpoints.
 
     Args:
         parts: Parts of the run; this function does not change the model.

@@ -86,8 +86,8 @@ class Measurement:
         learner = self._parts.learner.replace(model=copy.deepcopy(self._parts.model))
         try:
             learner.load_weights(first)
-        except DamagedCheckpoint as error:
-            self._progress.note(f"the model before training is not measured again: {error}")
+        except DamagedCheckpoint:
+            self._progress.note(f"the model before training is not measured again, because the checkpoint {first} is damaged")
             return [], None
         return evaluator(learner.model, "untrained", 0), TrainableVector(learner.model).gather()
 

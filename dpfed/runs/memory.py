@@ -110,8 +110,8 @@ def records_of_a_pass(config: Config, device: torch.device) -> int | None:
     """Chooses how many records of several groups the layerwise engine passes through the model at once.
 
     The number is public. It is the largest of 512, 384, 256, 192, 128, 96, 64 and 32 for which a third of the GPU's memory
-    can hold the gradients of these records' groups and twice the memory that the layers keep at least for these records; 32 if
-    no number fits. The result is ``None`` if the device is not ``cuda``, and for models whose memory cannot be counted, such as
+    suffices for the gradients of these records' groups and for twice `Needs.record` bytes of each record; 32 if no number
+    fits. The result is ``None`` if the device is not ``cuda``, and for models whose memory cannot be counted, such as
     a user's own.
 
     Args:

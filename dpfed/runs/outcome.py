@@ -92,11 +92,11 @@ _KEYS_OF_SITES = (
     "have them."
 )
 _FEATURES = (
-    "`features/` in the run's folder, with the frozen towers' features of the records, which reveal as much as these. It is "
-    "deleted when the run ends."
+    "`features/` in the run's folder, with the frozen towers' features of the records. Features reveal as much as the records. "
+    "The folder is deleted when the run ends."
 )
 _KEPT_FEATURES = (
-    "The frozen towers' features of the records, which reveal as much as these: they stay beside {} record store, in "
+    "The frozen towers' features of the records, which reveal as much as the records: they stay beside {} record store, in "
     "`STORE.features/`, until somebody deletes them (`dpfed data forget STORE`)."
 )
 _NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobody knows whether it is enough."

@@ -44,8 +44,8 @@ def open_own(config: Config, parts: OwnParts, progress: Progress) -> tuple[ItemV
 
     Returns:
         The views, which hold the records (``None``: the user gave neither records nor views), and a configuration that states
-        the shape and number of views. If the records lack a ``test`` split, the configuration names their other held-out split
-        or ``none`` for the evaluation.
+        the shape and number of views. If the evaluation asks for the ``test`` split and the user's own records lack it, the
+        configuration's split becomes one that they hold out, or ``none``.
 
     Raises:
         UserError: See `ItemViews.of`; also if reading a record twice gives different results; if the method makes its own

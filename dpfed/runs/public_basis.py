@@ -248,7 +248,7 @@ def _kept(folder: Path, name: str) -> bytes | None:
 
 
 def _of_this_machine(folder: Path, named: str) -> bytes | None:
-    """Reads the basis that this machine made earlier from the same features; ``None``: it has not made this basis."""
+    """Reads the basis that this machine made earlier from the same features; ``None``: there is none, or it is damaged."""
     try:
         return _kept(folder, (folder / named).read_text(encoding="utf-8").strip())
     except (OSError, UnicodeDecodeError):

@@ -52,7 +52,7 @@ def public_records_of(config: Config, private: RecordStore, progress: ImportProg
 
 
 def public_digest(config: Config) -> str | None:
-    """Returns the fingerprint of the public store that a configuration reads; without a store, its ``public.digest``.
+    """Returns the fingerprint of the public store that a configuration reads, or else the configured ``public.digest``.
 
     The store is not read again once a public basis has been made from it: the result is then ``public.digest``, too.
 

@@ -102,7 +102,7 @@ def _digest(code: types.CodeType) -> str:
 
 
 def _of_optimizer(given: OwnOptimizer | None) -> dict[str, str | None]:
-    """Reads the settings of an optimizer and a schedule, made for a stand-in parameter; empty if they need the model's own."""
+    """Reads the settings of an optimizer and a schedule, made for a stand-in parameter; empty if they cannot be made for it."""
     if given is None:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Words the message of a stopped run: the number of steps that it has taken, and what resumes it."""
+"""Writes the message of a stopped run: the number of steps that it has taken, and what resumes it."""
 
 from __future__ import annotations
 

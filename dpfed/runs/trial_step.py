@@ -25,8 +25,8 @@ from dpfed.runs.dummy_batch import one_group
 from dpfed.schema.named import in_python
 from dpfed.training.optimizers import Update, take_step
 
-_LEAST_SIGNAL = 1e-6  # shortest gradient, as a part of the length that the noise is made for; noise buries a shorter one
-_LEAST_CHANGE = 1e-6  # smallest change by all steps together, as a part of the weights' length: float32 hardly shows less
+_LEAST_SIGNAL = 1e-6  # least norm of a gradient, as a part of the norm that the noise is made for; noise buries less
+_LEAST_CHANGE = 1e-6  # least change by all steps together, as a part of the weights' norm: float32 hardly shows less
 
 
 def try_step(parts: Parts) -> None:
@@ -76,7 +76,7 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
         raise UserError(
             "the gradient of a group of random images is zero: nothing would be learnt. Check [objective]. [run-no-gradient]"
         )
-    # Length of the clipped gradient, as a part of the longest that the noise is made for; an adaptive threshold finds its own.
+    # Norm of the clipped gradient, as a part of the largest that the noise is made for; an adaptive threshold finds its own.
     left, key = {
         "fixed": (norm / bounding.clip_norm, f"clip_norm = {bounding.clip_norm:g}"),
         "automatic": (norm / (norm + bounding.stability), f"stability = {bounding.stability:g}"),
@@ -102,17 +102,17 @@ def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tens
     moved, length = (float(torch.linalg.vector_norm(values, dtype=exact_type(values.device))) for values in (change, before))
     inertia = 1 / (1 - optimizer.momentum) if optimizer.name in ("sgd", "lars") else 1.0
     farthest = plan.steps * inertia
-    if optimizer.name == "lars":  # its steps are proportional to the weights' length, which grows with every step
+    if optimizer.name == "lars":  # its steps are proportional to the weights' norm, which grows with every step
         farthest *= _growth(moved / max(length, 1e-30) * inertia, plan.steps)
     if math.isfinite(moved) and moved * farthest <= _LEAST_CHANGE * length:
         raise UserError(
-            f"{_rate(optimizer)} changes the weights by {moved * farthest / max(length, 1e-30):.0e} times their length "
+            f"{_rate(optimizer)} changes the weights by {moved * farthest / max(length, 1e-30):.0e} times their norm "
             f"in {plan.steps:,} steps, so nothing would be learnt: raise the learning rate. [optimizer-rate-low]"
         )
     vector.assign(before + change * min(farthest, 1e30))
     if not math.isfinite(moved) or not _all_finite(parts, batch):
         raise UserError(
-            f"{_rate(optimizer)} changes the weights by {moved / max(length, 1e-30):.0e} times their length in one step, and "
+            f"{_rate(optimizer)} changes the weights by {moved / max(length, 1e-30):.0e} times their norm in one step, and "
             f"in {plan.steps:,} steps the model no longer computes finite numbers: lower the learning rate. "
             "[optimizer-rate-high]"
         )
@@ -153,7 +153,10 @@ def _step(parts: Parts, vector: TrainableVector, noisy: Tensor) -> None:
 
 
 def _growth(share: float, steps: int) -> float:
-    """Returns the factor by which the weights' L2 norm grows if each step is orthogonal to them and `share` times as long."""
+    """Returns the factor by which the L2 norm of the weights grows in a number of steps.
+
+    Each step is assumed to be orthogonal to the weights, with a norm of `share` times the weights' norm.
+    """
     return math.exp(min(60.0, 0.5 * steps * math.log1p(share**2))) if math.isfinite(share) else math.inf
 
 
@@ -177,6 +180,8 @@ def _all_finite(parts: Parts, batch: GroupBatch) -> bool:
 
 def refuse_equal_captions(store: RecordSet) -> None:
     """Refuses records whose captions are all equal, because such captions cannot distinguish images.
+
+    Case and white space do not count.
 
     Raises:
         UserError: If all captions of training records are equal; the message says what to import instead.

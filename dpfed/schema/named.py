@@ -13,7 +13,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*
 
 
 def is_name(text: str | None) -> bool:
-    """Returns whether a text has the form ``package.module:object``."""
+    """Returns whether a string has the form ``package.module:object``."""
     return text is not None and _NAME.fullmatch(text) is not None
 
 

@@ -15,7 +15,7 @@ class Section(BaseModel):
     """Base class of all sections, which are frozen.
 
     A section rejects unknown keys, values of a wrong type (such as true for 1), infinite numbers and NaN, whole numbers of
-    more than 20 digits, empty texts, and texts with control characters.
+    more than 20 digits, empty strings, and strings with control characters.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)

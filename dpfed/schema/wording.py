@@ -47,7 +47,7 @@ _LONGEST = 80  # characters of a value that a message repeats
 
 
 def shown(value: Any) -> str:
-    """Returns a value as it would stand in a TOML file: one line, shortened to 80 characters."""
+    """Returns a value as in a TOML file, on one line, cut after 80 characters; sections and ``None`` are described instead."""
     text = _toml(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 

@@ -83,7 +83,7 @@ class Checkpoints:
 
         Returns:
             The position of the restored checkpoint, or ``None`` if only checkpoints of fewer than `beyond` steps are left; and
-            the paths of the damaged checkpoints that are newer than it.
+            the paths of the damaged checkpoints that were tried before.
 
         Raises:
             UserError: If all checkpoints are damaged, or an undamaged one cannot be restored (see `load`).
@@ -102,7 +102,7 @@ class Checkpoints:
         )
 
     def save(self, progress: Position, model: nn.Module, coordinator: Coordinator) -> Path:
-        """Writes a checkpoint and returns its path; removes all others except the first and the newest `keep`.
+        """Writes a checkpoint and returns its path; then keeps only the first and the newest `keep` checkpoints.
 
         Raises:
             OSError: If the checkpoint cannot be written.
@@ -231,7 +231,7 @@ def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcesso
 
 
 def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module, folder: Path) -> None:
-    """Loads the model's weights from a saved state, and the weights that it lacks from the first checkpoint in a folder."""
+    """Loads the model's weights from a saved state, and weights that the state lacks from the first checkpoint in a folder."""
     state = _under("model/", tensors)
     if model.state_dict().keys() - state.keys():
         state = _under("model/", _read_first(path, min(_in(folder)))) | state

@@ -303,7 +303,7 @@ class Coordinator:
         return self._noted(StepSummary(step, self._plan.steps, rate, norm, self._told(step, statistics), self.spent))
 
     def _squares(self, gradient: Tensor) -> Tensor:
-        """Returns a gradient's squared L2 norm as summands, ``(n,)`` float64: for a long gradient, one for each block."""
+        """Returns a gradient's squared L2 norm as summands, ``(n,)`` float64: one on a GPU, one for each block on a CPU."""
         if self.blocks.length is None:
             return gradient.norm().double().square().view(1)  # exact: a float32 has 24 bits
         if _on_gpu(gradient):

@@ -20,7 +20,7 @@ from dpfed.privacy.plan_checks import CLIP_NORMS
 from dpfed.training.post_processing import PostProcessor
 
 _NORMAL = 1.96  # half width of a 95 % interval, in standard deviations
-_RATE, _FIRST_RATE = 0.2, 1.0  # change of log(threshold) for a share that is off by 1: in the end; added at first
+_RATE, _FIRST_RATE = 0.2, 1.0  # change of log(threshold) if the share is off by 1: lasting part, and part that fades over steps
 _CALM = 0.25  # standard error of a step's share above which the threshold moves more slowly
 _FARTHEST = 20  # largest distance of the threshold from its start, in powers of two
 

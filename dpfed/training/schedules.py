@@ -13,7 +13,7 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     Args:
         config: Peak rate, warm-up and schedule.
         step: Step, 0 .. steps - 1.
-        steps: Length of the run.
+        steps: Number of steps of the run.
     """
     if step < config.warmup:
         return config.learning_rate * (step + 1) / config.warmup

@@ -162,10 +162,10 @@ class Worker:
 
     @property
     def _clip(self) -> float | Clip:
-        """The clipping rule for the groups of the next step. Clipped gradients have L2 norm at most R, in steps of the grid.
+        """The clipping rule for the groups of the next step; infinity, which clips nothing, if the plan adds no noise.
 
-        R is the grid's radius. This is the only place where the clip norm C matters: a number 1 in a gradient is R / C grid
-        steps.
+        Clipped gradients are in grid steps, with an L2 norm of at most the grid's radius R. With fixed clipping to norm C, a
+        number 1 in a gradient that needs no clipping becomes R / C grid steps.
         """
         if self._grid is None:
             return math.inf
@@ -225,8 +225,7 @@ class Worker:
         )
 
     def _views_of(self, records: np.ndarray, step: int) -> dict[str, Tensor]:
-        """Returns the views of the next microbatch of a step. If `_prefetch` has made those of the step's first one, they are
-        taken once."""
+        """Returns the views of a step's next microbatch; `_prefetch` may have made the views of the first one already."""
         ahead, self._made_ahead = self._made_ahead, None
         if ahead is not None and ahead[0] == step:
             return ahead[1]
@@ -237,7 +236,8 @@ class Worker:
 
         Args:
             step: The next step.
-            and_make: Whether its first views are made, too: a GPU makes them behind the pass that it computes at the moment.
+            and_make: Whether the views of its first microbatch are made, too. A GPU makes them after the pass that it is
+                computing.
         """
         if step >= self._plan.steps:
             return

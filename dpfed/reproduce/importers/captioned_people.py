@@ -64,7 +64,7 @@ class _CaptionedPeopleImporter(Importer):
         return Source("image-text", records(), splits=splits, total=len(entries), unit_name="person")
 
     def _entries(self, annotations: Path, access: Access) -> list[_Entry]:
-        keys = f"id, {self.image_key}, captions (a list of texts) and split"
+        keys = f"id, {self.image_key}, captions (a list of strings) and split"
         listed = read_json(annotations, self.layout, access)
         if not isinstance(listed, list):
             raise UserError(
@@ -195,11 +195,11 @@ def _item(name: str, caption: object, where: str) -> str:
         where: Place of the entry, for messages.
 
     Raises:
-        UserError: If the name contains no item id, or the caption is not text.
+        UserError: If the name contains no item id, or the caption is not a string.
     """
     match = _ITEM.search(name)
     if match is None:
         raise UserError(f"{where} is {name!r}, without an id; expected a name such as X-id_00000080-Y.jpg. [paper-item-id]")
     if not isinstance(caption, str):
-        raise UserError(f"{where} ({name}) has no text as its caption; expected a text for each file. [paper-item-caption]")
+        raise UserError(f"{where} ({name}) has no string as its caption; expected a string for each file. [paper-item-caption]")
     return match[1]
