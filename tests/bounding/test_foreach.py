@@ -3,6 +3,7 @@
 import torch
 
 from dpfed.bounding import foreach
+from dpfed.bounding.layer_rules.term import add_weighted
 
 TENSORS = [torch.arange(12.0).view(3, 4) / 7, torch.linspace(-1, 1, 5), torch.tensor(2.0), torch.full((2,), 1e30)]
 
@@ -29,3 +30,26 @@ def test_a_long_term_of_another_type_has_the_bits_of_one_call():
     foreach.add_([result], [term.t().contiguous().t()], 0.3)
     expected.add_(term, alpha=0.3)
     assert torch.equal(result, expected)
+
+
+def test_each_term_of_a_whole_sum_is_truncated_whatever_its_length():
+    generator = torch.Generator().manual_seed(5)
+    shapes = ((), (3,), (5, 7), (foreach.SHORT,), (foreach.SHORT + 1,), (300, 1_000))
+    terms = [1e4 * torch.randn(shape, generator=generator) for shape in shapes]
+    sums = [torch.full(shape, 7) for shape in shapes]
+    foreach.add_(sums, terms, 0.37)
+    for total, term in zip(sums, terms, strict=True):
+        assert torch.equal(total, 7 + (term * 0.37).trunc().long())
+
+
+def test_groups_that_are_added_at_once_have_the_bits_of_one_after_the_other():
+    """A group whose factor is 0 is left out, although its gradient is not finite."""
+    generator = torch.Generator().manual_seed(6)
+    for length in (11, foreach.SHORT, foreach.SHORT + 1):
+        gradients = [1e4 * torch.randn(length, 1, generator=generator) for _ in range(4)]
+        gradients[1][0] = torch.inf
+        factors = torch.tensor([0.1, 0.0, 0.7, 1.0])
+        total = torch.full((1, length), 3, dtype=torch.int32)
+        add_weighted([gradient.view(1, length) for gradient in gradients], factors, total)
+        kept = sum((gradients[k] * factors[k]).trunc().int() for k in (0, 2, 3))
+        assert torch.equal(total, 3 + kept.view(1, length))
