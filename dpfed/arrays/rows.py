@@ -203,9 +203,12 @@ def _refuse_shape(rows: Rows, least: int) -> None:
             "columns). Reshape your data; for labels, give one column for each class (1 or 0). [arrays-shape]"
         )
     if shape[-1] < least:
+        why = ""
+        if least > 1:
+            why = ": every row is brought to unit length, so one number would keep only its sign"
         raise ArrayError(
-            f"{name} has {shape[-1]} feature(s) (shape={shape}) while a minimum of 2 is required: every row is brought to unit "
-            "length, so one number would keep only its sign. Give more columns, such as one for each class. [arrays-one-column]"
+            f"{name} has {shape[-1]} feature(s) (shape={shape}) while a minimum of {least} is required{why}. Give more "
+            "columns, such as one for each class. [arrays-one-column]"
         )
     if shape[-1] > _MOST_COLUMNS:
         raise ArrayError(

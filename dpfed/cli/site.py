@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -114,7 +115,8 @@ def confirm(
     opened = SiteFolder.open(folder)
     opened.confirm(cards)
     if not opened.joined:
-        tell(f"{len(opened.confirmed())} cards of other sites are confirmed.")
+        confirmed = len(opened.confirmed())
+        tell(f"{confirmed} card{'s' * (confirmed != 1)} of other sites {'is' if confirmed == 1 else 'are'} confirmed.")
         return
     terms = opened.terms()
     text = confirmation(terms, terms.number_of(opened.identity().signing_key), opened.confirmed())
@@ -182,7 +184,7 @@ def join(
 
 @app.command()
 def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
-    """Show how many steps a site has answered, and the epsilon spent after each of them (at most 40 are shown).
+    """Show how many steps a site has answered, and the epsilon spent after each of about 20 of them.
 
     The command checks every line of the ledger.
     """
@@ -200,7 +202,7 @@ def ledger(folder: SiteDirectory, as_json: Json = False) -> None:
         )
     opened = Ledger.open(site.ledger)
     plan = opened.plan
-    every = max(1, opened.charged // _SHOWN)  # to account for each of thousands of steps would take minutes
+    every = max(1, math.ceil(opened.charged / _SHOWN))  # to account for each of thousands of steps would take minutes
     spent = [
         {"step": step, "epsilon": plan.epsilon(count)}
         for count, step in enumerate(opened.steps, 1)

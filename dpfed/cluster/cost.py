@@ -47,11 +47,11 @@ def plan(
     promise = plan_of(records, wanted)
     machines = _machines(assumed or [])
     trained = _trained(wanted)
-    rows = [estimate(promise, machines, trained, count) for count in workers]
+    rows = [estimate(promise, machines, trained, count, wanted.computes_features) for count in workers]
     if as_json:
         print(json.dumps(_as_json(promise, machines, trained, rows)))
     else:
-        _show(promise, machines, trained, rows)
+        _show(promise, machines, trained, rows, wanted.computes_features)
 
 
 def _machines(assumed: list[str]) -> Machines:
@@ -101,7 +101,7 @@ def _as_json(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[
     }
 
 
-def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Estimate]) -> None:
+def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Estimate], cached: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -119,7 +119,11 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
         said += f"\nno privacy guarantee (bounding.method = '{plan.bounding.method_name}')"
     said += f"\n{parameters:,} trained parameters; {machines.throughput:,.6g} records/s per GPU"
     draws = machines.keys if isinstance(plan.mechanism.sampler, PoissonSampler) else 1.0
-    counted = {"draws": draws, "reading images": machines.decoding, "views": machines.views}
+    counted = {"draws": draws}
+    if cached:
+        said += "\nfeatures are computed once and cached: their computation is not counted, and no step reads images"
+    else:
+        counted |= {"reading images": machines.decoding, "views": machines.views}
     if unknown := [words for words, value in counted.items() if not value]:
         said += f"\nnot counted, because no value is known: {', '.join(unknown)}"
     table = Table(box=None, pad_edge=False)

@@ -11,7 +11,7 @@ failures of workers and evaluation are not counted.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -129,7 +129,7 @@ class Estimate:
         return {**vars(self), "step": self.step}
 
 
-def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> Estimate:
+def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int, cached: bool = False) -> Estimate:
     """Estimates the cost of a run.
 
     Args:
@@ -137,6 +137,7 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
         machines: Speeds and price of the machines.
         parameters: P, the number of trained parameters.
         workers: W, the number of workers.
+        cached: Whether features of frozen towers are computed once and cached. Then no step reads images or makes views.
 
     Raises:
         UserError: If there are no parameters, there is no worker or there are more workers than groups, or the time or the cost
@@ -147,14 +148,17 @@ def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
         1 <= workers <= plan.groups,
         f"workers must lie in 1..{plan.groups} (the groups of a step, of which each worker needs one), got {workers}",
     )
-    step, alone = (_seconds(plan, machines, parameters, count) for count in (workers, 1))
+    if cached:
+        machines = replace(machines, decoding=0.0, views=0.0)
+    divides = not cached and not plan.bounding.method.singleton_groups  # as `Learner.divides_groups` does
+    step, alone = (_seconds(plan, machines, parameters, count, divides) for count in (workers, 1))
     gpus = math.ceil(workers / machines.gpus_per_node) * machines.gpus_per_node
     hours = plan.steps * sum(step.values()) / 3600
     _check(math.isfinite(hours * gpus * machines.price), "the run's time or cost is not a finite number; check the figures")
     return Estimate(
         workers=workers,
         gpus=gpus,
-        largest_shard=_of_the_busiest(plan, workers),
+        largest_shard=_of_the_busiest(plan, workers, divides),
         **step,
         bytes_per_step=0 if workers == 1 else (_bytes_up(plan) + _PARAMETER_BYTES) * parameters,
         hours=hours,
@@ -237,12 +241,21 @@ def bottleneck(one: Estimate) -> str:
     return f"The bottleneck with {one.workers} {noun} is {what} ({share:.0%} of a step): {remedy}."
 
 
-def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> dict[str, float]:
-    """Returns the seconds that each part of a step takes, by the names of the fields of `Estimate`."""
-    records, millions = _of_the_busiest(plan, workers), parameters / 1e6
+def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int, divides: bool) -> dict[str, float]:
+    """Returns the seconds that each part of a step takes, by the names of the fields of `Estimate`.
+
+    Args:
+        plan: Plan of the run.
+        machines: Speeds and price of the machines.
+        parameters: P, the number of trained parameters.
+        workers: W, the number of workers.
+        divides: Whether workers divide the groups of a step, so that each draws from all records; otherwise they divide the
+            records.
+    """
+    records, millions = _of_the_busiest(plan, workers, divides), parameters / 1e6
     gradients, decoding = records / machines.throughput, records * machines.decoding
-    grouped = records + (_SET_ASIDE * (_records(plan) - records) if _divides_groups(plan) else 0.0)
-    sampling = _drawing(plan, machines, workers) + machines.drawn * grouped / 1e6
+    grouped = records + (_SET_ASIDE * (_records(plan) - records) if divides else 0.0)
+    sampling = _drawing(plan, machines, workers, divides) + machines.drawn * grouped / 1e6
     sampling = max(0.0, sampling - gradients) if machines.ahead else sampling
     waiting = max(0.0, decoding - gradients) if machines.ahead else decoding
     size = (_bytes_up(plan) + _PARAMETER_BYTES) * parameters
@@ -261,32 +274,23 @@ def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
     }
 
 
-def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
+def _drawing(plan: PrivacyPlan, machines: Machines, workers: int, divides: bool) -> float:
     """Returns the seconds of a step in which a worker draws its records; the time for a block is divided among its steps."""
     if not isinstance(plan.mechanism.sampler, PoissonSampler):
         return 0.0
     millions, block = plan.sampling.records / 1e6, plan.mechanism.sampler.block
-    if not _divides_groups(plan):
+    if not divides:
         millions /= workers
     # `keys` is measured for a block in which each record is drawn once: two gaps, the first one and one for the draw.
     once = 0.5 * (1 + plan.sampling.rate * block)
     return machines.keys * millions * once * math.ceil(plan.steps / block) / plan.steps
 
 
-def _of_the_busiest(plan: PrivacyPlan, workers: int) -> float:
+def _of_the_busiest(plan: PrivacyPlan, workers: int, divides: bool) -> float:
     """Returns the expected number of records of the busiest worker in a step."""
-    if workers == 1 or not _divides_groups(plan):
+    if workers == 1 or not divides:
         return largest_shard(_records(plan) / workers, workers)
     return plan.sampling.per_unit * largest_share(plan.groups, plan.sampling.batch / plan.groups, workers)
-
-
-def _divides_groups(plan: PrivacyPlan) -> bool:
-    """Returns whether workers divide the groups of a step. If they do, each worker draws from all records.
-
-    A plan does not say whether features are cached. If they are, workers divide the records (`Learner.divides_groups` in
-    `dpfed.training.learner`), but this function ignores it.
-    """
-    return not plan.bounding.method.singleton_groups
 
 
 def _bytes_up(plan: PrivacyPlan) -> int:

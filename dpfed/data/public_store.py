@@ -123,8 +123,10 @@ def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> N
         UserError: If it rejects the records.
     """
     if captions and store.kind != "image-text":
+        key = f"public.source = '{config.source}'" if config.is_generated else f"public.path = {store.path}"
         raise UserError(
-            f"public.path: the model reads captions, which {store.path} lacks: give a store with captions. [public-no-captions]"
+            f"{key}: the model reads captions, and these public records have none. Give a store with captions as public.path. "
+            "[public-no-captions]"
         )
     if store.count("train") >= config.records:
         return

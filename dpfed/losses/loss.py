@@ -70,8 +70,8 @@ def refuse_views(name: str, image: Tensor, text: Tensor | None, fewest: int = 2)
             )
     if text is None and image.shape[1] < fewest:
         raise UserError(
-            f"{name} compares views, got embeddings {tuple(image.shape)} with one view of each record: give two views or more, "
-            "in a run by Views(count=2). [loss-views]"
+            f"{name} compares views, expected at least {fewest} of each record, got embeddings (records, views, D) = "
+            f"{tuple(image.shape)}: in a run, set Views(count={fewest}) or more. [loss-views]"
         )
 
 

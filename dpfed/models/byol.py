@@ -36,7 +36,7 @@ class BYOL(SimCLR):
     """
 
     def __init__(self, encoder: nn.Module, embedding: int = 128, *, hidden: int = 512, decay: float = 0.99) -> None:
-        if not isinstance(decay, float | int) or not 0 <= decay < 1:
+        if isinstance(decay, bool) or not isinstance(decay, float | int) or not 0 <= decay < 1:
             raise UserError(f"BYOL: expected decay to be a number in [0, 1), got {decay!r}. [model-decay]")
         refuse_widths("BYOL", embedding=embedding, hidden=hidden)
         head = PredictionHead(embedding, hidden)

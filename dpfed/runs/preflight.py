@@ -253,10 +253,10 @@ def refuse_too_many_ranks(plan: PrivacyPlan, world_size: int) -> None:
         UserError: If there are more workers than groups; the message gives the largest possible number.
     """
     if world_size > plan.groups:
+        groups = f"{plan.groups:,} group{'s' * (plan.groups != 1)}"
         raise UserError(
-            f"{world_size:,} workers would share {plan.groups} groups (privacy.batch / bounding.group_size, or 1 where the "
-            f"whole batch is contrasted), and each worker needs a group: use at most {plan.groups} workers (or sites). "
-            "[run-workers-many]"
+            f"{world_size:,} workers would share {groups} (privacy.batch / bounding.group_size, or 1 where the whole batch is "
+            f"contrasted), and each worker needs a group: use no more workers (or sites) than groups. [run-workers-many]"
         )
 
 

@@ -115,6 +115,9 @@ def test_drawing_reading_and_views_by_hand(promise):
     )  # fmt: skip
     four = estimate(alone, data, 5_000_000, 4)  # records are divided
     assert four.sampling == pytest.approx(2 * 0.3 / 4 / 200 + 2.0 * four.largest_shard / 1e6)
+    four = estimate(promise, data, 5_000_000, 4, cached=True)  # features are read, and records are divided
+    assert (four.decoding, four.views, four.largest_shard) == (0.0, 0.0, largest_shard(2_500.0, 4))
+    assert four.sampling == pytest.approx(2 * 0.3 / 4 / 200 + 2.0 * four.largest_shard / 1e6)
     slow = estimate(promise, dataclasses.replace(data, decoding=1 / 400, ahead=True), 5_000_000, 1)
     assert slow.decoding == pytest.approx(25.0 - 20.0)  # what the gradients do not hide
 

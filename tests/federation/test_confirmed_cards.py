@@ -136,7 +136,7 @@ def test_the_commands(sites, agree):
         return result.exit_code, " ".join(result.output.split())
 
     south, west = (site.own_card().fingerprint for site in sites[1:])
-    assert run("confirm", sites[0].path, south)[1].endswith("1 cards of other sites are confirmed.")
+    assert run("confirm", sites[0].path, south)[1].endswith("1 card of other sites is confirmed.")
     sites[0].join(agree(trust="secure", colluders=1), lambda _: True)
     code, said = run("confirm", sites[0].path, west)
     assert code == 0 and "3 of 3 members: this site, south, west" in said
