@@ -123,7 +123,9 @@ def _object(text: str, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{where} is damaged: it is not JSON ({error}); restore it. [results-not-json]") from error
     if not isinstance(value, dict):
-        raise UserError(f"{where} is damaged: expected an object, got {type(value).__name__}; restore it. [results-not-object]")
+        raise UserError(
+            f"{where} is damaged: expected a JSON object, got {type(value).__name__}; restore it. [results-not-object]"
+        )
     return value
 
 

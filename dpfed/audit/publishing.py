@@ -85,8 +85,8 @@ def audit_run(
     Raises:
         UserError: If there is no run, it is unfinished, belongs to a federation or has parts that were passed in Python; if the
             run claims no privacy, draws no Poisson samples or has fewer groups than workers; if its claim was contradicted
-            before; if its records are elsewhere (its card and report could then not be written again); if its folder cannot be
-            written, or another process holds the run.
+            before; if its records are no longer at their path, because the card and report are made anew from them; if its
+            folder cannot be written, or another process holds the run.
     """
     run, progress = RunDirectory.open(folder), progress or Silent()
     if not run.finished:

@@ -1,4 +1,4 @@
-"""The signals of a record for an adversary with the weights: losses, gradients, and the similarity of the record's views.
+"""Signals, by which an adversary who has the weights tells whether a record was trained on: losses, gradients, similarities.
 
 The adversary replays training: it draws views of the record J times as training would, and puts each draw into a group with
 reference records that it knows. Shapes: n records, J draws, V image views (size x size pixels) and W texts of L tokens in a

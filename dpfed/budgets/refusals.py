@@ -51,8 +51,8 @@ def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordSet) -> Non
     holds = store.path if found.by_name is None else found.budget.head.store
     raise UserError(
         f"the budget of {holds} is for single records, but this run protects whole units: nobody has proven what such a run "
-        "costs a single record. Set privacy.unit = 'record', or leave groups out of a fit of PrivateCCA; the unit of a budget "
-        "never changes. [budget-for-records]"
+        "costs a single record. The unit of a budget never changes, so set privacy.unit = 'record' (PrivateCCA: call fit "
+        "without groups=). [budget-for-records]"
     )
 
 

@@ -1,4 +1,4 @@
-"""Observers of a training: `Callback`, the step summary that a callback receives, and trackers of other packages.
+"""Observers of a training run: `Callback`, the step summary that a callback receives, and trackers for other packages.
 
 A tracker is a callback that sends figures to a program such as MLflow, whose package is imported when the tracker is made.
 """

@@ -115,7 +115,7 @@ class RunInfo:
 
 
 class Callback:
-    """An observer of a training. Subclass it, and override the methods that you need.
+    """An observer of a training run. Subclass it, and override the methods that you need.
 
     A step is on disk and charged before `on_step` receives it. If `on_run`, `on_begin`, `on_step` or `on_evaluation` raises an
     exception, the run ends, and can be resumed. One write to the ledger may charge several steps, and callbacks may not have

@@ -35,7 +35,7 @@ Outside = Annotated[bool, typer.Option("--allow-outside", help="Also read files 
 Window = Annotated[
     str | None,
     typer.Option(
-        help="Window of DICOM images: centre and width, such as 40,400 (Hounsfield units). Default: each file's own.",
+        help="Window of DICOM images in Hounsfield units: 40,400 is centre 40 and width 400. Default: each file's own.",
         show_default=False,
     ),
 ]

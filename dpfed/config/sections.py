@@ -167,7 +167,7 @@ class TrainingConfig(Section):
         None,
         ge=1,
         description="largest number of steps that are charged in one write; a crash loses the work of at most that many steps, "
-        "but no budget; default: the steps of about ten seconds",
+        "and spends no budget on them; default: the steps of about ten seconds",
     )
 
     def checkpointed(self, steps: int) -> int:

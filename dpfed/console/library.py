@@ -76,7 +76,8 @@ def pretrain(
         run = dpfed.pretrain("quickstart", "runs/quickstart")
         run = dpfed.pretrain(data="my-images", epsilon=8, out="runs/mine")
 
-    The second form resumes an interrupted run, and returns a finished run, unless `resume` is ``False``. Only this form takes
+    If the folder already has the run, the second form resumes it, or returns it if it is finished; with ``resume=False`` it
+    refuses the folder. Only this form takes
     `epsilon`, `delta`, `model`, `method`, `minutes`, `batch`, `steps` and `public`.
 
     Args:

@@ -13,7 +13,7 @@ _KERNELS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BI
 
 
 def square(image: Image.Image, size: int, resize: str = "crop", interpolation: str = "bicubic") -> np.ndarray:
-    """Makes an image square and RGB, with the pixels of stock open_clip's transform for evaluation.
+    """Makes an image square and RGB; its pixels are those that stock open_clip's evaluation transform gives.
 
     The image is scaled in its own mode and converted to RGB afterwards, as in open_clip: transparent pixels then do not bleed
     into their neighbours, and images of 1 bit or with a palette are not smoothed. Only the crop of a very long image, which

@@ -1,4 +1,4 @@
-"""Lifetime budgets at a site that joins a federation: it reserves the whole plan, in addition to other runs' reservations."""
+"""Lifetime budgets at a site that joins a federation: on joining, the site reserves the cost of the whole plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hidden files: file systems and programs leave some of their own, such as ``.nfs0001``, ``.DS_Store`` and ``._x``."""
+"""Hidden files begin with a dot; file systems and programs leave some behind, such as ``.nfs0001`` and ``.DS_Store``."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def find_tower(given: str) -> Path | None:
 
 
 def shipped_file(name: str) -> Path:
-    """Returns the shipped config, sweep or tower of a name. Files of the user are ignored.
+    """Returns the path of the shipped config, sweep or tower with a name. The user's own files are ignored.
 
     Raises:
         UserError: If dpfed ships no file of that name.

@@ -77,8 +77,8 @@ class Prediction(PairLoss):
         """
         if first.shape[1] % 2:
             raise UserError(
-                f"Prediction: expected a projection and a prediction side by side, got {first.shape[1]} dimensions: give the "
-                "model head=dpfed.losses.PredictionHead(). [loss-prediction]"
+                "Prediction: expected an even number of dimensions, of a projection and then of its prediction, got "
+                f"{first.shape[1]}: give the model head=dpfed.losses.PredictionHead(). [loss-prediction]"
             )
         (one, of_other), (other, of_one) = (self._centred(view).chunk(2, dim=1) for view in (first, second))
         return -(cosine_similarity(of_other, other.detach(), dim=1) + cosine_similarity(of_one, one.detach(), dim=1)).mean() / 2

@@ -96,11 +96,11 @@ class ClipModel(nn.Module):
         return self.clip.encode_text(tokens)
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Computes embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
+        """Computes unit-norm embeddings ``(n, D)`` from normalised images ``(n, 3, H, W)``."""
         return F.normalize(self.project_images(images), dim=-1)
 
     def embed_text(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Computes embeddings ``(n, D)`` of unit length of tokens ``(n, L)``."""
+        """Computes unit-norm embeddings ``(n, D)`` from tokens ``(n, L)``."""
         return F.normalize(self.project_text(tokens), dim=-1)
 
     def project_images(self, images: torch.Tensor) -> torch.Tensor:

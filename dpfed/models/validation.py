@@ -132,8 +132,9 @@ def _check_first_pass(probe: Probe, views: Views) -> None:
 class _Examination:
     """The checks of one model, at weights that training may reach.
 
-    Passes of equal shape give equal bits, as long as the values of other records do not matter. If bits differ (some kernels of
-    GPUs round differently each time), the check is repeated in float64, where rounding is far smaller than any real mixing.
+    If no record affects another one's embedding, two passes of equal shape give equal bits for a record, whatever the other
+    records are. If the bits differ, the check is repeated in float64, because some kernels of GPUs round differently each time:
+    in float64, rounding is far smaller than the effect of one record on another.
     """
 
     def __init__(self, model: nn.Module, views: Views) -> None:

@@ -87,8 +87,8 @@ class Sampler(ABC):
             randomness: Secret randomness of the workers, for draws beyond `uniforms`.
             step: Training step.
             keys: Keys of the records (or units), ``(n,)`` uint64.
-            uniforms: Uniform numbers, one for each key, ``(n,)`` float64 in [0, 1); they are new in each step, and functions of
-                step and key alone.
+            uniforms: Uniform numbers, one for each key, ``(n,)`` float64 in [0, 1); drawn anew in each step. Each depends on
+                the secret randomness, the step and its own key, and on no other record.
 
         Returns:
             Positions of the participants among the n keys, ascending. With Poisson sampling and its variants, the participation

@@ -172,7 +172,7 @@ class Terms(Section):
         counts = [(site.units or 0) if plan.promise.unit == "user" else site.records for site in sites]
         _check(
             names_of(config) == {part.key: part.name for part in terms.code},
-            "the code is not the code that the configuration names",
+            "the parts under `code` are not those that the configuration names",
         )
         _check(describes(config, plan), "the plan is not the one that follows from the configuration")
         unnamed = plan.bounding.method.public_records and config.public.source == "store" and config.public.digest is None

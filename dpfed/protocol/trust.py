@@ -79,8 +79,8 @@ class Trust:
             )
         if self.mode == "secure" and 2 * d >= n:
             raise UserError(
-                f"secure sums of {n} sites, of which {c} may collude, can do without {max(0, n - c - 1) // 2} of them in a "
-                f"step; {d} are too many: lower drops. [trust-secure]"
+                f"secure sums of {n} sites, of which {c} may collude, bear at most {max(0, n - c - 1) // 2} missing sites in a "
+                f"step, but drops = {d}: lower drops. [trust-secure]"
             )
 
         if self.mode == "secure" and 2 * d + c >= n and self.honest > 1:

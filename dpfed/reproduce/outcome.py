@@ -120,7 +120,7 @@ def reproduce(request: Request, progress: Progress | None = None) -> Outcome:
         [row for item in planned for row in _rows(request, item, views[item.config.name])],
         views,
         differences(request, planned),
-        f"{joint_promise(list(views.values()))} Runs of other experiments on the same records count, too.",
+        f"{joint_promise(list(views.values()))} Runs of other experiments on the same records add to it.",
     )
 
 

@@ -78,7 +78,10 @@ class Measurement:
         return model
 
     def _untrained_again(self) -> tuple[list[Evaluation], Tensor | None]:
-        """Returns a resumed run's figures and weights before training; ``([], None)`` if the first checkpoint is unusable."""
+        """Measures a resumed run's untrained model again, and returns its figures and weights.
+
+        The result is ``([], None)`` if there is nothing to measure, or the first checkpoint is missing or damaged.
+        """
         paths, evaluator = self._steps.checkpoints.paths(), self._parts.evaluator
         first = next((path for path in paths if path.stem == "step-00000000"), None)
         if first is None or not (evaluator.tasks or self._parts.store.public):

@@ -112,8 +112,8 @@ def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tens
     vector.assign(before + change * min(farthest, 1e30))
     if not math.isfinite(moved) or not _all_finite(parts, batch):
         raise UserError(
-            f"{_rate(optimizer)} changes the weights by {moved / max(length, 1e-30):.0e} times their norm in one step, and "
-            f"in {plan.steps:,} steps the model no longer computes finite numbers: lower the learning rate. "
+            f"{_rate(optimizer)} changes the weights by {moved / max(length, 1e-30):.0e} times their norm in one step; "
+            f"after {plan.steps:,} such steps the model would not compute finite numbers: lower the learning rate. "
             "[optimizer-rate-high]"
         )
 

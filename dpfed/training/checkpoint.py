@@ -30,7 +30,7 @@ _POST = "post/"  # prefix of the tensors that post-processors keep
 
 @dataclass(frozen=True)
 class Position:
-    """Progress of a training at a checkpoint or commit.
+    """Progress of a training run at a checkpoint or commit.
 
     Attributes:
         step: Number of finished steps.

@@ -1,4 +1,4 @@
-"""Writes commits: the encrypted state of a training after some steps, on disk before these steps are charged.
+"""Writes commits: the encrypted state of a training run after some steps, on disk before these steps are charged.
 
 Between two commits nothing of a step is written. A commit is three actions, each on disk before the next begins: it writes the
 state as an encrypted draft, charges all steps since the last commit in one write, and renames the draft. After a crash the
@@ -42,7 +42,7 @@ _NUMBERS = ("step", "steps", "learning_rate", "noisy_gradient_norm")  # fields o
 
 @dataclass(frozen=True)
 class Commit:
-    """A state of a training, and the steps that were taken since the previous commit.
+    """A state of a training run, and the steps that were taken since the previous commit.
 
     Attributes:
         path: Path of the file.

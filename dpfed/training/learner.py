@@ -1,4 +1,4 @@
-"""Collects the parts of a training: a model, records, a plan and a loss. They do not depend on where the steps run."""
+"""Collects the parts of a training run: a model, records, a plan and a loss. They do not depend on where the steps run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def loop_over_groups(model: nn.Module, plan: PrivacyPlan, randomness: Randomness
 
 @dataclass(frozen=True)
 class Partition:
-    """The part of a training that one worker does.
+    """The part of a training run that one worker does.
 
     Attributes:
         rank: Number of the worker.
@@ -90,7 +90,7 @@ class SharedNoise:
 
 @dataclass(frozen=True)
 class Learner:
-    """The model of a training, its records, its loss and its privacy plan.
+    """The model of a training run, its records, its loss and its privacy plan.
 
     Attributes:
         plan: Privacy plan of the training.

@@ -27,7 +27,7 @@ from dpfed.training.transport import Transport
 
 @dataclass(frozen=True)
 class Files:
-    """Paths of the files of a training, from which it can be resumed.
+    """Paths of the files of a training run, from which it can be resumed.
 
     Attributes:
         ledger: File of the releases that were charged.
@@ -44,7 +44,7 @@ class Files:
 
 
 class Steps:
-    """The remaining private steps of a training. No other process may have the same files open.
+    """The remaining private steps of a training run. No other process may have the same files open.
 
     Args:
         learner: Model, records, loss and plan; the model gets the weights of the last checkpoint or commit, if there is one.

@@ -79,8 +79,8 @@ def release_multiplier(given: MechanismParameters) -> float:
 METHOD = Method(
     name="released",
     title="released statistics (DPCL, made sound)",
-    claim="Noisy statistics of the batch are released first; given them, each record's gradient is its own and is clipped: one "
-    "record moves the sum by at most C. Release and sum are accounted for together.",
+    claim="Noisy statistics of the batch are released first; given them, each record's gradient depends on that record "
+    "alone, and is clipped: one record moves the sum by at most C. Release and sum are accounted for together.",
     sensitivity=lambda given: given.clip_norm,
     spread=lambda given: 2 * given.batch + 100,  # a Poisson batch has more records once in 10^60
     whole_batch=True,

@@ -85,12 +85,14 @@ def detect(source: str | Path, access: Access | None = None) -> str:
             raise UserError(f"there are no records in {source}: give the folder that holds them. [import-empty-folder]")
         if tables := [file for file in listing.files if suffix(file) in TABLES]:
             raise UserError(
-                f"{source} holds no images, and it is not clear which of its tables list the records: name the right tables "
-                f"after train, val and test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
+                f"{source} holds no images, and it is not clear which of its tables list the records: rename the right tables to "
+                f"train, val and test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
             )
     files = listing.files if source.is_dir() else [source]
     if packed := next((file for file in files if suffix(file) in _PACKED), None):
-        raise UserError(f"{packed} is a packed file that is not read: unpack it, and import its content. [import-packed]")
+        raise UserError(
+            f"{packed} is a packed file, which dpfed does not read: unpack it, and import its content. [import-packed]"
+        )
     if advice := conversion(source, access):
         raise UserError(f"{advice} [import-convert]")
     raise UserError(f"nothing at {source} looks like a known data set. Known: {known}. [import-unknown-data]")

@@ -104,11 +104,11 @@ class Source:
         splits: Splits that the records have at the source, before any records are held out.
         total: Number of records, including those that cannot be read; ``None``: the number is not known beforehand.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the records name no units.
-        unused: Columns, or kinds of files in the samples of archives, that the importer does not use; as the source names them.
+        unused: Columns, or kinds of files in the samples of archives, that the import ignores and reports; as the source names them.
         named: Whether the ids are the records' names at the source. If not, each id is a prefix, to which the import appends a
             hash of what the record holds (`content_hash`).
-        unread: Files, folders and columns that would be lost. The import is refused, unless the user allows to leave out what
-            cannot be read.
+        unread: Files, folders and columns that may hold records, but cannot be read. The import is refused, unless the user
+            allows that they are left out.
         passed_over: Files and folders, below the source or in its archives, that hold no records: their names, or kinds such as
             ``"hidden files and folders"``, with their counts.
         advice: Advice for the user if files were not read; empty: there is none.
@@ -205,8 +205,8 @@ def not_utf8(path: Path) -> UserError:
     encoding, said = ("UTF-16", "It is") if utf16 else ("WINDOWS-1252", "If it comes from Excel, it may be")
     there, made = (shlex.quote(str(file)) for file in (path, path.with_name(f"{path.stem}-utf8{path.suffix}")))
     return UserError(
-        f"{path} is not UTF-8. {said} {encoding}, which `iconv -f {encoding} -t UTF-8 {there} > {made}` converts; "
-        "then use the new file in its place. [file-not-utf8]"
+        f"{path} is not UTF-8. {said} {encoding}. Convert it with `iconv -f {encoding} -t UTF-8 {there} > {made}`, "
+        "and use the new file in its place. [file-not-utf8]"
     )
 
 

@@ -325,7 +325,7 @@ def holds_entries(file: Path) -> bool:
 
 
 def is_text_table(path: Path, access: Access) -> bool:
-    """Returns whether a file is a table with the suffix ``.txt``, which some copies of Flickr's captions have."""
+    """Returns whether a ``.txt`` file is a table with a column of image files, as in some copies of Flickr's captions."""
     return suffix(path) == ".txt" and len(header_of(path, access)) > 1 and names_files(path, access)
 
 

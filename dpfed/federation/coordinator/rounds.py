@@ -259,7 +259,7 @@ class Federation:
         assert self._grid is not None  # every secure sum has a grid
         total = torch.from_numpy(self._grid.decode(values))
         norm = torch.linalg.vector_norm(total, dtype=torch.float64).item()
-        return (total, "") if norm <= self._most(arrived) else (None, "the total is larger than its groups and its noise allow")
+        return (total, "") if norm <= self._most(arrived) else (None, "its norm is larger than clipped groups and noise allow")
 
     def _checked(self, number: int, content: Content, answer: Sum) -> Content:
         """Returns a site's sum if an honest site could have sent it. Adds a masked sum to the total, and returns empty bytes.
@@ -278,7 +278,7 @@ class Federation:
         if not np.isfinite(norm):
             raise Rejected("its sum is not finite")
         if norm > self._most([number]):
-            raise Rejected("its sum is larger than its groups and its noise allow")
+            raise Rejected("the norm of its sum is larger than clipped groups and noise allow")
         return content
 
     @property

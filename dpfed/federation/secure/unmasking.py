@@ -118,7 +118,7 @@ class Unmasking:
         return self._arrived == self._view.members
 
     def vote(self, site: int, signature: bytes) -> bool:
-        """Takes a site's signature of the arrivals, if it is valid.
+        """Keeps a site's signature of the list of sites whose vectors arrived, if the signature is valid.
 
         Returns:
             ``True`` if the signature is valid.
