@@ -58,7 +58,7 @@ def loader_processes(workers: int, work: object) -> int:
 
 
 class Processes:
-    """A pool of processes that apply a function to items. As a context manager, it ends the processes at the end of the ``with`` block.
+    """A pool of processes that apply a function to items. As a context manager, it ends them at the end of the ``with`` block.
 
     Args:
         workers: Largest number of processes.

@@ -85,7 +85,8 @@ def refuse_empty_split(counts: Mapping[str, int], name: str, options: Evaluation
     without = " without evaluation.tasks" if options.tasks else ""
     command = f"--set evaluation.split={other or 'none'}" + (" --set evaluation.tasks=" if without and not other else "")
     raise UserError(
-        f"the '{split}' split of {name} is empty: {advice} skip the evaluation (evaluation.split = 'none'{without}). [eval-empty]",
+        f"the '{split}' split of {name} is empty: {advice} skip the evaluation (evaluation.split = 'none'{without}). "
+        "[eval-empty]",
         command=f"On the command line: {command}",
     )
 

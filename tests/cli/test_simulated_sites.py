@@ -47,7 +47,7 @@ def test_each_mode_ends_with_a_card_that_names_it_and_its_sites(dpfed, source, t
         (["--federated", "1"], "--federated 1:.*option-federated-wrong"),
         (["--federated", "3", "--skew", "1.5"], "--skew 1.5:.*option-federated-wrong"),
         (["--federated", "3", "--cluster", "ray"], "option-cluster-unused"),
-        (["--federated", "3", "--trust", "secure", "--drops", "2", "--colluders", "0"], "can do without 1 of them"),
+        (["--federated", "3", "--trust", "secure", "--drops", "2", "--colluders", "0"], "bear at most 1 missing"),
         (["--federated", "16"], "run-workers-many"),
     ],
 )

@@ -104,9 +104,11 @@ def test_a_sum_that_is_too_large_is_refused_on_the_grid_too(discrete, tmp_path, 
     total = lab.server.aggregate(0)
     event = lab.events()[-1]
     if trust == "distributed":
-        assert total is not None and event["missing"] == {"site-0": "its sum is larger than its groups and its noise allow"}
+        assert total is not None and event["missing"] == {
+            "site-0": "the norm of its sum is larger than clipped groups and noise allow"
+        }
     else:
-        assert total is None and "larger than its groups and its noise allow" in event["reason"]
+        assert total is None and "larger than clipped groups and noise allow" in event["reason"]
 
 
 @pytest.mark.parametrize("trust", ["distributed", "secure"])

@@ -69,7 +69,7 @@ def test_a_sites_sum_is_as_long_as_its_groups_and_figures_can_be(progress, tmp_p
     lab.server.set_clip_threshold(3.0)
     lab.server.aggregate(0)
     assert lab.events()[-1]["missing"] == (
-        {"site-0": "its sum is larger than its groups and its noise allow"} if longer else {}
+        {"site-0": "the norm of its sum is larger than clipped groups and noise allow"} if longer else {}
     )
 
 

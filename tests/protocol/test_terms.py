@@ -447,7 +447,7 @@ def test_hidden_text_in_terms_is_refused_wherever_it_is(terms, tmp_path):
 
 @pytest.mark.parametrize(("sites", "drops", "colluders"), [(5, 2, 1), (6, 2, 2), (7, 3, 1), (100, 49, 2)])
 def test_secure_terms_that_let_a_server_narrow_sums_are_refused(sites, drops, colluders):
-    with pytest.raises(UserError, match=rf"can do without {(sites - colluders - 1) // 2} of them .*trust-server-lies"):
+    with pytest.raises(UserError, match=rf"bear at most {(sites - colluders - 1) // 2} missing .*trust-server-lies"):
         Trust("secure", sites, drops, colluders)
     Trust("secure", sites, (sites - colluders - 1) // 2, colluders)
     Trust("distributed", sites, drops, colluders)

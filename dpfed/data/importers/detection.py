@@ -85,8 +85,8 @@ def detect(source: str | Path, access: Access | None = None) -> str:
             raise UserError(f"there are no records in {source}: give the folder that holds them. [import-empty-folder]")
         if tables := [file for file in listing.files if suffix(file) in TABLES]:
             raise UserError(
-                f"{source} holds no images, and it is not clear which of its tables list the records: rename the right tables to "
-                f"train, val and test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
+                f"{source} holds no images, and it is not clear which of its tables list the records: rename the right tables "
+                f"to train, val and test, or import them with `{table_command(source, tables)}`. [import-unclear-tables]"
             )
     files = listing.files if source.is_dir() else [source]
     if packed := next((file for file in files if suffix(file) in _PACKED), None):

@@ -443,7 +443,7 @@ def test_an_impossible_total_is_not_used(lab):
     one = lab("secure")
     one.wire.tampers["node0"] = resealed(lambda values: (values.view(torch.int32) ^ 0x55555555).view(torch.float32))
     assert one.server.aggregate(0) is None
-    assert "larger than its groups" in one.events()[-1]["reason"]
+    assert "larger than clipped groups" in one.events()[-1]["reason"]
 
 
 def test_somebody_who_is_there_and_says_nothing_delays_nobody(lab):

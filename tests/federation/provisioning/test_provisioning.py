@@ -344,7 +344,7 @@ def test_two_sites_of_one_name_or_one_key_are_told_apart(office, tmp_path):
         ({"host": "0.0.0.0"}, "that sites can reach"),
         ({"port": 0}, "port"),
         ({"port": 8100}, "the SuperLink listens on 8100"),
-        ({"trust": "secure", "drops": 1, "colluders": 0}, "can do without 0 of them"),
+        ({"trust": "secure", "drops": 1, "colluders": 0}, "bear at most 0 missing"),
         ({"colluders": 2, "trust": "distributed"}, "no site is left whose noise"),
         ({"config": "no.toml"}, "there is no file no.toml"),
         ({"trsut": "secure"}, "trsut"),

@@ -145,7 +145,7 @@ def test_a_site_without_its_list_of_what_it_allowed_runs_nothing(place, mark, ke
 def test_terms_must_name_the_hash_of_what_they_call(place):
     tree = dict(place.kit.terms)
     for code in ([], [{**tree["code"][0], "name": "doors_of_a_clinic:other"}], [{**tree["code"][0], "key": "model.image"}]):
-        with pytest.raises(UserError, match="the code is not the code that the configuration names"):
+        with pytest.raises(UserError, match="the parts under `code` are not those that the configuration names"):
             Terms._checked({**tree, "code": code})
 
 
