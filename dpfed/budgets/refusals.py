@@ -107,7 +107,7 @@ def _what_fits(budget: RenyiFilter, spent: RenyiCurve, plan: PrivacyPlan) -> str
     if smaller is None:
         return f"What still fits is {_counted(steps)} with the noise of this plan." if steps else "Nothing fits any more."
     largest, sigma = smaller
-    said = f"What still fits at these steps is epsilon {largest:g} (noise multiplier {sigma:g})"
+    said = f"With this number of steps, epsilon {largest:g} still fits (noise multiplier {sigma:g})"
     return said + (f", or {_counted(steps)} with the noise of this plan." if steps else ".")
 
 

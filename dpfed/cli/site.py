@@ -69,7 +69,7 @@ def set_up_site(
     paths = SitePaths.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {paths.reply} to the coordinator. The keys in {paths.path} stay here.")
     read_out = (
-        f"Read the fingerprint of this site's card out to the other sites, by telephone: {paths.site.own_card().fingerprint}"
+        f"Telephone the other sites, and read out the fingerprint of this site's card: {paths.site.own_card().fingerprint}"
     )
     tell(read_out)
 

@@ -227,7 +227,7 @@ class PrivacyPlan:
         for name in rest.keys() - known:
             raise UserError(f"PrivacyPlan.calibrate knows no {name!r}; {nearest(name, known)} [plan-name-unknown]")
         for name in ("group_size", "clip_norm"):
-            require(name in rest, f"{name} is missing: give it by name")
+            require(name in rest, f"{name} is missing: pass it as a keyword argument")
         require((epsilon is None) == ("noise_multiplier" in rest), "give exactly one of epsilon and noise_multiplier")
         if epsilon is not None:
             epsilon = plain_number("epsilon", float, epsilon)

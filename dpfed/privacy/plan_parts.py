@@ -188,8 +188,8 @@ class Bounding:
         require(self.method.private, f"{wanted} has no effect without privacy (method '{self.method_name}'): leave it out")
         require(
             self.method.supports_metrics,
-            f"{wanted} is proven for the methods {', '.join(measured)}, whose groups have a clipped gradient each, but not for "
-            f"'{self.method_name}'",
+            f"the guarantee of {wanted} is proven only for methods that clip one gradient for each group "
+            f"({', '.join(measured)}), not for '{self.method_name}'",
         )
 
     def refuse_unmeant(self) -> None:

@@ -119,7 +119,7 @@ def _learnt(facts: CardFacts) -> Iterator[str]:
     if facts.audit:
         yield f"The result of attacks on this mechanism, which were tried with generated records: {facts.audit}"
     else:
-        yield "Perhaps less than all this. Nobody has attacked this run's mechanism yet; `dpfed audit privacy` does so."
+        yield "Perhaps less than all this. This run's mechanism has not been attacked yet; `dpfed audit privacy` attacks it."
 
 
 def _plain(value: object) -> object:

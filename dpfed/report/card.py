@@ -96,7 +96,7 @@ def lead(markdown: str) -> str:
 
 
 def marks_of(markdown: str) -> list[str]:
-    """Returns the marks of a card (statements besides the guarantee that a reader must know), without marks that void it."""
+    """Returns a card's marks: what a reader must know in addition to the guarantee. Marks that void it are left out."""
     return [line.removeprefix(_MARK) for line in markdown.splitlines() if line.startswith(_MARK)]
 
 

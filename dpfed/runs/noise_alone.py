@@ -3,9 +3,10 @@
 Noise moves the weights, and so the figures, whether or not there is anything to learn. The effect of noise is measured on
 further models. Training changed each weight by some amount; in the further models, this change has a random sign.
 **Why.** Without any signal the coordinates of the noisy gradient are independent Gaussian noise, as likely as their negatives.
-SGD, Adam and AdamW treat each coordinate separately. So the trained weights have the same distribution as the weights with
-random signs. (With weight decay or LARS this holds only approximately.) A run of private moments uses the released numbers as
-its weights; for such a run, fresh noise of the same standard deviation takes the place of the weights.
+SGD, Adam and AdamW treat each coordinate separately. So the trained weights have the same distribution as the
+starting weights plus the changes with random signs. (With weight decay or LARS this holds only approximately.) A run of private
+moments uses the released numbers as its weights; for such a run, fresh noise with the release's standard deviation takes their
+place.
 
 The further models follow from the released weights, so making them costs no privacy. Their figures are exact, like all others.
 """

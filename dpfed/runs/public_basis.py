@@ -78,7 +78,7 @@ class PublicBasis:
             return read(self.content)
         except ValueError as error:
             raise UserError(
-                f"this public basis is damaged, so no tower can take it ({error}): the coordinator has to propose new terms. "
+                f"this public basis is damaged, so it cannot be used ({error}): the coordinator has to propose new terms. "
                 "[basis-damaged]"
             ) from error
 

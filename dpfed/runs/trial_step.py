@@ -92,7 +92,7 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
 
 
 def _try_weights(parts: Parts, batch: GroupBatch, gradient: Tensor, before: Tensor) -> None:
-    """Takes a noisy step at the run's highest learning rate; refuses a step that changes the weights too little or too much."""
+    """Takes a noisy step, and refuses a learning rate at which the run would change the weights too little or too much."""
     plan, optimizer, vector = parts.plan, parts.config.optimizer, TrainableVector(parts.model)
     generator = torch.Generator().manual_seed(0)  # nothing is released: the noise need not be secret
     noise = torch.randn(vector.numel, generator=generator).to(before) * plan.noise_std

@@ -174,8 +174,8 @@ def load_states(processors: Sequence[PostProcessor], states: Mapping[str, Tensor
     if expected.keys() != given.keys() or any(given[name].shape != value.shape for name, value in expected.items()):
         kept, wanted = (sorted({name.partition("/")[0] for name in names}) for names in (given, expected))
         raise UserError(
-            f"{origin} does not fit the config: it keeps {_listed(kept)}, and the config asks for {_listed(wanted)}. Change "
-            "optimizer.ema (and the model) back. [optimizer-ema]"
+            f"{origin} does not fit the config: it contains {_listed(kept)}, and the config needs {_listed(wanted)}. Set "
+            "optimizer.ema (and the model) as they were when it was written. [optimizer-ema]"
         )
     for processor in processors:
         state = {name: value for name, value in given.items() if name.startswith(f"{processor.name}/")}

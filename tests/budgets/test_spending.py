@@ -93,7 +93,7 @@ def test_every_kind_of_plan_is_told_what_fits(store, changes):
     set_budget(store, 4, 1e-6)
     budget = budget_of(store)
     epsilon, sigma = largest_epsilon(budget.filter, budget.spent, plan)
-    assert "What still fits at these steps is epsilon" in does_not_fit(budget.filter, budget.spent, [plan], "B", "W")
+    assert "With this number of steps, epsilon" in does_not_fit(budget.filter, budget.spent, [plan], "B", "W")
     assert plan.replace(noise_multiplier=sigma).epsilon() <= epsilon
 
 

@@ -97,7 +97,7 @@ def test_a_run_that_does_not_fit_is_refused_unwritten(config, store, tmp_path):
         except UserError as error:
             refusal = str(error)
             break
-    assert number > 0 and "has no room" in refusal and "What still fits at these steps is epsilon" in refusal
+    assert number > 0 and "has no room" in refusal and "With this number of steps, epsilon" in refusal
     assert not (tmp_path / f"run-{number}").exists() and len(budget_of(store).accounts) == number
     config["privacy"]["epsilon"] = float(refusal.split("at these steps is epsilon ")[1].split()[0])
     pretrain(parse_config(config), tmp_path / "fitting")

@@ -146,7 +146,7 @@ def test_a_tiny_epsilon_leaves_an_aligned_model_as_it_was(tiny_moments, tmp_path
         ({"model.start": None}, "this one has random weights"),
         ({"privacy.steps": 7}, "'privacy.steps' has no effect"),
         ({"optimizer": {"learning_rate": 0.1}}, "'optimizer.learning_rate' has no effect"),
-        ({"diagnostics": "private"}, "is proven for the methods"),
+        ({"diagnostics": "private"}, "is proven only for methods"),
         ({"bounding.options": {"dimension": 4}}, "dimension"),
     ],
 )

@@ -139,7 +139,7 @@ class Grouping:
         """
         k, rest = divmod(len(rows), self.records)
         if rest:
-            raise Unsupported("a layer does not have its records in the first dimension [layer-rows-uneven]")
+            raise Unsupported("the first dimension of a layer is not that of the records [layer-rows-uneven]")
         return k
 
     def split(self, rows: Tensor) -> list[Tensor]:

@@ -236,7 +236,7 @@ class OuterProducts:
     def _found(self) -> tuple[Tensor, Tensor | float]:
         """Squares and slack from Gram matrices.
 
-        They are computed after the pass, because products may be padded during the pass (`dpfed.bounding.places`).
+        They are computed after the pass. During the pass, `dpfed.bounding.places` may pad products, and these need no padding.
         """
         squares, slack = zip(*(gram_squares(a, g, self._exact) for a, g in self._rows), strict=True)
         return torch.stack(squares), torch.stack(slack)

@@ -117,7 +117,7 @@ class _Survey:
 
     Attributes:
         samples: Number of samples.
-        captioned: Whether a sample has a caption.
+        captioned: Whether any sample has a caption.
         classes: Number of samples of each class, as the samples write it.
         unit_keys: Keys of JSON files that give units.
         damaged: Name of each damaged archive, with what is wrong.

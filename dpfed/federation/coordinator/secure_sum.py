@@ -58,8 +58,8 @@ class SecureSum:
         """Adds a site's masked sum.
 
         Raises:
-            Rejected: If the site is not in the roster or has not signed the roster, if its sum has another length or is its
-                second one, or if the step is closed.
+            Rejected: If the site is not in the roster, has not signed the roster or has sent a sum before, if the sum has a
+                wrong length, or if the step is closed.
         """
         try:
             self._unmasking.add(number, np.frombuffer(content, "<u4").astype(np.uint32, copy=False), answer.roster or b"")
