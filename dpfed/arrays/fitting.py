@@ -148,7 +148,7 @@ class Shape:
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Numbers of columns of X and of Y, padding included. With a public basis they have no padding: the basis has it."""
+        """Numbers of columns of X and of Y, padding included. With a public basis, the basis is padded instead of them."""
         if self.bases is not None:
             return self.widths
         n, sigma = self.plan.sampling.records, self.plan.noise.multiplier

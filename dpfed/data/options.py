@@ -141,7 +141,7 @@ class ViewsConfig(Section):
         None, description="'package.module:object': makes the image for evaluation; default: the image is scaled and cropped"
     )
     shape: Annotated[Items[int] | None, _TRANSFORM] = Field(
-        None, description="a run writes it: channels, height and width of a view"
+        None, description="channels, height and width of a view; a run writes this key itself"
     )
     crop_scale: Annotated[Pair, _OURS] = Field((1.0, 1.0), description="area of the random resized crop, fraction of the image")
     crop_ratio: Annotated[Pair, _OURS] = Field((1.0, 1.0), description="aspect ratio of the crop, width / height")
@@ -217,7 +217,7 @@ class PublicConfig(Section):
     )
     path: Annotated[str | None, _OF_STORE] = Field(None, description="source = 'store': a record store that is marked public")
     digest: Annotated[str | None, _OF_STORE] = Field(
-        None, description="a run writes it: the fingerprint of the store's records"
+        None, description="the fingerprint of the store's records; a run writes this key itself"
     )
     generated: Annotated[int, only("public.source", *_FROM_NOTHING)] = Field(
         20_000, ge=16, le=10_000_000, description="number of records to generate, where the source is not a store"

@@ -256,8 +256,8 @@ def refuse_existing(path: Path) -> None:
 def claimed(path: Path, wait: float = 0.0, say: Callable[[str], None] | None = None) -> Iterator[None]:
     """Reserves the path of a new store for this process, and removes the store's drafts left by killed processes.
 
-    The function also checks, before a long import begins, whether a store can be written there. When the block ends, only the
-    files that the block itself made are left.
+    The function also checks, before a long import begins, whether a store can be written there. When the block ends, the lock
+    is removed, and so are the parent folders that were made for the store and are still empty.
 
     Args:
         path: Path of the new store. Nothing may exist there.

@@ -68,15 +68,17 @@ class ModelConfig(Section):
     )
     digest: Annotated[str | None, _FOREIGN] = Field(
         None,
-        description="a run writes it: the hash of its open_clip, timm or torchvision architecture, and of its pretrained text "
-        "tower",
+        description="the hash of the open_clip, timm or torchvision architecture, and of the pretrained text tower; a run "
+        "writes this key itself",
     )
     start: str | None = Field(
         None,
         description="starting weights: 'procedural' (`dpfed start`), or a run, its model/ or a file; none: those of "
         "model.weights, or random",
     )
-    start_digest: Annotated[str | None, _START] = Field(None, description="a run writes it: the hash of its starting weights")
+    start_digest: Annotated[str | None, _START] = Field(
+        None, description="the hash of the starting weights; a run writes this key itself"
+    )
     tokenizer: Annotated[Literal["own", "words"], _CLIP] = Field(
         "own", description="own: the model's; words: hashed words, for a model with random weights"
     )

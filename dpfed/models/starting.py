@@ -67,7 +67,8 @@ class StartingWeights:
             idle: Keys without effect on that model, such as ``model.stem``.
 
         Raises:
-            UserError: If the models differ (the message names the differences), or the folder's heads are made of moments.
+            UserError: If the models differ (the message names the differences), or the weights come with heads of
+                private moments, which cannot be trained further.
         """
         if self.description is None:
             return

@@ -102,7 +102,7 @@ class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are 
 
     @property
     def is_own(self) -> bool:
-        """Whether `name` is ``package.module:object``, for a user's own loss or one such as ``dpfed.losses:DCL``."""
+        """Whether `name` has the form ``package.module:object``, as ``dpfed.losses:DCL`` and a user's own losses do."""
         return is_name(self.name)
 
     @property

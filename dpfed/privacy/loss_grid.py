@@ -47,8 +47,8 @@ def fitting_interval(noise_multiplier: float, sampling_rate: float, steps: int, 
 def grid_points(noise_multiplier: float, sampling_rate: float, steps: int, interval: float) -> tuple[float, float]:
     """Estimates how many points of dp_accounting's grid the losses of one step take, and how many the losses of all steps.
 
-    The estimate uses the Chernoff bounds of `dp_accounting.pld.common.compute_self_convolve_bounds`, at the same orders, on a
-    sampled distribution of the loss.
+    The estimate uses the Chernoff bounds of `dp_accounting.pld.common.compute_self_convolve_bounds`, at the same orders, on the
+    distribution of the loss, evaluated at a few thousand points.
 
     Args:
         noise_multiplier: Noise multiplier, sigma.

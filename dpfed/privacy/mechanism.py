@@ -61,10 +61,10 @@ class Mechanism:
 
         The result is ``None`` if the sampler's cost cannot be bounded in this way.
 
-        The m releases of one sample cost as much as one Gaussian release with multiplier sigma / sqrt(m). To count them as
-        releases of m independent samples would understate the cost. If steps differ in cost (`shares`), the largest shares are
-        summed, so the result holds whichever steps were taken. Shares may be summed because 1 / sigma^2 adds up over Gaussian
-        releases on all records, even if a release is chosen adaptively from the results of another.
+        The m (`releases`) releases of one sample cost as much as one Gaussian release with multiplier sigma / sqrt(m). To count
+        them as releases of m independent samples would understate the cost. If steps differ in cost (`shares`), the largest
+        shares are summed, so the result holds whichever steps were taken. Shares may be summed because 1 / sigma^2 adds up over
+        Gaussian releases on all records, even if a release is chosen adaptively from the results of another.
         """
         if self.shares:
             rounds, rest = divmod(steps, len(self.shares))

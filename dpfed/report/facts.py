@@ -33,8 +33,8 @@ LAST_BITS = (
     "defence against attacks on these bits. privacy.noise = 'discrete' closes this gap."
 )
 ASSUMED_OF_BITS = (
-    "What breaks the proof's two assumptions: a device on which the bits that a group adds depend on the other groups, or "
-    "somebody who can distinguish the output of AES-256 from uniform bits."
+    "A failure of one of the proof's two assumptions: on this device, what a group adds to the sum does not depend on other "
+    "groups, not even in its last bits; and nobody can distinguish the output of AES-256 from uniform bits."
 )
 SHARED_PASSES = (
     "A machine on which a group's gradient depends on the groups computed with it (bounding.engine = 'layerwise'): the proof "

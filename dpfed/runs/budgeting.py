@@ -92,7 +92,7 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
         raise UserError(
             f"{run.path} has a reservation in the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, but that "
             f"budget's ledger is neither in {store.path} nor in {registry()}: restore the ledger from a backup, as "
-            f"`{BUDGET_LEDGER}` in the first folder or as `ID.jsonl` in the second. [budget-run-gone]"
+            f"{store.path}/{BUDGET_LEDGER} or as ID.jsonl (the budget's id) in {registry()}. [budget-run-gone]"
         )
     if not budgets:
         return

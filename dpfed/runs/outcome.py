@@ -99,7 +99,7 @@ _KEPT_FEATURES = (
     "The frozen towers' features of the records, which reveal as much as the records: they stay beside {} record store, in "
     "`STORE.features/`, until somebody deletes them (`dpfed data forget STORE`)."
 )
-_NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobody knows whether it is enough."
+_NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but no proof shows that the noise is enough."
 _ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function of the records."
 
 

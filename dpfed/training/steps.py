@@ -191,9 +191,8 @@ class Steps:
         ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(
-                f"the plan of {path} differs from that of the configuration and the records (N, the number of records or units,"
-                f" was {ledger.plan.sampling.records:,}, is {plan.sampling.records:,}): restore configuration and records, or "
-                "start a new run. [resume-plan-changed]"
+                f"the plan of {path} differs from that of the configuration and the records{_other_number(ledger.plan, plan)}: "
+                "restore the configuration and the records, or start a new run. [resume-plan-changed]"
             )
         if ledger.marks != marks:
             raise UserError(
@@ -275,3 +274,9 @@ class _Saving(Callback):
     def on_step(self, step: StepSummary) -> None:
         """See `Callback`."""
         self._save(step.done)
+
+
+def _other_number(before: PrivacyPlan, now: PrivacyPlan) -> str:
+    """Returns a remark for a message if two plans differ in their number of records or units; otherwise ""."""
+    first, second = before.sampling.records, now.sampling.records
+    return "" if first == second else f" (number N of records or units: {first:,} before, {second:,} now)"

@@ -192,9 +192,9 @@ class LogitEngine(_PairEngine):
 
 
 class SampleEngine(_PairEngine):
-    """Clips the gradient of each record's loss, the sum of both directions over the whole batch (DP-GCL, equation 6).
+    """Clips the gradient of each record's loss, which contrasts it with the whole batch in both directions (DP-GCL, eq. 6).
 
-    `LogitEngine` describes the arguments and errors.
+    The arguments `model`, `max_batch` and `norms`, and the errors, are those of `LogitEngine`.
     """
 
     name = "sample"

@@ -201,9 +201,9 @@ class WebDatasetImporter(Importer):
             raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}. [tar-no-samples]")
         if splits is None and survey.folders:
             raise UserError(
-                f"folders in an archive name several splits ({', '.join(survey.folders)}), but an archive has one split: "
-                "unpack the archives and import the folder, pack an archive for each split, or give --splits 0 if the "
-                "archives' own names are right. [tar-several-splits]"
+                f"folders in an archive name several splits ({', '.join(survey.folders)}), but all records of an archive "
+                "belong to one split: unpack the archives and import the folder, pack an archive for each split, or give "
+                "--splits 0 to take the split from each archive's file name. [tar-several-splits]"
             )
         if splits is None and survey.held_out:
             raise UserError(

@@ -217,8 +217,8 @@ class ItemLoader:
         if len({part.shape[1:] for part in parts}) > 1:
             shapes = " and ".join(sorted({str(tuple(part.shape[1:])) for part in parts}))
             raise UserError(
-                f"the views of some records are {shapes} (V, C, H, W): make equally many views of every record, all of one "
-                "shape. [items-sizes]"
+                f"the views of records differ in shape: {shapes} (V, C, H, W). Make the same number of views of every record, "
+                "all of one shape. [items-sizes]"
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

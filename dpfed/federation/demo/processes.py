@@ -217,7 +217,7 @@ def _running(wanted: Callable[[bytes], bool], program: str = "") -> list[int]:
 
 
 def _guard(mark: str) -> None:
-    """Waits until the process that called `guarded` is gone, and then kills the processes of its group that still run."""
+    """Waits until the process that called `guarded` is gone, then kills processes with its mark in their environment."""
     sys.stdin.buffer.read()
     start = f"{_MARK}={mark}/".encode()
     while left := _running(lambda each: each.startswith(start)):

@@ -2,10 +2,10 @@
 
 Flower documents `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and its commands. Beyond these, dpfed uses:
 
-- the Runtime API of a SuperNode (`tasks_of`, `handle`): one process that stays handles all messages (`resident.py`).
+- the Runtime API of a SuperNode (`tasks_of`, `handle`): a single long-lived process handles all messages (`resident.py`).
   Its counterpart in Flower is ``flwr/supernode/runtime/run_clientapp.py``.
-- the waits that `shorten_fetching` changes, which are a large part of a round of 45 MB: the defaults of two functions in
-  ``flwr/supercore/inflatable/inflatable_utils.py``.
+- the waits that `shorten_fetching` changes, which are a large part of a round that transfers 45 MB: the defaults of two
+  functions in ``flwr/supercore/inflatable/inflatable_utils.py``.
 - the waits that `shorten_idling` changes, which are 3 seconds of every exchange: each ``time.sleep`` in
   ``flwr/supernode/start_client_internal.py``.
 - the errors at which a SuperNode gives up, which `outlast_cut_handshakes` changes: ``_should_giveup`` in
