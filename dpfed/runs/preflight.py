@@ -256,7 +256,7 @@ def refuse_too_many_ranks(plan: PrivacyPlan, world_size: int) -> None:
         groups = f"{plan.groups:,} group{'s' * (plan.groups != 1)}"
         raise UserError(
             f"{world_size:,} workers would share {groups} (privacy.batch / bounding.group_size, or 1 where the whole batch is "
-            f"contrasted), and each worker needs a group: use no more workers (or sites) than groups. [run-workers-many]"
+            f"contrasted), and each worker needs a group: use at most {plan.groups:,} (or as many sites). [run-workers-many]"
         )
 
 

@@ -119,7 +119,7 @@ class TestHub:
         run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
         run.results.write_text(json.dumps({**json.loads(run.results.read_text()), "evaluations": []}))
         content, metadata = self.page(run, tmp_path / "hub")
-        assert "model-index" not in metadata and "measured no figures" in content
+        assert "model-index" not in metadata and "measured no evaluation figures" in content
 
     def test_a_run_without_a_guarantee_says_so_first(self, finished, tmp_path):
         run = tmp_path / "run"

@@ -73,7 +73,7 @@ TREE = {"diagnostics": "private", "privacy": {"noise_multiplier": 1.0, "batch": 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"bounding": {"method": "sample"}}, "proven for the methods batch, group, public"),
+        ({"bounding": {"method": "sample"}}, "one gradient for each group .batch, group, public"),
         ({"bounding": {"method": "none"}, "privacy": {"batch": 256}}, "no effect without privacy"),
         ({"bounding": {"method": "batch"}}, "Raise progress.share .*noise-alone"),
         ({"diagnostics": "none", "bounding": {"clipping": "adaptive"}}, "set diagnostics = 'private'"),

@@ -159,5 +159,5 @@ def test_a_state_goes_back_to_its_own_processor_only():
         load_states(pair, states, "file")
         assert {processor.name: processor.before.tolist() for processor in pair} == {"filter": [2.0] * 3, "second": [0.0] * 3}
     for processors, states in (([], states_of([one])), ([Filter(4)], states_of([one])), ([one], {})):
-        with pytest.raises(UserError, match=r"^file .* keeps (no averages|filter),.*\[optimizer-ema"):
+        with pytest.raises(UserError, match=r"^file .* contains (no averages|filter),.*\[optimizer-ema"):
             load_states(processors, states, "file")
