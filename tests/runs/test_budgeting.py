@@ -99,7 +99,7 @@ def test_a_run_that_does_not_fit_is_refused_unwritten(config, store, tmp_path):
             break
     assert number > 0 and "has no room" in refusal and "With this number of steps, epsilon" in refusal
     assert not (tmp_path / f"run-{number}").exists() and len(budget_of(store).accounts) == number
-    config["privacy"]["epsilon"] = float(refusal.split("at these steps is epsilon ")[1].split()[0])
+    config["privacy"]["epsilon"] = float(refusal.split("With this number of steps, epsilon ")[1].split()[0])
     pretrain(parse_config(config), tmp_path / "fitting")
     assert budget.filter.admits(budget_of(store).spent)
 
