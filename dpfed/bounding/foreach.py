@@ -59,13 +59,8 @@ def add_(sums: Tensors, terms: Tensors, factor: float = 1.0) -> None:
     piece by piece, which takes a fifth of the time and gives the same bits.
     """
     if not sums[0].is_floating_point():
-        short = [pair for pair in zip(sums, terms, strict=True) if _is_short(*pair)]
-        if short:
-            scaled = torch._foreach_mul([term for _, term in short], factor)
-            torch._foreach_add_([total for total, _ in short], [term.to(torch.int32) for term in scaled])
         for total, term in zip(sums, terms, strict=True):
-            if not _is_short(total, term):
-                add_whole_(total, term, factor)
+            add_whole_(total, term, factor)
         return
     if sums[0].device.type != "cpu" or sums[0].dtype == terms[0].dtype:
         torch._foreach_add_(sums, terms, alpha=factor)
@@ -75,12 +70,29 @@ def add_(sums: Tensors, terms: Tensors, factor: float = 1.0) -> None:
             whole.add_(part, alpha=factor)
 
 
-SHORT = 1 << 15  # entries up to which new memory for a term costs less than calls for it alone
 _WHOLE_PIECE = 1 << 18
+_SHORT = 1 << 15  # entries up to which calls for a term alone cost more than its arithmetic
 
 
-def _is_short(total: Tensor, term: Tensor) -> bool:
-    return term.numel() <= SHORT and term.dtype == torch.float32 and term.device.type == "cpu" and total.shape == term.shape
+def add_side_by_side_(total: Tensor, terms: Tensors, factors: Tensor) -> bool:
+    """Adds several short float32 terms, each times its factor, to one integer sum on a CPU, if the buffers can hold them.
+
+    Args:
+        total: Sum, which is changed in place.
+        terms: Terms with as many entries as the sum.
+        factors: Factor of each term, ``(n,)`` float32.
+
+    Returns:
+        Whether the terms were added; if not, nothing is changed.
+    """
+    entries = len(terms) * total.numel()
+    on_cpu = total.device.type == "cpu" and all(term.dtype == torch.float32 for term in terms)
+    if not on_cpu or len(terms) < 2 or total.numel() > _SHORT or entries > _WHOLE_PIECE:
+        return False
+    scaled = torch.cat([term.reshape(1, -1) for term in terms], out=_buffers.scaled[:entries].view(len(terms), -1))
+    whole = _buffers.whole[:entries].view(len(terms), -1).copy_(scaled.mul_(factors.unsqueeze(1)))
+    total.add_(whole.sum(0, dtype=total.dtype).view(total.shape))
+    return True
 
 
 class _Buffers(threading.local):

@@ -34,7 +34,7 @@ def test_a_long_term_of_another_type_has_the_bits_of_one_call():
 
 def test_each_term_of_a_whole_sum_is_truncated_whatever_its_length():
     generator = torch.Generator().manual_seed(5)
-    shapes = ((), (3,), (5, 7), (foreach.SHORT,), (foreach.SHORT + 1,), (300, 1_000))
+    shapes = ((), (3,), (5, 7), (foreach._SHORT,), (foreach._SHORT + 1,), (300, 1_000))
     terms = [1e4 * torch.randn(shape, generator=generator) for shape in shapes]
     sums = [torch.full(shape, 7) for shape in shapes]
     foreach.add_(sums, terms, 0.37)
@@ -45,7 +45,7 @@ def test_each_term_of_a_whole_sum_is_truncated_whatever_its_length():
 def test_groups_that_are_added_at_once_have_the_bits_of_one_after_the_other():
     """A group whose factor is 0 is left out, although its gradient is not finite."""
     generator = torch.Generator().manual_seed(6)
-    for length in (11, foreach.SHORT, foreach.SHORT + 1):
+    for length in (11, foreach._SHORT, foreach._SHORT + 1):
         gradients = [1e4 * torch.randn(length, 1, generator=generator) for _ in range(4)]
         gradients[1][0] = torch.inf
         factors = torch.tensor([0.1, 0.0, 0.7, 1.0])

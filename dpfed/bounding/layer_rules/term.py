@@ -146,11 +146,10 @@ def add_weighted(gradients: Gradients, factors: Tensor, place: Tensor) -> None:
         return
     # 0 * inf is not 0: a gradient whose factor is 0 is left out.
     kept = [(gradient, factor) for gradient, factor in zip(gradients, factors.tolist(), strict=False) if factor > 0]
-    if len(kept) > 1 and place.numel() <= foreach.SHORT and not place.is_floating_point():
-        stacked = torch.stack([gradient for gradient, _ in kept])
-        weights = factors.new_tensor([factor for _, factor in kept]).view(-1, *[1] * (stacked.dim() - 1))
-        place.add_(foreach.whole(stacked, weights, place.dtype).sum(0).view(place.shape))
-        return
+    if not place.is_floating_point():
+        weights = factors.new_tensor([factor for _, factor in kept])
+        if foreach.add_side_by_side_(place, [gradient for gradient, _ in kept], weights):
+            return
     for gradient, factor in kept:
         foreach.add_([place], [gradient.view(place.shape)], factor)
 
