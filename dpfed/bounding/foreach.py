@@ -74,13 +74,13 @@ _WHOLE_PIECE = 1 << 18
 _SHORT = 1 << 15  # entries up to which calls for a term alone cost more than its arithmetic
 
 
-def add_side_by_side_(total: Tensor, terms: Tensors, factors: Tensor) -> bool:
+def add_side_by_side_(total: Tensor, terms: Tensors, factors: list[float]) -> bool:
     """Adds several short float32 terms, each times its factor, to one integer sum on a CPU, if the buffers can hold them.
 
     Args:
         total: Sum, which is changed in place.
         terms: Terms with as many entries as the sum.
-        factors: Factor of each term, ``(n,)`` float32.
+        factors: Factor of each term, a float32 number.
 
     Returns:
         Whether the terms were added; if not, nothing is changed.
@@ -89,8 +89,9 @@ def add_side_by_side_(total: Tensor, terms: Tensors, factors: Tensor) -> bool:
     on_cpu = total.device.type == "cpu" and all(term.dtype == torch.float32 for term in terms)
     if not on_cpu or len(terms) < 2 or total.numel() > _SHORT or entries > _WHOLE_PIECE:
         return False
-    scaled = torch.cat([term.reshape(1, -1) for term in terms], out=_buffers.scaled[:entries].view(len(terms), -1))
-    whole = _buffers.whole[:entries].view(len(terms), -1).copy_(scaled.mul_(factors.unsqueeze(1)))
+    scaled, whole = (buffer[:entries].view(len(terms), -1) for buffer in (_buffers.scaled, _buffers.whole))
+    torch.cat([term.reshape(1, -1) for term in terms], out=scaled)
+    whole.copy_(scaled.mul_(torch.tensor(factors, dtype=torch.float32).unsqueeze(1)))
     total.add_(whole.sum(0, dtype=total.dtype).view(total.shape))
     return True
 

@@ -29,7 +29,7 @@ Delta = Annotated[
 Declared = Annotated[
     int | None, typer.Option(help="Number of training records to declare publicly: the true number (default) or a larger one.")
 ]
-_SHOWN = 20  # fewer than twice this number of a ledger's steps are shown
+_SHOWN = 20  # about this many of a ledger's steps are shown
 _BEFORE_JOINING = (
     "\nCompare the terms' fingerprint with the coordinator's, over a channel other than the one that brought the kit: for "
     "example, by telephone. Joining reserves the whole plan in the lifetime budget of the records, if they have one. After "

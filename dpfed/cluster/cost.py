@@ -49,7 +49,7 @@ def plan(
     trained = _trained(wanted)
     rows = [estimate(promise, machines, trained, count, wanted.computes_features) for count in workers]
     if as_json:
-        print(json.dumps(_as_json(promise, machines, trained, rows)))
+        print(json.dumps(_as_json(promise, machines, trained, rows, wanted.computes_features)))
     else:
         _show(promise, machines, trained, rows, wanted.computes_features)
 
@@ -92,11 +92,12 @@ def _trained(config: Config) -> int:
     return TrainableVector(model_of(config, load_weights=False)).numel
 
 
-def _as_json(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Estimate]) -> dict[str, Any]:
+def _as_json(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Estimate], cached: bool) -> dict[str, Any]:
     return {
         "plan": {**plan.as_dict(), "groups": plan.groups, "epsilon": plan.epsilon() if plan.has_guarantee else None},
         "machines": dataclasses.asdict(machines),
         "parameters": parameters,
+        "features_cached": cached,
         "workers": [row.figures() for row in rows],
     }
 

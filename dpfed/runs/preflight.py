@@ -253,10 +253,11 @@ def refuse_too_many_ranks(plan: PrivacyPlan, world_size: int) -> None:
         UserError: If there are more workers than groups; the message gives the largest possible number.
     """
     if world_size > plan.groups:
-        groups = f"{plan.groups:,} group{'s' * (plan.groups != 1)}"
+        several = "" if plan.groups == 1 else "s"
+        groups, most = f"{plan.groups:,} group{several}", f"{plan.groups:,} worker{several} or site{several}"
         raise UserError(
             f"{world_size:,} workers would share {groups} (privacy.batch / bounding.group_size, or 1 where the whole batch is "
-            f"contrasted), and each worker needs a group: use at most {plan.groups:,} (or as many sites). [run-workers-many]"
+            f"contrasted), and each worker needs a group: use at most {most}. [run-workers-many]"
         )
 
 

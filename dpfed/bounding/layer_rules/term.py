@@ -146,10 +146,9 @@ def add_weighted(gradients: Gradients, factors: Tensor, place: Tensor) -> None:
         return
     # 0 * inf is not 0: a gradient whose factor is 0 is left out.
     kept = [(gradient, factor) for gradient, factor in zip(gradients, factors.tolist(), strict=False) if factor > 0]
-    if not place.is_floating_point():
-        weights = factors.new_tensor([factor for _, factor in kept])
-        if foreach.add_side_by_side_(place, [gradient for gradient, _ in kept], weights):
-            return
+    terms, multipliers = [gradient for gradient, _ in kept], [factor for _, factor in kept]
+    if not place.is_floating_point() and foreach.add_side_by_side_(place, terms, multipliers):
+        return
     for gradient, factor in kept:
         foreach.add_([place], [gradient.view(place.shape)], factor)
 
