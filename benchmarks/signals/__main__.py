@@ -1,6 +1,7 @@
 """Interrupts every command at every 0.2 s of its first 20 s, by Ctrl-C and by SIGTERM, eight at a time.
 
-    python -m benchmarks.signals [--command NAME ...] [--minutes 33] [--at-once 8] [--random 50] [--seed 1] [--list]
+    python -m benchmarks.signals [--command NAME ...] [--minutes 33] [--at-once 8] [--heavy 3] [--random 50]
+        [--seed 1] [--list]
 
 The eight are each other's load. Each has a folder of its own with copies of what it needs. Checked are exit code, stderr, the
 seconds until it ends, processes and files that it leaves, and for some what works afterwards: resuming, repeating.
@@ -29,7 +30,9 @@ from benchmarks.signals.seed import make_seed
 from benchmarks.signals.starts import Start, carry_out, follow_up, receive_signals
 
 _AT_ONCE = 8
+_HEAVY = 3  # of them, commands of many processes
 _STEP = 0.2
+_SPAN = 20.0  # seconds of its first moments
 _LATE = 50.0
 _FOLLOWED = 2  # starts of a command after which what works afterwards is tried
 _NAME = "signals"
@@ -38,15 +41,14 @@ _NAME = "signals"
 def moments_of(name: str, draw: random.Random) -> list[tuple[float, signal.Signals]]:
     """Moments and signals, in such an order that any first part is spread evenly; both signals come at each moment."""
     command = COMMANDS[name]
-    number = min(round(command.span / _STEP), command.most)  # moments
-    every = [round(command.span * (place + 1) / number, 2) for place in range(number)]
+    number = round(_SPAN / _STEP)  # moments
+    every = [round(_STEP * (place + 1), 2) for place in range(number)]
     order = sorted(range(number), key=lambda place: int(f"{place:010b}"[::-1], 2))
     signals = (signal.SIGINT, signal.SIGTERM)
     first = [(every[place], signals[turn % 2]) for turn, place in enumerate(order)]
     second = [(every[place], signals[1 - turn % 2]) for turn, place in enumerate(order)]
-    late = [(round(command.span + draw.uniform(0.0, _LATE), 2), signals[turn % 2]) for turn in range(command.late)]
-    both = [*first, *second][: command.most]
-    return both[:20] + late + both[20:]
+    late = [(round(_SPAN + draw.uniform(0.0, _LATE), 2), signals[turn % 2]) for turn in range(command.late)]
+    return first[:20] + late + first[20:] + second
 
 
 class Sweep:
@@ -59,13 +61,21 @@ class Sweep:
         seed: of what is drawn.
         rounds: of random starts; zero: every moment.
         at_once: starts at a time.
+        heavy: of them, starts of commands of many processes.
     """
 
     def __init__(
-        self, folder: Path, names: list[str], minutes: float, seed: int, rounds: int = 0, at_once: int = _AT_ONCE
+        self,
+        folder: Path,
+        names: list[str],
+        minutes: float,
+        seed: int,
+        rounds: int = 0,
+        at_once: int = _AT_ONCE,
+        heavy: int = _HEAVY,
     ) -> None:
         self.folder, self.done, self.left = folder, [], defaultdict(int)
-        self._at_once = at_once
+        self._at_once, self._heavy_at_once = at_once, min(heavy, at_once)
         self._minutes, self._lock, self._number = minutes, threading.Lock(), _latest(folder)
         self._own_ends: dict[str, list[float]] = defaultdict(list)
         self.skipped: dict[str, int] = defaultdict(int)
@@ -86,8 +96,8 @@ class Sweep:
         """Makes the starts."""
         self._until = time.monotonic() + 60 * self._minutes
         with ThreadPoolExecutor(self._at_once) as pool:
-            queues = [[self._heavy, self._light], *([[self._light]] * (self._at_once - 1))]
-            list(pool.map(self._work, queues))
+            heavy = [[self._heavy, self._light]] * self._heavy_at_once
+            list(pool.map(self._work, [*heavy, *([[self._light]] * (self._at_once - len(heavy)))]))
 
     def _next(self, queues: list[list]) -> tuple[Start, Path] | None:
         with self._lock:
@@ -184,6 +194,7 @@ def main() -> None:
     parser.add_argument("--command", action="append", choices=list(COMMANDS), help="only this one; may be repeated")
     parser.add_argument("--minutes", type=float, default=33.0, help="after which no start is made")
     parser.add_argument("--at-once", type=int, default=_AT_ONCE, help="starts at a time; more for commands that only wait")
+    parser.add_argument("--heavy", type=int, default=_HEAVY, help="of them, starts of commands of many processes")
     parser.add_argument("--random", type=int, default=0, help="so many starts of commands drawn at random, ended by Ctrl-C")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
     parser.add_argument("--folder", type=Path, help="of an earlier sweep, whose seed is used again")
@@ -195,7 +206,7 @@ def main() -> None:
     receive_signals()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="s-", dir="/tmp"))  # short, for sockets lie in it
     print(f"the starts lie in {folder}")
-    sweep = Sweep(folder, asked.command or list(COMMANDS), asked.minutes, asked.seed, asked.random, asked.at_once)
+    sweep = Sweep(folder, asked.command or list(COMMANDS), asked.minutes, asked.seed, asked.random, asked.at_once, asked.heavy)
     began = time.monotonic()
     sweep.run()
     seconds = round(time.monotonic() - began)

@@ -19,10 +19,8 @@ class Command:
         needs: files and folders of the seed that are copied into its folder.
         codes: exit codes of a command that ends by itself.
         until_stopped: whether a signal is its ordinary end, with 0: ``"both"``, ``"ctrl-c"``, or neither.
-        heavy: it starts many processes, so one such runs at a time.
-        most: starts of a sweep at most.
-        span: seconds of its signals, from the first moment on.
-        late: further signals at random moments of the 50 seconds behind `span`.
+        heavy: it starts many processes, so only a few such run at a time.
+        late: further signals at random moments of the 50 seconds behind the first 20.
         then: what works afterwards, by the path that decides: the first one that is there, or has no path.
     """
 
@@ -31,8 +29,6 @@ class Command:
     codes: tuple[int, ...] = (0,)
     until_stopped: str = ""
     heavy: bool = False
-    most: int = 200
-    span: float = 20.0
     late: int = 0
     then: tuple[tuple[str, str], ...] = ()
 
@@ -133,7 +129,7 @@ COMMANDS: dict[str, Command] = {
     "federation show": Command(_words("federation show chest/federation/terms.json"), ("chest",)),
     "federation run": Command(_words("federation run chest --port {port}"), ("chest",), (0, 1, 2)),
     "federation demo": Command(
-        _words("federation demo fed.toml --run runs/demo --sites 2"), ("fed.toml",), heavy=True, most=24, span=48.0, late=4
+        _words("federation demo fed.toml --run runs/demo --sites 2"), ("fed.toml",), heavy=True, late=12
     ),
     "site setup": Command(
         _words(_SETUP),
@@ -164,22 +160,14 @@ COMMANDS: dict[str, Command] = {
         until_stopped="both",
     ),
     "pretrain on Ray": Command(
-        _words(f"{_NEW} --cluster ray --workers 2"),
-        _RUN,
-        heavy=True,
-        most=24,
-        span=48.0,
-        late=4,
-        then=_finish("runs/new", _NEW),
+        _words(f"{_NEW} --cluster ray --workers 2"), _RUN, heavy=True, late=12, then=_finish("runs/new", _NEW)
     ),
     "pretrain by torchrun": Command(
         _words(f"torchrun --standalone --nproc-per-node 2 -m -- dpfed {_NEW} --cluster torchrun"),
         _RUN,
         (0, 1),
         heavy=True,
-        most=24,
-        span=48.0,
-        late=4,
+        late=12,
         then=_finish("runs/new", _NEW),
     ),
 }
