@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.resuming import resuming_command
+from dpfed.cluster.ending import end_ray
 from dpfed.cluster.reach import REMEDY, ray_folder, require_cluster, room_for, taking_back, watched
 from dpfed.cluster.relay import Hosts, Relay, in_a_thread, relayed, telling_of_deaths
 from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network
@@ -221,7 +222,7 @@ def _connected(progress: Progress) -> Iterator[bool]:
     try:
         yield is_local
     finally:
-        ray.shutdown()
+        end_ray()
 
 
 def _connection() -> bool:
@@ -239,7 +240,7 @@ def _connection() -> bool:
             ray.init(address="local", include_dashboard=False, **quiet)
             return True
     except BaseException:
-        ray.shutdown()  # ends a cluster that started only in part
+        end_ray()  # a cluster may have started in part
         raise
 
 
