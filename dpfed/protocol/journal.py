@@ -106,7 +106,8 @@ def _is_whole(line: dict[str, Any]) -> bool:
     event, step = line.get("event"), line.get("step")
     if not isinstance(event, str) or type(step) is not int or step < 0:
         return False
-    return isinstance(line.get("arrived", []), list) and isinstance(line.get("missing", {}), dict)
+    arrived = line.get("arrived", None if event == "collected" else [])
+    return isinstance(arrived, list) and isinstance(line.get("missing", {}), dict)
 
 
 _STEPS, _NUMBERS = 20, 2_000  # most steps and most times in the file; the latest step is always kept

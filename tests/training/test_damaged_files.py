@@ -144,6 +144,13 @@ def test_a_changed_byte_of_a_journal_is_noticed(tmp_path):
         Journal(path)
 
 
+def test_a_collected_step_of_a_journal_names_the_sites_that_answered(tmp_path):
+    path = tmp_path / "federation.jsonl"
+    Journal(path).write("collected", 0)
+    with pytest.raises(UserError, match=r"line 1.*\[journal-damaged"):
+        Journal(path)
+
+
 def test_a_line_of_a_journal_that_is_not_chained_is_damage(tmp_path):
     path = tmp_path / "federation.jsonl"
     path.write_text('{"event": "opened", "step": 0}\n')
