@@ -1,10 +1,11 @@
 """Interrupts every command at every 0.2 s of its first 20 s, by Ctrl-C and by SIGTERM, eight at a time.
 
-    python -m benchmarks.signals [--command NAME ...] [--minutes 33] [--at-once 8] [--heavy 3] [--random 50]
+    python -m benchmarks.signals [--command NAME ...] [--minutes 33] [--at-once 8] [--busy 0] [--random 50]
         [--seed 1] [--list]
 
-The eight are each other's load. Each has a folder of its own with copies of what it needs. Checked are exit code, stderr, the
-seconds until it ends, processes and files that it leaves, and for some what works afterwards: resuming, repeating.
+The eight are each other's load, beside processes that only compute, if such are asked for. Each has a folder of its own with
+copies of what it needs. Checked are exit code, stderr, the seconds until it ends, processes and files that it leaves, and for
+some what works afterwards: resuming, repeating.
 It merges its figures into `benchmarks/results/signals.json`; other commands' figures stay.
 """
 
@@ -16,6 +17,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -30,7 +33,6 @@ from benchmarks.signals.seed import make_seed
 from benchmarks.signals.starts import Start, carry_out, follow_up, receive_signals
 
 _AT_ONCE = 8
-_HEAVY = 3  # of them, commands of many processes
 _STEP = 0.2
 _SPAN = 20.0  # seconds of its first moments
 _LATE = 50.0
@@ -61,21 +63,14 @@ class Sweep:
         seed: of what is drawn.
         rounds: of random starts; zero: every moment.
         at_once: starts at a time.
-        heavy: of them, starts of commands of many processes.
+        busy: processes beside them that only compute.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        names: list[str],
-        minutes: float,
-        seed: int,
-        rounds: int = 0,
-        at_once: int = _AT_ONCE,
-        heavy: int = _HEAVY,
+        self, folder: Path, names: list[str], minutes: float, seed: int, rounds: int = 0, at_once: int = _AT_ONCE, busy: int = 0
     ) -> None:
         self.folder, self.done, self.left = folder, [], defaultdict(int)
-        self._at_once, self._heavy_at_once = at_once, min(heavy, at_once)
+        self._at_once, self._busy = at_once, busy
         self._minutes, self._lock, self._number = minutes, threading.Lock(), _latest(folder)
         self._own_ends: dict[str, list[float]] = defaultdict(list)
         self.skipped: dict[str, int] = defaultdict(int)
@@ -89,15 +84,22 @@ class Sweep:
             turns = range(max(map(len, each.values())))
             queue = [(name, *each[name][turn]) for turn in turns for name in names if turn < len(each[name])]
         self._light = [item for item in queue if not COMMANDS[item[0]].heavy]
-        self._heavy = [item for item in queue if COMMANDS[item[0]].heavy]
+        heavy = [name for name in names if COMMANDS[name].heavy]
+        self._heavy = [[item for item in queue if item[0] == name] for name in heavy]
         self.known = make_seed(folder / "seed")
 
     def run(self) -> None:
         """Makes the starts."""
         self._until = time.monotonic() + 60 * self._minutes
-        with ThreadPoolExecutor(self._at_once) as pool:
-            heavy = [[self._heavy, self._light]] * self._heavy_at_once
-            list(pool.map(self._work, [*heavy, *([[self._light]] * (self._at_once - len(heavy)))]))
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(self._busy)]
+        try:
+            with ThreadPoolExecutor(self._at_once) as pool:
+                queues = [[heavy, self._light] for heavy in self._heavy[: self._at_once]]
+                list(pool.map(self._work, [*queues, *([[self._light]] * (self._at_once - len(queues)))]))
+        finally:
+            for process in busy:
+                process.kill()
+                process.wait()
 
     def _next(self, queues: list[list]) -> tuple[Start, Path] | None:
         with self._lock:
@@ -194,7 +196,7 @@ def main() -> None:
     parser.add_argument("--command", action="append", choices=list(COMMANDS), help="only this one; may be repeated")
     parser.add_argument("--minutes", type=float, default=33.0, help="after which no start is made")
     parser.add_argument("--at-once", type=int, default=_AT_ONCE, help="starts at a time; more for commands that only wait")
-    parser.add_argument("--heavy", type=int, default=_HEAVY, help="of them, starts of commands of many processes")
+    parser.add_argument("--busy", type=int, default=0, help="processes beside them that only compute")
     parser.add_argument("--random", type=int, default=0, help="so many starts of commands drawn at random, ended by Ctrl-C")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
     parser.add_argument("--folder", type=Path, help="of an earlier sweep, whose seed is used again")
@@ -206,7 +208,7 @@ def main() -> None:
     receive_signals()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="s-", dir="/tmp"))  # short, for sockets lie in it
     print(f"the starts lie in {folder}")
-    sweep = Sweep(folder, asked.command or list(COMMANDS), asked.minutes, asked.seed, asked.random, asked.at_once, asked.heavy)
+    sweep = Sweep(folder, asked.command or list(COMMANDS), asked.minutes, asked.seed, asked.random, asked.at_once, asked.busy)
     began = time.monotonic()
     sweep.run()
     seconds = round(time.monotonic() - began)
@@ -216,7 +218,7 @@ def main() -> None:
             print(f"WRONG {start.folder} {start.command}, {start.number.name} at {start.moment} s: {start.wrong}\n{start.said}")
     known = RESULTS / f"{_NAME}.json"
     before = json.loads(known.read_text())["figures"] if known.exists() else {}
-    of = {"commit": commit(), "starts_at_once": asked.at_once, "seconds": seconds}
+    of = {"commit": commit(), "starts_at_once": asked.at_once, "busy_processes": asked.busy, "seconds": seconds}
     if asked.random:
         figures = {**before, "random": {**of, "seed": asked.seed, "by_command": by_command}}
     else:

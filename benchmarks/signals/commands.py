@@ -19,7 +19,7 @@ class Command:
         needs: files and folders of the seed that are copied into its folder.
         codes: exit codes of a command that ends by itself.
         until_stopped: whether a signal is its ordinary end, with 0: ``"both"``, ``"ctrl-c"``, or neither.
-        heavy: it starts many processes, so only a few such run at a time.
+        heavy: it starts many processes, so one start of it runs at a time.
         late: further signals at random moments of the 50 seconds behind the first 20.
         then: what works afterwards, by the path that decides: the first one that is there, or has no path.
     """

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.resuming import resuming_command
-from dpfed.cluster.ending import end_ray
+from dpfed.cluster.driver import begin_ray, end_ray
 from dpfed.cluster.reach import REMEDY, ray_folder, require_cluster, room_for, taking_back, watched
 from dpfed.cluster.relay import Hosts, Relay, in_a_thread, relayed, telling_of_deaths
 from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, on_the_nodes_network
 from dpfed.cluster.work import Task, work
-from dpfed.console.interruption import taken_back
 from dpfed.errors import UserError, goes_on
 from dpfed.progress import Progress, signs_of_life
 from dpfed.runs.stopping import stopped
@@ -211,7 +210,7 @@ def _connected(progress: Progress) -> Iterator[bool]:
     logs = f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends a cluster's processes."
     remedy = REMEDY if "RAY_ADDRESS" in os.environ else logs
     try:
-        with signs_of_life(progress.note, "connecting to Ray"), taken_back():
+        with signs_of_life(progress.note, "connecting to Ray"):
             try:
                 is_local = _connection()
             except (RuntimeError, TimeoutError):  # a head that starts on a busy machine can take longer than Ray waits
@@ -227,21 +226,15 @@ def _connected(progress: Progress) -> Iterator[bool]:
 
 def _connection() -> bool:
     """Connects this process to Ray. Returns whether this process started the cluster, for this run only."""
-    import ray
-
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        try:
-            ray.init(address="auto", **quiet)
-            return os.environ.get("RAY_ADDRESS") == "local"
-        except ConnectionError:
-            if "RAY_ADDRESS" in os.environ:
-                raise
-            ray.init(address="local", include_dashboard=False, **quiet)
-            return True
-    except BaseException:
-        end_ray()  # a cluster may have started in part
-        raise
+        begin_ray(address="auto", **quiet)
+        return os.environ.get("RAY_ADDRESS") == "local"
+    except ConnectionError:
+        if "RAY_ADDRESS" in os.environ:
+            raise
+        begin_ray(address="local", include_dashboard=False, **quiet)
+        return True
 
 
 def _last_line(error: Exception) -> str:

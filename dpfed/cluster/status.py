@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpfed.cluster.driver import begin_ray, end_ray
 from dpfed.cluster.reach import ray_folder, require_cluster
 from dpfed.cluster.relay import RUN
 from dpfed.console.terminal import console, say
@@ -96,13 +97,13 @@ def _looked() -> tuple[list[Machine], dict[str, float], list[Running]]:
     except ImportError as error:
         raise UserError("`dpfed cluster status` needs Ray: pip install 'dpfed[ray]'. [cluster-ray-missing]") from error
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        begin_ray(address="auto", log_to_driver=False, logging_level=logging.ERROR)
         nodes, actors, free = ray.nodes(), [*state.actors().values()], ray.available_resources()
     except Exception as error:  # Ray raises many kinds of errors
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise UserError(f"the Ray cluster does not answer: {reason}. {_REMEDY} [ray-no-answer]") from error
     finally:
-        ray.shutdown()
+        end_ray()
     here = [node for node in nodes if node["Alive"]]
     machines = [Machine(_host(node), node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0)) for node in here]
     return machines, {"cpus": free.get("CPU", 0.0), "gpus": free.get("GPU", 0.0)}, _runs(nodes, actors)

@@ -12,6 +12,7 @@ import _thread
 import contextlib
 import functools
 import linecache
+import math
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from typing import Any
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # exit codes by the convention of shells
 _FIRST, _LONGEST = 0.05, 2.0  # shortest and longest time until the signal is repeated, seconds
+_BETWEEN = 0.1  # seconds after which dpfed sets its handlers again
 _STARTS_IN_C = re.compile(r"\b_C\._\w*init", re.IGNORECASE)  # as in `torch._C._c10d_init()`
 _C_MODULES = {function.__code__ for function in (ExtensionFileLoader.create_module, ExtensionFileLoader.exec_module)}
 
@@ -51,11 +53,13 @@ class _Received:
         number: Number of the first signal; ``None``: no signal arrived, or it has been handled.
         repeated: Whether the next signal is one that dpfed repeats, and not a new one.
         answered: Signals that `interruptible` handles.
+        pausing: Whether no signal is repeated now.
     """
 
     number: signal.Signals | None = None
     repeated: bool = False
     answered: frozenset[signal.Signals] = frozenset()
+    pausing: bool = False
 
 
 _received = _Received()
@@ -143,26 +147,30 @@ def end_at_once() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@contextlib.contextmanager
-def taken_back() -> Iterator[None]:
-    """Runs a block in which a library may set its own signal handlers; use it within `interruptible`, in the main thread.
+def wait_for(thread: threading.Thread, seconds: float = math.inf) -> None:
+    """Waits for a thread in which a library may change the signal handlers in C, as Ray does when it connects and disconnects.
 
-    After the block, dpfed handles the signals again. If a library's handler turned a signal into ``SystemExit`` with the
-    signal's number, as Ray does, the exit counts as that signal.
+    Meanwhile, dpfed sets its own handlers again and again, and repeats no signal. It cancels alarms: Ray's handler sets one
+    that aborts this process three seconds after a SIGTERM.
+
+    Args:
+        thread: Thread, which has been started.
+        seconds: Seconds after which the thread is no longer waited for.
     """
+    until, has_alarm = time.monotonic() + seconds, signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    _received.pausing = True
     try:
-        yield
-    except SystemExit as stop:
-        if stop.code not in _received.answered:
-            raise
-        _received.number = signal.Signals(stop.code)
-        raise Interrupted from stop
+        while thread.is_alive() and time.monotonic() < until:
+            thread.join(_BETWEEN)
+            _answer_again()
+            if not has_alarm:
+                signal.alarm(0)
     finally:
-        _answer_again()
+        _received.pausing = False
 
 
 def _answer_again() -> None:
-    for number in _received.answered:
+    for number in _received.answered if threading.current_thread() is threading.main_thread() else ():
         signal.signal(number, _raise)
 
 
@@ -173,6 +181,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
             return
     elif _received.number is None:
         _received.number = signal.Signals(number)
+        signal.alarm(0)  # see `wait_for`
         # Not a `threading.Thread`: its start takes locks that the interrupted code may hold.
         _thread.start_new_thread(_repeat, (_received.number,))
     elif number == signal.SIGTERM:  # a second SIGTERM does not wait for cleaning up
@@ -218,6 +227,7 @@ def _repeat(number: signal.Signals) -> None:
         time.sleep(wait)
         if _received.number is None or signal.getsignal(number) is not _raise:
             return
-        _received.repeated = True
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        if not _received.pausing:
+            _received.repeated = True
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
         wait = min(2 * wait, _LONGEST)

@@ -95,19 +95,68 @@ time.sleep(400)
     assert said.endswith("\nstopped.\n") and "Interrupted" not in said
 
 
+_IN_C = """
+import ctypes, threading
+from dpfed.console.interruption import wait_for
+
+def wait_for_work(work):
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    wait_for(thread)
+
+"""
+
+
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-@pytest.mark.parametrize("within", [True, False])
-def test_a_library_with_its_own_handler_changes_no_exit_code(number, code, within):
-    """As Ray does when it connects."""
-    body = f"""
-from dpfed.console.interruption import taken_back
-with taken_back():
-    signal.signal(NUMBER, lambda number, frame: sys.exit(int(number)))
-    if {within}:
-        signal.raise_signal(NUMBER)
+def test_a_library_that_resets_handlers_in_c_changes_no_exit_code(number, code):
+    """As Ray does when it disconnects."""
+    body = """
+def reset():
+    ctypes.CDLL(None).signal(int(NUMBER), None)
+    time.sleep(0.5)
+
+wait_for_work(reset)
 signal.raise_signal(NUMBER)
 """
-    assert ended(body, number) == (code, "", "stopped.")
+    assert ended(_IN_C + body, number) == (code, "", "stopped.")
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_an_alarm_that_a_library_set_aborts_nothing(within):
+    """As Ray's handler does in C, which sets an alarm and passes the signal on."""
+    alarm = "signal.setitimer(signal.ITIMER_REAL, 0.4)"
+    body = f"""
+def library():
+    time.sleep(0.1)
+    {alarm if within else "pass"}
+    time.sleep(0.6)
+
+wait_for_work(library)
+try:
+    {"pass" if within else alarm}
+    signal.raise_signal(NUMBER)
+finally:
+    time.sleep(0.6)
+    print("cleared away")
+"""
+    assert ended(_IN_C + body, signal.SIGTERM) == (143, "cleared away\n", "stopped.")
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_no_signal_is_repeated_while_a_library_may_have_reset_handlers(number, code):
+    body = """
+def reset():
+    for _ in range(2000):
+        ctypes.CDLL(None).signal(int(NUMBER), None)
+        time.sleep(0.001)
+
+try:
+    signal.raise_signal(NUMBER)
+finally:
+    wait_for_work(reset)
+    print("cleared away")
+"""
+    assert ended(_IN_C + body, number) == (code, "cleared away\n", "stopped.")
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)

@@ -13,7 +13,7 @@ pytest.importorskip("ray")
 
 _COMMAND = """
 import json, logging, psutil, ray
-from dpfed.cluster.ending import end_ray
+from dpfed.cluster.driver import end_ray
 
 def killing_shutdown():  # as Ray does where a raylet takes longer than a second to end
     for agent in raylet.children():
@@ -42,3 +42,38 @@ def test_agents_end_although_their_raylet_was_killed(tmp_path):
     assert len(started) > 3
     left = [process for process in psutil.process_iter() if (process.pid, process.create_time()) in started]
     assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
+
+_CONNECTING = """
+import os, signal, sys, threading, time
+from dpfed.cluster.launch import _connected
+from dpfed.console.interruption import Interrupted, interruptible
+from dpfed.progress import Silent
+
+def signal_when_ray_has_its_handlers():
+    while True:
+        lines = dict(line.split(":") for line in open("/proc/self/status").read().splitlines())
+        if int(lines["SigCgt"], 16) >> (signal.SIGSEGV - 1) & 1:
+            time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+
+threading.Thread(target=signal_when_ray_has_its_handlers, daemon=True).start()
+with interruptible():
+    try:
+        with _connected(Silent()):
+            time.sleep(60)
+    except Interrupted as stop:
+        time.sleep(4)  # longer than Ray's alarm
+        print("ended with", stop.code, flush=True)
+"""
+
+
+@pytest.mark.long
+def test_sigterm_ends_a_command_while_ray_connects(tmp_path):
+    folder = tempfile.mkdtemp(prefix="re-", dir="/tmp")
+    settings = {**os.environ, "RAY_ADDRESS": "local", "RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
+    with (tmp_path / "said").open("w+") as said:
+        subprocess.run([sys.executable, "-c", _CONNECTING], stdout=said, stderr=subprocess.DEVNULL, check=True, env=settings)
+        said.seek(0)
+        assert said.read().splitlines()[-1] == "ended with 143"
