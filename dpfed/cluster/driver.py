@@ -1,27 +1,26 @@
-"""Connection of this process to Ray, and its end together with all processes that were started for it."""
+"""Connection of this process to Ray, and its end together with all processes that were started for it.
+
+Ray is called in another thread. In the main thread, Ray would handle SIGTERM itself, and a signal would have no effect while
+Ray waits for its head.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from dpfed.console.interruption import wait_for
+from dpfed.cluster.calls import Call
 
 if TYPE_CHECKING:
     from psutil import Process
 
-_SOON = 5.0  # seconds for Ray to connect after a signal, so that it can then disconnect in good order
 _LONG = 30.0  # seconds for Ray to disconnect
 _SECONDS = 1.0  # for processes that end by themselves once their raylet has ended
 
 
 def begin_ray(**settings: Any) -> None:
-    """Calls ``ray.init`` in another thread, and waits for it.
-
-    In the main thread, Ray would handle SIGTERM itself, and a signal would have no effect while Ray waits for its head.
+    """Connects this process to Ray, or starts a cluster on this machine.
 
     Args:
         **settings: Keyword arguments of ``ray.init``.
@@ -33,26 +32,16 @@ def begin_ray(**settings: Any) -> None:
     import psutil
     import ray
 
-    before, outcome = psutil.Process().children(), Future[None]()
-
-    def connect() -> None:
-        try:
-            ray.init(**settings)
-            outcome.set_result(None)
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    connecting = threading.Thread(target=connect, daemon=True)
-    connecting.start()
+    before = psutil.Process().children()
+    connecting = Call(lambda: ray.init(**settings))
     try:
-        wait_for(connecting)
-        outcome.result()
+        connecting.finish()
     except BaseException:
-        wait_for(connecting, _SOON)
-        if connecting.is_alive():  # `ray.shutdown` would wait for Ray's head, too
-            _kill(process for process in psutil.Process().children(recursive=True) if process not in before)
-        else:
+        connecting.interrupt(unless=_has_node)
+        if connecting.is_over:
             end_ray()
+        # A head that starts is not yet known to `ray.shutdown`.
+        _kill(process for process in psutil.Process().children(recursive=True) if process not in before)
         raise
 
 
@@ -70,13 +59,19 @@ def end_ray() -> None:
         for child in psutil.Process().children():
             if child.name() == "raylet":
                 started += child.children(recursive=True)
-    ending = threading.Thread(target=ray.shutdown, daemon=True)
-    ending.start()
+    ending = Call(ray.shutdown)
     try:
-        wait_for(ending, _LONG)
+        ending.wait(_LONG)
     finally:
-        wait_for(ending, _LONG)
+        ending.wait(_LONG)
         _kill(psutil.wait_procs(started, _SECONDS)[1])
+
+
+def _has_node() -> bool:
+    """Returns whether Ray's head runs. The connection that follows must end before Ray can disconnect."""
+    from ray._private import worker
+
+    return worker._global_node is not None
 
 
 def _kill(processes: Iterable[Process]) -> None:

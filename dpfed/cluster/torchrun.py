@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.cluster.calls import Call
 from dpfed.cluster.work import Task, work
 from dpfed.errors import UserError
 from dpfed.progress import Progress
@@ -130,7 +131,8 @@ def process_group() -> Iterator[None]:
         take_network_of(address_towards(os.environ.get("MASTER_ADDR", "")))
         if gpus:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group(BACKEND_OF[gpus], timeout=timeout)
+        # A process that waits for another one in C would not notice Ctrl-C, and torchrun would wait for it for 30 seconds.
+        Call(lambda: dist.init_process_group(BACKEND_OF[gpus], timeout=timeout)).finish()
     else:
         dist.init_process_group(BACKEND_OF[gpus], store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -26,7 +26,7 @@ from typing import Any
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # exit codes by the convention of shells
 _FIRST, _LONGEST = 0.05, 2.0  # shortest and longest time until the signal is repeated, seconds
-_BETWEEN = 0.1  # seconds after which dpfed sets its handlers again
+_BETWEEN = 0.05  # seconds after which dpfed sets its handlers again
 _STARTS_IN_C = re.compile(r"\b_C\._\w*init", re.IGNORECASE)  # as in `torch._C._c10d_init()`
 _C_MODULES = {function.__code__ for function in (ExtensionFileLoader.create_module, ExtensionFileLoader.exec_module)}
 
@@ -109,8 +109,8 @@ def interruptible() -> Iterator[None]:
     """Makes SIGINT and SIGTERM raise `Interrupted` in the main thread during the block.
 
     A received signal is repeated until dpfed handles it. A signal that was ignored when this process started stays ignored, and
-    handlers that other code has set stay. Processes of torchrun keep Python's handling of SIGTERM, which ends them at once:
-    they may wait in C code for a process that has ended.
+    handlers that other code has set stay. SIGALRM is blocked. Processes of torchrun keep Python's handling of SIGTERM, which
+    ends them at once: they may wait in C code for a process that has ended.
     """
     kept = {}
     if threading.current_thread() is threading.main_thread():  # only there can a handler be set
@@ -124,7 +124,8 @@ def interruptible() -> Iterator[None]:
             _received.answered = frozenset(kept)
             sys.unraisablehook = functools.partial(_show_unless_interrupted, shows)
         _answer_again()
-        yield
+        with _without_alarms() if kept else contextlib.nullcontext():
+            yield
     finally:
         if kept:
             accept()
@@ -147,26 +148,42 @@ def end_at_once() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def wait_for(thread: threading.Thread, seconds: float = math.inf) -> None:
-    """Waits for a thread in which a library may change the signal handlers in C, as Ray does when it connects and disconnects.
+def wait_for(is_over: Callable[[], bool], seconds: float = math.inf) -> None:
+    """Waits for another thread in which a library may change the signal handlers in C, as Ray does when it connects.
 
-    Meanwhile, dpfed sets its own handlers again and again, and repeats no signal. It cancels alarms: Ray's handler sets one
-    that aborts this process three seconds after a SIGTERM.
+    Meanwhile, dpfed sets its own handlers again and again, and repeats no signal.
 
     Args:
-        thread: Thread, which has been started.
-        seconds: Seconds after which the thread is no longer waited for.
+        is_over: Function that returns whether the other thread has done its work.
+        seconds: Seconds after which the work is no longer waited for.
     """
-    until, has_alarm = time.monotonic() + seconds, signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    until = time.monotonic() + seconds
     _received.pausing = True
     try:
-        while thread.is_alive() and time.monotonic() < until:
-            thread.join(_BETWEEN)
+        while not is_over() and time.monotonic() < until:
+            time.sleep(_BETWEEN)
             _answer_again()
-            if not has_alarm:
-                signal.alarm(0)
     finally:
         _received.pausing = False
+
+
+@contextlib.contextmanager
+def _without_alarms() -> Iterator[None]:
+    """Blocks SIGALRM in the main thread, and so in all threads that are started in the block.
+
+    Ray's handler of SIGTERM, in C, sets an alarm that aborts the process three seconds later, even if it passes the signal on.
+    """
+    has_alarm = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    try:
+        yield
+    finally:
+        if signal.SIGALRM not in blocked:
+            if not has_alarm:
+                signal.alarm(0)
+                if signal.SIGALRM in signal.sigpending():
+                    signal.sigwait({signal.SIGALRM})
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _answer_again() -> None:
@@ -181,7 +198,6 @@ def _raise(number: int, frame: FrameType | None) -> None:
             return
     elif _received.number is None:
         _received.number = signal.Signals(number)
-        signal.alarm(0)  # see `wait_for`
         # Not a `threading.Thread`: its start takes locks that the interrupted code may hold.
         _thread.start_new_thread(_repeat, (_received.number,))
     elif number == signal.SIGTERM:  # a second SIGTERM does not wait for cleaning up

@@ -1,12 +1,16 @@
-"""Ray's processes end with the command that started them, even if their raylet does not answer."""
+"""Ray's processes live as long as the command that started them, even if a signal comes early or a raylet does not answer."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
+
+from tests.patience import Patience
 
 psutil = pytest.importorskip("psutil")
 pytest.importorskip("ray")
@@ -54,26 +58,55 @@ def signal_when_ray_has_its_handlers():
     while True:
         lines = dict(line.split(":") for line in open("/proc/self/status").read().splitlines())
         if int(lines["SigCgt"], 16) >> (signal.SIGSEGV - 1) & 1:
-            time.sleep(0.01)
+            time.sleep(float(sys.argv[1]))
             os.kill(os.getpid(), signal.SIGTERM)
             return
+        time.sleep(0.001)
 
-threading.Thread(target=signal_when_ray_has_its_handlers, daemon=True).start()
+if len(sys.argv) > 1:
+    threading.Thread(target=signal_when_ray_has_its_handlers, daemon=True).start()
 with interruptible():
     try:
         with _connected(Silent()):
+            time.sleep(1.5)
+            import ray
+            print("alive:", ray.get(ray.remote(lambda: 5).options(num_cpus=0).remote(), timeout=120), flush=True)
             time.sleep(60)
     except Interrupted as stop:
-        time.sleep(4)  # longer than Ray's alarm
+        time.sleep(4)  # longer than the alarm that Ray's handler sets
         print("ended with", stop.code, flush=True)
 """
 
 
-@pytest.mark.long
-def test_sigterm_ends_a_command_while_ray_connects(tmp_path):
+@contextlib.contextmanager
+def _connecting(tmp_path, *arguments):
+    """Exit code and last line of a process that starts a cluster of its own, and what it leaves behind."""
     folder = tempfile.mkdtemp(prefix="re-", dir="/tmp")
     settings = {**os.environ, "RAY_ADDRESS": "local", "RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
     with (tmp_path / "said").open("w+") as said:
-        subprocess.run([sys.executable, "-c", _CONNECTING], stdout=said, stderr=subprocess.DEVNULL, check=True, env=settings)
-        said.seek(0)
-        assert said.read().splitlines()[-1] == "ended with 143"
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CONNECTING, *arguments], stdout=said, stderr=subprocess.DEVNULL, env=settings
+        )
+        yield process, tmp_path / "said"
+        code = process.wait(180)
+    left = [each for each in psutil.process_iter(["cmdline"]) if folder in " ".join(each.info["cmdline"] or ())]
+    assert not [each for each in left if each.status() != psutil.STATUS_ZOMBIE]
+    assert (code, (tmp_path / "said").read_text().splitlines()[-1]) == (0, "ended with 143")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", ["0", "0.3"])
+def test_sigterm_ends_a_command_while_ray_connects(tmp_path, seconds):
+    with _connecting(tmp_path, seconds):
+        pass
+
+
+@pytest.mark.long
+def test_a_cluster_lives_until_the_command_ends(tmp_path):
+    """Linux kills Ray's processes when the thread that started them ends."""
+    with _connecting(tmp_path) as (process, said):
+        patience = Patience(120)
+        while "alive: 5" not in said.read_text():
+            assert process.poll() is None and not patience.ended
+            time.sleep(0.2)
+        process.terminate()
