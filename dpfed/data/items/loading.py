@@ -137,8 +137,8 @@ def answer(recipe: Recipe, request: Request) -> Tensor | Failure:
         try:
             views = recipe.views(row, None if request.seeds is None else request.seeds[number])
             if made and (len(views), views[0].shape) != (count, made[0].shape):
-                those = f"those of others {(count, *made[0].shape)}"
-                raise BrokenItem(f"its views are {(len(views), *views[0].shape)} (V, C, H, W), and {those}")
+                those = f"those of other records {(count, *made[0].shape)}"
+                raise BrokenItem(f"its views have the shape {(len(views), *views[0].shape)} (V, C, H, W), and {those}")
             made += views
             count = len(views)
         except BrokenItem as error:
