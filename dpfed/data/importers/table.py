@@ -150,9 +150,9 @@ class TableImporter(Importer):
     ) -> Source:
         """Reads the tables of one data set. Images are read later, when the records are stored.
 
-        The first of these that says a split gives the split of a row: the name or folder of the row's table, if there are
+        The split of a row comes from the first of these that names one: the name or folder of the row's table, if there are
         several tables or a folder is imported; the row's cell in the column ``split``; the folders in the path of the row's
-        image. If none of them says a split, the row is for training.
+        image. If none of them names a split, the row is for training.
 
         Args:
             paths: Paths of the tables.

@@ -1,4 +1,4 @@
-"""Reads items and makes their views in the processes of a torch `DataLoader`, which gets its requests while it runs.
+"""Reads items and makes their views in the worker processes of a torch `DataLoader`, which persist from request to request.
 
 Before each view is made, every random generator that a transform may use is seeded, by a seed that is drawn from the record's
 own key and the step. A view is therefore a function of its record and its seed, whatever other records are processed with it,
