@@ -28,7 +28,7 @@ _IMPORTED = When("data.source", lambda data: data.imports, f"{_IMPORTER} (other 
 _LABELLED = When(
     "data.source",
     lambda data: data.imports or data.source == "scenes",
-    f"{_IMPORTER} (generated records are public, and the header of a store says whether its records are)",
+    f"{_IMPORTER} (generated records are always public; for a record store, its header says whether the records are public)",
 )
 _SPLITS_OPEN = When(
     "data.path",
@@ -168,7 +168,7 @@ class ViewsConfig(Section):
         0,
         ge=0,
         le=1024,
-        description="frozen image tower: number of views of each image whose features are computed once; 0: off",
+        description="frozen image tower: make so many views of each image once, and reuse their features in all steps; 0: off",
     )
 
     @field_validator("transform", "plain")
@@ -186,7 +186,7 @@ class ViewsConfig(Section):
                 raise ValueError(f"{name} must be [low, high] with 0 < low <= high, got [{low}, {high}]")
             if not least <= low <= high <= most:
                 what = " (a fraction of the image)" if name == "crop_scale" else ""
-                raise ValueError(f"{name} must lie within {least:g} and {most:g}{what}, got [{low}, {high}]")
+                raise ValueError(f"{name} must lie between {least:g} and {most:g}{what}, got [{low}, {high}]")
         return self
 
 

@@ -1,8 +1,8 @@
 """Chooses the public records that join each private record in its group (`dpfed.bounding.methods.public`).
 
-Every drawn private record (or unit) has a group of its own. Which public records join it is a function of the step and of the
-key of this record (or unit). Other private records do not affect the choice. The public records to choose from are fixed before
-training: `dpfed.data.public_store`.
+Every drawn private record (or unit) has a group of its own. The choice of the public records that join this group is a function
+of the step and of the key of the private record (or unit). Other private records do not affect the choice. The public records
+to choose from are fixed before training: `dpfed.data.public_store`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Creates files and folders atomically: after a crash or a power cut, each exists completely or not at all.
 
 A file or folder gets a temporary name first. Its content is forced to the disk (fsync), then it is renamed, then the new name
-is forced to the disk. Three functions differ: `create_file` writes under the final name, so that a crash can leave a part of a
+is forced to the disk. Three functions differ: `create_file` writes under the final name, so a crash can leave a part of a
 file; `create_atomically` makes a hard link in place of the renaming; `make_folder` makes an empty folder under its final name.
 
 Privacy depends on this: what a step released, or the training state that follows from it, must be on disk before the step is
@@ -254,10 +254,11 @@ def refuse_existing(path: Path) -> None:
 
 @contextlib.contextmanager
 def claimed(path: Path, wait: float = 0.0, say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Reserves the path of a new store for this process, and removes the store's drafts left by killed processes.
+    """Reserves the path of a new store for this process, by a lock file beside it.
 
-    The function also checks, before a long import begins, whether a store can be written there. When the block ends, the lock
-    is removed, and so are the parent folders that were made for the store and are still empty.
+    The function also removes the store's drafts (incomplete folders) that killed processes left, and checks, before a long
+    import begins, whether a store can be written there. When the block ends, the lock file is removed, and so are the parent
+    folders that were made for the store and are still empty.
 
     Args:
         path: Path of the new store. Nothing may exist there.

@@ -30,7 +30,7 @@ class Lines:
 
     @property
     def torn(self) -> bool:
-        """Whether an incomplete line (without a newline) follows the complete lines; the caller must interpret that line."""
+        """Whether an incomplete line (without a newline) follows the complete lines: left by a crash, or being written."""
         return self.size > self.end
 
 

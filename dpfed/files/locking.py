@@ -21,7 +21,7 @@ _LOCKS = Path("/proc/locks")  # of Linux: `TYPE  ADVISORY  WRITE process device:
 
 @functools.cache
 def _here() -> str:
-    """Returns an id of the machine's boot and the container; processes with the same id see the same locks. "": unknown."""
+    """Returns an id of the machine's boot and the container; processes with the same id see the same locks; empty: unknown."""
     try:
         return hashlib.sha256(f"{_BOOT.read_text()}/{os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:16]
     except OSError:
@@ -33,7 +33,7 @@ def _holder(path: Path) -> Path:
 
 
 def _last_holder(path: Path) -> str:
-    """Returns the id (`_here`) of the machine and container where the last holder of a lock ran; "" if it was not noted."""
+    """Returns the id (`_here`) of the machine and container where the last holder of a lock ran; empty if it was not noted."""
     try:
         return read_text(_holder(path))
     except (OSError, ValueError):

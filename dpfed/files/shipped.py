@@ -1,4 +1,4 @@
-"""Finds the files that dpfed ships: configurations, sweeps, architectures of small towers, and the papers' figures.
+"""Finds the files that dpfed ships: configurations, sweeps, architectures of small towers, and results from papers.
 
 The current folder does not matter. In the repository the files are in ``configs/`` and ``benchmarks/published/``; setup.py
 copies them into the installed package. A name such as ``quickstart`` stands for a shipped file wherever such a file is
@@ -22,7 +22,7 @@ def configs() -> Path:
 
 
 def published(paper: str) -> Path:
-    """Returns the CSV file of a paper's figures."""
+    """Returns the path of the CSV file with the results that a paper reports."""
     return _folder("published", "benchmarks/published") / f"{paper}.csv"
 
 

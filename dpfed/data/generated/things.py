@@ -1,4 +1,4 @@
-"""Generates public pictures with unrelated words, from which dpfed makes the default basis of private moments.
+"""Generates public pictures, each with an unrelated word. From them, dpfed makes the default basis of private moments.
 
 One third of the pictures are dead leaves (`dpfed.data.generated.dead_leaves`), which fill the picture like a scene. One third
 show a few of these leaves on a white ground, like objects. One third show characters of a font that matplotlib ships, like

@@ -41,7 +41,8 @@ class DamagedArchive(Exception):
 class _Header(tarfile.TarInfo):
     """The header of a member of an archive.
 
-    For plain files, only the fields that dpfed needs are read, because reading headers takes most of the time of a survey.
+    For plain files, only the fields that dpfed needs are read, because reading headers takes most of the time of the
+    first pass over the archives.
     """
 
     @classmethod

@@ -102,7 +102,7 @@ def _text(value: object) -> str:
 
 
 def _truth_as_numbers(present: set[str]) -> dict[str, str]:
-    """Returns 1 for the class True and 0 for False, as far as they occur, if other classes are 0 or 1.
+    """Maps the class True to 1 and the class False to 0, as far as they occur, if all other classes are 0 or 1.
 
     The result is empty if no class is a truth value, or none is a number.
 

@@ -58,9 +58,9 @@ def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level:
 
     Raises:
         UserError: If `level` is not a whole number from 0 to 32, or a folder of this level is not a split. If `level` is
-            ``None``, and it is not clear whether folders are splits or classes, an image lies beside the split folders, or
-            splits stand in the names of all image files, but of no folder (`folder_refusals.refuse_names`). If folders are
-            splits, but none is for training.
+            ``None``, and one of these holds: it is not clear whether folders are splits or classes; an image lies beside the
+            split folders; or splits stand in the names of all image files, but of no folder (`folder_refusals.refuse_names`).
+            If folders are splits, but none is for training.
     """
     folders = [file.relative_to(root).parts[:-1] for file in files]
     if level is not None and whole_number(level, "--splits", 0, _DEEPEST):

@@ -177,7 +177,7 @@ def import_records(
 
 
 def _may_be_table(path: Path, access: Access) -> bool:
-    """Returns whether the table importer should read a file; the importer then says what is wrong with it."""
+    """Returns whether a file looks like a table. If the table is faulty, the table importer will say what is wrong with it."""
     return path.is_file() and (suffix(path) in TABLES | {".json"} or TableImporter().recognises(path, access))
 
 

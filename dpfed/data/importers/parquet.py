@@ -61,7 +61,7 @@ class ParquetImporter(Importer):
     def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Returns whether `path` is a Parquet file, or a folder with Parquet files and without archives.
 
-        Parquet files beside archives may only describe the archives.
+        Parquet files beside archives are perhaps only descriptions of the archives.
         """
         if path.is_dir():
             return holds(path, {".parquet"}, access) and not holds(path, {".tar"}, access)

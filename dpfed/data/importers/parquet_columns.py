@@ -203,7 +203,7 @@ def _image_column(files: Sequence[_File], names: Sequence[str]) -> str:
 
 
 def _as_table(file: Path, names: Sequence[str]) -> str:
-    """Returns advice for a Parquet file that names image files, as metadata.parquet does; empty if it names no files.
+    """Returns advice for a Parquet file that lists image files, as metadata.parquet does; empty if it lists no files.
 
     Args:
         file: Path of the Parquet file.
@@ -211,7 +211,7 @@ def _as_table(file: Path, names: Sequence[str]) -> str:
     """
     if not known_columns(names, FILE_COLUMNS):
         return ""
-    return f" The file names image files: {table_of_parquet(file)}"
+    return f" This file lists the paths of image files: {table_of_parquet(file)}"
 
 
 def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:
@@ -318,13 +318,13 @@ def _classes_of(
 ) -> tuple[dict[Path, Classes], list[str], str]:
     """Numbers the classes of one label.
 
-    The metadata of a file say what the class numbers in the file mean. If they do not, the numbers mean what they mean in all
-    files with such metadata, which must agree.
+    The metadata of a file may name the classes for which the numbers in the file stand. A file without such names takes those
+    of the other files, which must then all give the same names. If no file gives names, the numbers themselves are the classes.
 
     Args:
         name: Column of the label.
         files: Files that have the column.
-        metadata: Names of the class numbers of each column in each file, as the file's metadata give them.
+        metadata: For each file and column, the names of the classes in the order of their numbers, from the file's metadata.
 
     Returns:
         The classes as each file writes them, the names of all classes in the order of their numbers, and a notice.

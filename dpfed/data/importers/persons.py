@@ -51,20 +51,19 @@ def persons_of(paths: Sequence[PurePath]) -> Persons:
         return Persons(nobody, None, "")
     word, alone = next(iter(images)).split()[0], len(paths) - images.total()
     name = "patient" if re.fullmatch(_PATIENT, word) else "person"
-    found = f"{len(images):,} {name}s ('{word}' with a number) in the paths of {images.total():,} images"
+    found = f"{len(images):,} {name}s ('{word}' with a number) in the paths of {images.total():,} of {len(paths):,} images"
     if alone > images.total():
         return Persons(
             nobody,
             None,
-            f"dpfed found {found} of {len(paths):,}. Because most paths name no {name}, no {name} becomes a unit. If these are "
-            f"{name}s, import a table with a column {name}_id.",
+            f"dpfed found {found}. Because most paths name no {name}, no {name} becomes a unit. If these are {name}s, import a "
+            f"table with a column {name}_id.",
         )
-    rest = f", and {alone:,} more without a {name}" if alone else ""
     return Persons(
         named,
         name,
-        f"dpfed found {found}{rest}: the images of one {name} are one unit, and a {name} is not a class. If these are not "
-        f"{name}s, rename the folders or files.",
+        f"dpfed found {found}: the images of one {name} are one unit, and a {name} is not a class. If these are not {name}s, "
+        "rename the folders or files.",
     )
 
 

@@ -104,8 +104,8 @@ class Source:
         splits: Splits that the records have at the source, before any records are held out.
         total: Number of records, including those that cannot be read; ``None``: the number is not known beforehand.
         unit_name: Name of the kind of unit, such as ``"person"``; ``None``: the records name no units.
-        unused: Columns, or kinds of files in the samples of archives, that the import ignores and reports; with the source's
-            names.
+        unused: Columns, or kinds of files in the samples of archives, that the import ignores and reports, as the source names
+            them.
         named: Whether the ids are the records' names at the source. If not, each id is a prefix, to which the import appends a
             hash of what the record holds (`content_hash`).
         unread: Files, folders and columns that may hold records, but cannot be read. The import is refused, unless the user

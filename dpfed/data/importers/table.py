@@ -150,9 +150,9 @@ class TableImporter(Importer):
     ) -> Source:
         """Reads the tables of one data set. Images are read later, when the records are stored.
 
-        The first of these that says a split gives the split of a row: the name or folder of the row's table, if there are
+        The split of a row comes from the first of these that names one: the name or folder of the row's table, if there are
         several tables or a folder is imported; the row's cell in the column ``split``; the folders in the path of the row's
-        image. If none of them says a split, the row is for training.
+        image. If none of them names a split, the row is for training.
 
         Args:
             paths: Paths of the tables.
@@ -204,7 +204,7 @@ class TableImporter(Importer):
 
 
 def _describes(table: Path, folder: Path, access: Access) -> bool:
-    """Returns whether a table names files, in at least half as many rows as there are images in the folder.
+    """Returns whether a table has a column of image files, and at least half as many rows as there are images in the folder.
 
     The result is ``False`` if there are no images, or the table cannot be read.
 
@@ -249,7 +249,7 @@ def common_folder(paths: Sequence[Path]) -> Path:
 
 
 def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[list[Unreadable], dict[str, int]]:
-    """Accounts for the files that lie beside tables. Images that no table names are passed over.
+    """Divides the files beside tables into lost files and files that are passed over, such as images that no table names.
 
     Args:
         listing: Contents of the folder that is imported.
@@ -267,9 +267,9 @@ def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[l
     images = set(listing.images())
     if images and not any(file in images or file.exists() for file in named):
         raise UserError(
-            f"{root} holds images, but no row of {', '.join(path.name for path in paths)} names one of them. A path such as "
-            f"{next(iter(tables.rows), 'images/1.jpg')!r} is relative to the table's folder: correct the paths, or choose what "
-            f"to import. {captions_advice(listing)} [table-names-no-image]"
+            f"{root} holds images, but no row of {', '.join(path.name for path in paths)} names one of them. Paths in a table "
+            f"are relative to the table's folder, and lead to files such as {root / next(iter(tables.rows), 'images/1.jpg')}: "
+            f"correct the paths, or choose what to import. {captions_advice(listing)} [table-names-no-image]"
         )
     kin = {path.parent: suffix(path) for path in paths if is_captions(path)}
     others = {
@@ -331,7 +331,7 @@ def _choose(names: Sequence[str], known: tuple[str, ...], path: Path) -> str | N
     columns = list(dict.fromkeys(known_columns(names, known)))
     if len(columns) > 1 and len(known_columns(names, known[:1])) != 1:
         raise UserError(
-            f"{path} has the columns {' and '.join(columns)}; call the one that is meant {known[0]}. [table-unclear]"
+            f"{path} has the columns {' and '.join(columns)}; rename the right one to {known[0]!r}. [table-unclear]"
         )
     return next(iter(columns), None)
 
@@ -364,7 +364,8 @@ def _add(
     tables.classes[written] += 1
     if isinstance(cells.get(columns.label or ""), list):
         raise UserError(
-            f"{where}: {columns.label} is a list, not one number or text; to leave the column out, rename it. [table-label]"
+            f"{where}: the class in column {columns.label} is a list, expected one number or text: write one class, or give "
+            "the column another name, so that it is not read. [table-label]"
         )
     label, unit = class_of(written), unit_of(_cell(cells, columns.unit))
     row = tables.rows.setdefault(id, Row(table, line, root / id, split, label, unit))
@@ -419,8 +420,11 @@ def _find_bare_names(tables: _Tables, root: Path, access: Access) -> set[str]:
         scope = root if is_captions(row.table) else row.table.parent
         matches = [file for file in by_name.get(row.file.name, []) if file.is_relative_to(scope)]
         if len(matches) > 1:
-            shown = " or ".join(file.relative_to(root).as_posix() for file in matches[:2])
-            raise UserError(f"{row.table}:{row.line}: {row.file.name} may be {shown}; write one of these. [table-file-unclear]")
+            shown = " and ".join(file.relative_to(root).as_posix() for file in matches[:2])
+            raise UserError(
+                f"{row.table}:{row.line}: several images below {root} are named {row.file.name}, such as {shown}: write the "
+                "path of the right one, relative to the table's folder. [table-file-unclear]"
+            )
         if not matches:
             missing.add(id)
         else:
@@ -429,8 +433,8 @@ def _find_bare_names(tables: _Tables, root: Path, access: Access) -> set[str]:
             id = matches[0].relative_to(root).as_posix()
             if id in tables.rows:
                 raise UserError(
-                    f"{row.table}:{row.line}: {row.file.name} is the image {id} of another row: write {id} in both rows. "
-                    "[table-file-twice]"
+                    f"{row.table}:{row.line}: {row.file.name} is the image {id}, which another row names, too: write the "
+                    "image's path, relative to the table's folder, in both rows. [table-file-twice]"
                 )
             tables.rows[id] = row
     return missing

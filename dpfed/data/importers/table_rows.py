@@ -283,7 +283,7 @@ _COCO = re.compile(r"(captions|dataset)_\w+\.json")  # names of COCO's files, an
 def tables_of(folder: Path, access: Access) -> tuple[list[Path], bool]:
     """Finds the tables that say what the images in a folder show.
 
-    The function returns the tables of the first kind in this list of which there are any:
+    Tables of these kinds are looked for, in this order, and those of the first kind that is found are returned:
 
     * the tables directly in the folder, if all their names contain splits;
     * files such as ``metadata.csv`` and ``metadata.jsonl`` in the folder or below it, as in Hugging Face's image folders, if

@@ -1,7 +1,7 @@
 """Converts TFRecord files to Parquet files, one for each split.
 
-dpfed does not import TFRecord files. The error that refuses them gives a command that runs `main`; this needs the package
-tfrecord.
+dpfed does not import TFRecord files. The error that refuses them gives a command that runs `main`. The command needs the
+package tfrecord.
 """
 
 from __future__ import annotations

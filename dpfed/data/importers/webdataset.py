@@ -41,7 +41,7 @@ class _Sample:
         images: Contents of the image files.
         captions: Captions of the sample.
         label: Class, as the sample writes it; empty: it names no class.
-        unit_key: Key of the JSON file that gives the unit; ``None``: there is none.
+        unit_key: Key in the sample's JSON file under which the unit stands; ``None``: the file gives no unit.
         unit: Name of the unit; ``None``: there is none.
         fault: Reason why the sample cannot be read; ``None``: it can be read.
         unused: Extensions of files, and keys of JSON files, that are not used.
@@ -119,7 +119,7 @@ class _Survey:
         samples: Number of samples.
         captioned: Whether any sample has a caption.
         classes: Number of samples of each class, as the samples write it.
-        unit_keys: Keys of JSON files that give units.
+        unit_keys: Keys in the samples' JSON files under which units stand.
         damaged: Name of each damaged archive, with what is wrong.
         unused: Number of samples with each extension, or key of a JSON file, that is not used.
         unread: Members of archives that would be lost.

@@ -1,4 +1,4 @@
-"""Reads items and makes their views in the processes of a torch `DataLoader`, which gets its requests while it runs.
+"""Reads items and makes their views in the worker processes of a torch `DataLoader`, which persist from request to request.
 
 Before each view is made, every random generator that a transform may use is seeded, by a seed that is drawn from the record's
 own key and the step. A view is therefore a function of its record and its seed, whatever other records are processed with it,
@@ -137,8 +137,8 @@ def answer(recipe: Recipe, request: Request) -> Tensor | Failure:
         try:
             views = recipe.views(row, None if request.seeds is None else request.seeds[number])
             if made and (len(views), views[0].shape) != (count, made[0].shape):
-                those = f"those of others {(count, *made[0].shape)}"
-                raise BrokenItem(f"its views are {(len(views), *views[0].shape)} (V, C, H, W), and {those}")
+                those = f"those of other records {(count, *made[0].shape)}"
+                raise BrokenItem(f"its views have the shape {(len(views), *views[0].shape)} (V, C, H, W), and {those}")
             made += views
             count = len(views)
         except BrokenItem as error:

@@ -79,8 +79,8 @@ class Records(RecordSet):
 
     Attributes:
         source: Data set as it was given.
-        reads_labels: Whether the loss of the open run reads labels. Records that differ only in their labels then have
-            unrelated keys.
+        reads_labels: Whether the loss of the run that uses these records reads labels. If so, records that differ only in
+            their labels have unrelated keys.
 
     Raises:
         UserError: If `data` is ``None``, a data set is a path or another `RecordSet` (but `data` may be a record store),
@@ -235,10 +235,10 @@ class Records(RecordSet):
 
     @property
     def budget_folder(self) -> Path | None:
-        """The folder of the record store; ``None`` for other data sets, see `RecordSet`.
+        """The folder that keeps a copy of the budget's ledger: that of the record store; ``None`` for other data sets.
 
-        The folder of a run gets no copy of the ledger: people share runs, and the ledger has hashes of pictures that no
-        secret key protects.
+        The folder of a run gets no copy of this ledger: people share runs, and the ledger contains hashes of pictures, which
+        are computed without a secret key.
         """
         return None if self.store is None else self.store.path
 
@@ -317,9 +317,9 @@ class Records(RecordSet):
         return keys, equal
 
     def _class_names(self) -> Mapping[str, Sequence[str]]:
-        """Returns the names of the classes for each label name.
+        """Returns the names of the classes for each label name, as data sets of torchvision and Hugging Face give them.
 
-        Labels whose class names the data set does not tell are left out. Data sets of torchvision and Hugging Face tell them.
+        A label is left out if the data set does not name its classes.
         """
         features = getattr(self.source, "features", None)
         names: dict[str, Sequence[str]] = {}

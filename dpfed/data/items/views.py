@@ -107,7 +107,8 @@ def plain_like(transform: Transform, shape: Shape) -> Transform:
 class _Colours:
     """Converts an image to a tensor.
 
-    If a view has 1, 3 or 4 channels, a PIL image is first converted to as many. Images of mode I;16, I or F keep one channel.
+    A PIL image is first converted to the number of channels of a view, if that is 1 (grey), 3 (RGB) or 4 (RGBA). PIL images of
+    mode I;16, I or F keep their one channel.
 
     Args:
         channels: Number of channels of a view.

@@ -119,8 +119,8 @@ def with_starts(schema: pa.Schema, counts: Sequence[int]) -> pa.Schema:
 class MappedBatches:
     """The batches of a store's records (id, image, captions), in order.
 
-    Iterating yields pairs: the slice of the indices of a batch's records, and the batch. At a damaged batch, it
-    raises a `UserError`.
+    Iterating yields a pair for each batch: the slice of the indices that its records have in the store, and the batch. If a
+    batch is damaged, iterating raises a `UserError`.
 
     Args:
         file: File of the records.
@@ -181,7 +181,8 @@ class MappedBatches:
             indices: Indices of records, ``(n,)``, in any order.
 
         Yields:
-            For each such batch: its records' positions in `indices`, the batch, and the rows of these records in the batch.
+            For each such batch: the positions in `indices` of the records that it holds, the batch, and the rows of these
+            records in the batch.
 
         Raises:
             IndexError: If an index does not exist.

@@ -1,8 +1,9 @@
 """Reads the images of a store: as they are stored, or as pixels of square images.
 
-Many image files are decoded by several processes, because threads would wait for each other: a third of the time per image is
-spent under the interpreter's lock. Each process opens the store for itself. The processes share only the memory to which they
-write the pixels. This memory has no name, so nothing can be left behind, and only processes of the same user can open it.
+If many image files are wanted, several processes decode them, because threads would wait for each other: a third of the time
+per image is spent under the interpreter's lock. Each process opens the store for itself. The processes share only the memory to
+which they write the pixels. This memory has no name, so nothing can be left behind, and only processes of the same user can
+open it.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def in_processes(opened: Opened, indices: np.ndarray, wanted: Wanted, workers: i
         workers: Number of processes; ``None``: one for each core of this rank, up to 16.
 
     Returns:
-        The images, ``(n, 3, size, size)`` uint8. ``None`` if threads should decode instead: if `workers` is ``None``, and there
-        are fewer than 4 cores or 64 images, or if the system has no shared memory without a name (``memfd_create``).
+        The images, ``(n, 3, size, size)`` uint8. ``None`` if threads should decode instead: because the system has no
+        shared memory without a name (``memfd_create``); or because `workers` is ``None``, and this rank has fewer than 4 cores
+        or there are fewer than 64 images.
 
     Raises:
         IndexError: If an index does not exist.

@@ -89,14 +89,14 @@ def test_a_few_persons_among_other_images_are_said_and_not_protected() -> None:
     persons = ["subject_1/a.png", "subject_1/b.png", "subject_2/a.png"]
     found = persons_of([PurePosixPath(path) for path in (*persons, *(f"cat/{n}.png" for n in range(4)))])
     assert found.unit_name is None and set(found.units) == {None}
-    assert "2 persons ('subject' with a number) in the paths of 3 images of 7" in found.notice
+    assert "2 persons ('subject' with a number) in the paths of 3 of 7 images" in found.notice
     assert "column person_id" in found.notice and "person_id" in UNIT_NAMES
 
 
 def test_names_of_files_and_images_of_nobody() -> None:
     found = persons_of([PurePosixPath(name) for name in ("x/sub-1_a.png", "x/sub-01_b.png", "y/sub-2_a.png", "cover.png")])
     assert found.units[0] == found.units[1] != found.units[2] and found.units[3] is None
-    assert "2 persons ('sub' with a number) in the paths of 3 images, and 1 more without a person" in found.notice
+    assert "2 persons ('sub' with a number) in the paths of 3 of 4 images:" in found.notice
 
 
 def test_a_number_that_is_too_long_for_a_file_name_is_no_person() -> None:

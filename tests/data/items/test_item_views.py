@@ -167,7 +167,7 @@ def test_a_transform_that_differs_by_process_is_refused():
         (lambda image: None, "the transform gave None"),
         (lambda image: torch.full((3, 4, 4), torch.inf), "not finite"),
         (lambda image: 1 / 0, "the transform failed on an image .*ZeroDivisionError"),
-        (lambda image: torch.zeros(3, 4, 4 + image.size[0] % 2 + random.randrange(2)), "shape|are .* and those of others"),
+        (lambda image: torch.zeros(3, 4, 4 + image.size[0] % 2 + random.randrange(2)), "shape"),
         (lambda image: [], "the transform gave no view"),
     ],
 )
