@@ -90,7 +90,8 @@ def _numbers(inputs: MethodInputs) -> dict[str, Any]:
     views = options.views if options.views is not None else 0 if inputs.reads_text else _VIEWS
     if not inputs.reads_text and views < 2:
         raise UserError(
-            f"images alone need two views or more, got bounding.options.views = {views}: set it to 2 or more. [moments-views]"
+            f"without captions, an image needs at least two views, got bounding.options.views = {views}: set it to 2 or more. "
+            "[moments-views]"
         )
     basis = options.basis or ("random" if inputs.aligned else "generated")
     share = CROSS_SHARE if basis == "random" else CROSS_SHARE_OF_PUBLIC
