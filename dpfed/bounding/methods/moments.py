@@ -113,9 +113,9 @@ METHOD = Method(
     name="moments",
     title="private moments",
     claim="Towers are frozen. The means of their features are released with noise, then the means of products of these "
-    "features (moments). Linear heads are computed from both in closed form. A record adds one vector to each of the two sums. The "
-    "norm of the first vector is at most sqrt(0.05), that of the second sqrt(0.95); the root of the sum of their squares is the "
-    "sensitivity, 1.",
+    "features (moments). Linear heads are computed from both in closed form. A record adds one vector to each of the two sums. "
+    "The norm of the first vector is at most sqrt(0.05), that of the second sqrt(0.95); the root of the sum of their squares "
+    "is the sensitivity, 1.",
     sensitivity=lambda given: given.clip_norm,
     spread=lambda given: given.records,
     radius=_radius,
