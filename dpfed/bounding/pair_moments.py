@@ -190,12 +190,16 @@ def _map_of(bridge: nn.Module, basis: Basis) -> _Map:
     """Builds the map from a tower's features to vectors in the public basis, which `_unit` then normalises.
 
     Raises:
-        ValueError: If the basis has a centre and a linear map precedes it: the centre is one of the tower's own features.
+        ValueError: If the basis has a centre, and `bridge` is a linear layer: a centre is subtracted from the tower's own
+            features, and not from what a linear layer makes of them.
     """
     matrix, origin, steps, fine = basis.rows.double(), None, 2.0**_PRODUCT, 2.0**_PRODUCT
     if isinstance(bridge, nn.Linear):
         if basis.centre is not None:
-            raise ValueError("expected a basis without a centre behind a linear map: a centre is one of a tower's own features")
+            raise ValueError(
+                "expected a basis without a centre, because a linear layer comes between the tower and the basis: a centre "
+                "is subtracted from the tower's features, so none can be subtracted from what the linear layer returns"
+            )
         matrix = matrix @ bridge.weight.double()
     if basis.centre is not None:
         centre = basis.centre.double()

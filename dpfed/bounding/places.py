@@ -103,7 +103,10 @@ _RULES: dict[Any, Callable[..., Callable[[], Tensor] | None]] = {
 
 
 class _Products(TorchDispatchMode):
-    """Torch mode that starts each product of a batch at a multiple of 64 bytes, and pads products to 16 columns or more."""
+    """Torch mode that stores each matrix of a `torch.bmm` result at a multiple of 64 bytes, and pads other products.
+
+    A product of two matrices gets at least 16 columns.
+    """
 
     def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Runs in place of every operation while the mode is on."""

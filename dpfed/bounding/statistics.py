@@ -45,9 +45,10 @@ def _within(figure: float) -> float:
 
 
 def _sides(norms: Tensor, threshold: float) -> list[float]:
-    """Returns a number for each norm, which `_within` limits to 1/2 for norms below a threshold and -1/2 for norms above it.
+    """Returns, for each norm, a number that is positive if the norm is below the threshold, and negative if it is above.
 
-    From 5 % below the threshold to 5 % above it, the number is a linear function of the norm's logarithm.
+    The number is a linear function of the norm's logarithm: 1/2 at 5 % below the threshold, and -1/2 at 5 % above. Beyond these
+    values, `_within` cuts it off.
     """
     return [_side(norm / threshold) for norm in norms.tolist()]
 

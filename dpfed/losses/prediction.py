@@ -77,7 +77,7 @@ class Prediction(PairLoss):
         """
         if first.shape[1] % 2:
             raise UserError(
-                "Prediction: expected an even number of dimensions, of a projection and then of its prediction, got "
+                "Prediction: expected an even number of dimensions, half of them a projection and half a prediction, got "
                 f"{first.shape[1]}: give the model head=dpfed.losses.PredictionHead(). [loss-prediction]"
             )
         (one, of_other), (other, of_one) = (self._centred(view).chunk(2, dim=1) for view in (first, second))

@@ -22,7 +22,8 @@ MIN_TEMPERATURE = 0.01
 class _Contrastive(nn.Module):
     """Base class of the models. It holds temperature and bias.
 
-    Fixed values are buffers. Learnt values are parameters, and the parameter of the temperature is minus its logarithm.
+    Fixed values are buffers. Learnt values are parameters; for the temperature, the parameter is minus the temperature's
+    logarithm.
     """
 
     fixed_temperature: torch.Tensor

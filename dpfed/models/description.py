@@ -76,14 +76,14 @@ class Part(NamedTuple):
     prefix: str = ""
 
     def read(self, folder: Path, description: dict[str, Any]) -> bytes:
-        """Reads the file from a model folder.
+        """Reads this file of weights from a model folder, and checks its SHA-256.
 
         Args:
             folder: The model folder.
             description: The folder's description (`describe`).
 
         Raises:
-            UserError: If the file is missing, or its hash differs from the description's.
+            UserError: If the file is missing, or its SHA-256 is not the one in the description.
         """
         content = read_file(folder / self.file)
         if hashlib.sha256(content).hexdigest() != description.get(self.hash):

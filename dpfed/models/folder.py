@@ -10,7 +10,7 @@ text/                   a pretrained text tower: ``transformers.AutoModel.from_p
 open_clip_model.safetensors, open_clip_config.json
                         an open_clip model with its adapters merged in: ``open_clip.create_model("local-dir:FOLDER")``,
                         and the files of its tokenizer, if open_clip does not ship them
-heads.safetensors       heads that are made of moments, behind the towers (`dpfed.models.moments`)
+heads.safetensors       heads on the towers, computed from released moments (`dpfed.models.moments`)
 """
 
 from __future__ import annotations
@@ -177,7 +177,10 @@ def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _described(model: ModelConfig) -> dict[str, Any]:
-    """Returns the model's configuration without paths of this machine: an open_clip model is rebuilt from its own folder."""
+    """Returns the model's configuration without paths of this machine.
+
+    On loading, `model_config` puts the path of the model's folder in place of those of an open_clip model or a text tower.
+    """
     name = model.architecture and Path(model.architecture.removeprefix(LOCAL_DIR)).name
     gone = {"architecture": name, "weights": None, "digest": None, "anchors": None, "start": None, "start_digest": None}
     text = {"text": TEXT} if model.pretrained_text else {}

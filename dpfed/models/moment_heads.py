@@ -101,8 +101,9 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
         layout: Layout of the release.
         noise: Noise of the release.
         moments: Released moments, as averages over N records.
-        aligned: Whether the towers were aligned before the run, so that the features of a pair are alike. The ridge, times a
-            factor (`MomentNoise.likeness`), is then added to the cross-moment, too, as if it came from pairs that agree.
+        aligned: Whether the towers were aligned before the run, so that the features of a pair are alike. If so, the ridge of
+            the auto-moments is also added to the cross-moment, times a factor (`MomentNoise.likeness`). It acts like further
+            pairs in which image and text have equal features.
 
     Returns:
         The heads, two matrices ``(k, k)`` float64. Centred features times their head are embeddings, not of unit length. Both

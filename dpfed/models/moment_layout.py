@@ -107,20 +107,24 @@ class MomentLayout:
 
     @property
     def bits(self) -> int:
-        """Exponent g of the unit 2^-g of features, chosen so that `weights` of moments have about 8 binary digits."""
+        """Exponent g: features are rounded to multiples of 2^-g. It leaves about 8 bits for the `weights` of step 1."""
         return math.floor((math.log2(self.radius / self._pairs) - _WEIGHT_BITS) / 2)
 
     @property
     def _pairs(self) -> int:
-        """Largest norm of a record's cross products, divided by the largest norm of its products of views with themselves.
+        """How many times as large a record's part of the cross-moment can be as its part of an auto-moment (Frobenius norms).
 
-        For one tower, the cross products are those of different views; for two towers, those of an image and a text.
+        With one tower, the cross-moment has the products of different views; with two towers, those of image and text. The
+        sizes are those before multiplication by `weights`.
         """
         return 1 if self.towers == 2 else self.views - 1
 
     @functools.cached_property
     def weights(self) -> tuple[Tensor, Tensor]:
-        """Factors of the numbers of each step, int64. Factors on a diagonal and off it are rounded down separately."""
+        """Whole numbers by which `whole` multiplies the sums of step 0 and of step 1, int64.
+
+        In a triangle, the factor of the diagonal and that of the other numbers are rounded down separately.
+        """
         auto = 1 - self.mean_share - self.cross_share
         of_means = math.floor(self.radius * math.sqrt(self.mean_share / self.towers) / 2.0**self.bits)
         finest = self.radius / 4.0**self.bits
@@ -137,7 +141,7 @@ class MomentLayout:
 
     @functools.cached_property
     def _factors(self) -> tuple[Tensor, Tensor]:
-        """Factor by which each number of `Moments` is multiplied, float64, by step."""
+        """Factors by which the numbers of `Moments` are multiplied, float64: one tensor for step 0, and one for step 1."""
         step = self.length / self.radius
         means, moments = (weights.double() for weights in self.weights)
         steps = torch.full_like(moments, 4.0**self.bits)

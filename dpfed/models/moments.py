@@ -1,8 +1,8 @@
-"""Heads made of released moments, behind frozen towers (``bounding.method = "moments"``).
+"""Linear heads on frozen towers, computed from released moments (``bounding.method = "moments"``).
 
 A model with these heads keeps its towers; towers that were trained together also keep their projections (`keep_towers`). The
 head of a tower maps the tower's features to k dimensions by a public basis (`dpfed.models.basis`), subtracts a released centre,
-and multiplies by a matrix. In training the only parameter is the vector of released moments, from which the heads follow. A
+and multiplies by a matrix. In training the only parameter is the vector of released moments; the heads are computed from it. A
 published model has the heads, but not the moments.
 """
 
@@ -77,7 +77,7 @@ class PublishedHeads(nn.Module):
 
 
 class MomentHeads(nn.Module):
-    """Holds the released moments, and makes the heads that follow from them.
+    """Holds the released moments, and computes the heads from them.
 
     Args:
         layout: Layout of the release.
@@ -176,7 +176,7 @@ def bridges(model: nn.Module) -> dict[Side, nn.Module]:
 
 
 def keep_towers(model: nn.Module, aligned: bool, several_layers: bool = False) -> None:
-    """Freezes a model, and removes those layers behind its towers that heads of moments replace.
+    """Freezes a model, and removes the layers after its towers that heads of moments replace.
 
     These layers are the projection head of a model for images only, and the projections of two towers that are not aligned.
 
@@ -243,7 +243,7 @@ def feature_widths(model: nn.Module, size: int, tokenizer: Callable[[list[str]],
 
 
 def give_heads(model: nn.Module, owner: MomentHeads | PublishedHeads) -> None:
-    """Puts heads of moments behind the towers of a model.
+    """Attaches heads of moments to the towers of a model: they take the towers' features as input.
 
     Args:
         model: Model after `keep_towers`.

@@ -29,8 +29,8 @@ def group_norm(channels: int, groups: int = 32) -> nn.GroupNorm:
 
     Args:
         channels: Channels of the input.
-        groups: Wanted number of channel groups. The layer has fewer groups if these would not divide `channels`, or would hold
-            a single channel, which would normalise every channel's contrast away.
+        groups: Wanted number of channel groups. The layer has fewer if this number does not divide `channels`, or if a group
+            would be a single channel: that would normalise every channel's contrast away.
     """
     limit = max(1, min(groups, channels // 2))
     return nn.GroupNorm(max(count for count in range(1, limit + 1) if channels % count == 0), channels)
@@ -113,8 +113,8 @@ def mixes_records(layer: nn.Module) -> bool:
 def refuse_mixing(model: nn.Module, what: str) -> None:
     """Refuses a model that normalises records together, for methods and engines that pass records of several groups at once.
 
-    In such a pass one record would change the contributions of groups, or records, that are clipped separately from it. Padding
-    alone is enough for that: a group's padding depends on the largest group in the pass.
+    In a pass over several groups, such a model would let one record change the gradients of other groups, which are clipped
+    separately. The padding would be enough to do so: how much padding a group gets depends on the largest group in the pass.
 
     Args:
         model: Any module.

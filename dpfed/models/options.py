@@ -44,7 +44,7 @@ _EXTERNAL = When(
 _FOREIGN = When(
     "model.kind model.image model.text",
     lambda model: model.external or model.pretrained_text is not None,
-    "a run writes this key for towers of other libraries; set such a tower",
+    "a run writes the hash of a tower of open_clip, timm, torchvision or Hugging Face into this key; set such a tower",
 )
 _NO_START = When("model.start", lambda model: model.start is None, "model.start already names weights; give no model.start")
 _START = When("model.start", lambda model: model.start is not None, "set model.start")
@@ -73,8 +73,8 @@ class ModelConfig(Section):
     )
     start: str | None = Field(
         None,
-        description="starting weights: 'procedural' (`dpfed start`), or a run, its model/ or a file; none: those of "
-        "model.weights, or random",
+        description="starting weights: 'procedural' (`dpfed start`), or the path of a run, of its folder model/, or of a file; "
+        "none: those of model.weights, or random",
     )
     start_digest: Annotated[str | None, _START] = Field(
         None, description="the hash of the starting weights; a run writes this key itself"
@@ -100,7 +100,9 @@ class ModelConfig(Section):
         "weights)",
     )
     normalisation: Annotated[Literal["group", "layer", "batch"], _OURS, _OUR_ENCODER] = Field(
-        "group", description="of each convolution's output; 'batch': over one group and public anchors (docs/methods.md)"
+        "group",
+        description="layer after each convolution: 'group' (GroupNorm), 'layer' (LayerNorm), or 'batch' (BatchNorm over one "
+        "group and public anchors, docs/methods.md)",
     )
     anchors: Annotated[str | None, _OURS, _OUR_ENCODER, _BATCH_NORM] = Field(
         None,

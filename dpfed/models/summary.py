@@ -49,7 +49,7 @@ def trained_part(net: nn.Module, model: ModelConfig, adaptation: AdaptationConfi
         net: The model.
         model: Configuration that the model was built with.
         adaptation: Trained parts of the towers of open_clip or timm.
-        closed_form: Whether the run is one of private moments: towers are frozen, and heads follow from the moments.
+        closed_form: Whether the run is one of private moments: towers are frozen, and heads are computed from the moments.
 
     Raises:
         UserError: If the model has no trainable parameter.
@@ -72,7 +72,7 @@ def _how_of(net: nn.Module) -> str:
 
 def _how(model: ModelConfig, adaptation: AdaptationConfig, closed_form: bool) -> str:
     if closed_form:
-        return "moments, from which heads follow; towers frozen"
+        return "means and products of features, from which linear heads are computed; towers frozen"
     rest = "text tower and projection" if model.reads_text else "head"
     if model.pretrained_text is not None:
         rest = f"{model.text.removeprefix(SENTENCES).rpartition('/')[2]}: frozen; heads"

@@ -55,8 +55,8 @@ class TimmEncoder(nn.Module):
 
         Each piece is scaled to unit length, and `features_dim` grows accordingly. A stage whose mean equals the
         features, such as the last stage of a ResNet, is left out. Nothing changes if timm gives no stages for the network, or
-        if the features do not follow from its last stage. A vision transformer has no stages: its blocks all have the same
-        resolution.
+        if the network's features are not the output of its head on the last stage. A vision transformer has no stages: its
+        blocks all have the same resolution.
         """
         if not self.stages:
             widths = _stages(self.timm, self._size)
@@ -80,8 +80,8 @@ class TimmEncoder(nn.Module):
 def _stages(net: Any, size: int) -> dict[int, int]:
     """Returns the widths of a network's last stages by index, measured on an image of noise.
 
-    The result is empty if timm gives no stages, or if the features do not follow from the last stage. A stage whose mean is the
-    features themselves is left out.
+    The result is empty if timm gives no stages, or if the head applied to the last stage does not give the network's features.
+    A stage is left out if its mean over all positions equals these features.
     """
     info = getattr(net, "feature_info", None)
     if info is None or not hasattr(net, "forward_intermediates") or not hasattr(net, "forward_head"):
@@ -145,7 +145,7 @@ def _library_of(spec: TimmBlueprint) -> str:
 def _draw_nothing(module: nn.Module) -> None:
     """Turns dropout and stochastic depth off in a module.
 
-    They would draw from torch's global generator, which is not part of a run, and engines would disagree.
+    They would draw from torch's global generator, so two engines would compute different gradients of the same records.
     """
     from timm.layers import DropBlock2d, DropPath, PatchDropout
     from torchvision.ops import StochasticDepth

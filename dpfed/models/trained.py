@@ -38,7 +38,7 @@ def refuse_trained(model: nn.Module) -> None:
     if (folder := trained_in(model)) is not None:
         raise UserError(
             f"this model comes from the run {folder}, which trained it on private records (or does not say on which records). "
-            "The card of another run would not count the epsilon of this run. Make the model anew for each run. A model that "
+            f"The card of another run would not count the epsilon of {folder}. Make the model anew for each run. A model that "
             f"dpfed builds can be trained further: set model.start = '{folder}' in a configuration; the card then names both "
             "runs. [own-trained]"
         )

@@ -1,8 +1,8 @@
 """The declaration of a loss: one object with its options and its requirements on the model, in a file of its own.
 
 ``objective.name = NAME`` selects one of dpfed's losses, in ``dpfed/objectives/NAME.py``. The file's docstring cites the paper,
-and its `OBJECTIVE` is an `Objective`. The keys of the configuration, their meaning and checks, the model, and the loss follow
-from that object.
+and its `OBJECTIVE` is an `Objective`. From that object, dpfed takes the keys of the configuration, their meaning and checks,
+what the loss requires of the model, and the loss itself.
 
 Reading a configuration imports the files of all losses. This must not take as long as importing torch, so the files import
 torch only inside functions.

@@ -97,8 +97,8 @@ def refuse_unfit(function: Callable[..., Tensor], *rows: Tensor) -> None:
         )
     if isinstance(function, torch.nn.Module) and any(parameter.requires_grad for parameter in function.parameters()):
         raise UserError(
-            f"the loss {name} has parameters of its own, which nothing would train privately: move them into the model, or "
-            "set requires_grad_(False). [loss-parameters]"
+            f"the loss {name} has parameters of its own, but dpfed trains only the model's: move them into the model, or set "
+            "requires_grad_(False). [loss-parameters]"
         )
     called = function
     if reads_labels(function):  # records 0 and 1 share a class

@@ -157,8 +157,8 @@ def require_batch_invariance(
         vocabulary: Number of distinct tokens that a text may contain.
         brief: Whether to compare in the smallest, the largest and a middle shape only, as a first test. A brief check does not
             suffice for private records.
-        before: Number of earlier checks in this run. Checks after the first are short, use other random records, and
-            begin with other groups.
+        before: Number of earlier checks in this run. Checks after the first are short. Each has new random records, and
+            takes the probes in another order.
 
     Raises:
         DependsOnOthers: If a group's result differs, or if the model draws random numbers, which would hide a difference.
@@ -202,7 +202,9 @@ def trials(
     before: int = 0,
     sizes: Iterable[int] | None = None,
 ) -> Iterator[Trial]:
-    """Yields passes over random records, in which the probes recur at other positions and beside other groups.
+    """Yields passes over random records.
+
+    Some groups, called probes, occur in several passes, each time at another position and beside other groups.
 
     Args:
         views: Views of any records; only their shapes and dtypes are read.
@@ -210,7 +212,8 @@ def trials(
         totals: Number of records of each pass. ``None`` means one pass of every shape, and then further passes of the largest
             shape until there are six passes and every probe has occurred twice.
         vocabulary: Number of distinct tokens that a text may contain.
-        before: Number of earlier checks in this run; it selects other random records and another order.
+        before: Number of earlier checks in this run. It is the seed of the random records and the order of the probes, so each
+            check has its own.
         sizes: Sizes of the probes that consist of independent random records; default: all sizes of groups that may share a
             pass.
     """
@@ -320,8 +323,8 @@ def _first_difference(run_pass: PassFunction, vocabulary: int, *passes: tuple[Tr
         if one is None or other is None or one.shape != other.shape or same(one, other):
             continue
         if constant is None or not same(one, constant):  # a value that does not change with the views is a weight
-            return f"first in '{name}'"
-    return "in a sum over the group's records"
+            return f"the first difference is in '{name}'"
+    return "the difference is in a sum over the group's records"
 
 
 class _RowsOfAGroup(TorchDispatchMode):

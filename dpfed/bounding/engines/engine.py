@@ -159,9 +159,9 @@ def exact_arithmetic() -> None:
 def sound_kernels(device: str, bf16: bool) -> Iterator[None]:
     """Opens a block in which kernels read nothing but their inputs.
 
-    In bf16, oneDNN's convolutions on CPUs read uninitialised memory. (Seen with torch 2.15: the gradient of a kernel of 3 x 3,
-    stride 2, over images of one pixel.) An earlier group may have left its numbers in this memory, so one record could change
-    the gradients of other groups. Inside the block, torch's own kernels are used instead, which are slower.
+    In bf16, oneDNN's convolutions on CPUs read uninitialised memory. (Seen with torch 2.15: the weight gradient of a 3 x 3
+    convolution with stride 2, on images of one pixel.) An earlier group may have left its numbers in this memory, so one record
+    could change the gradients of other groups. Inside the block, torch's own kernels are used instead, which are slower.
 
     Args:
         device: Type of the model's device.

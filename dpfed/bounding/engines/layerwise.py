@@ -222,7 +222,7 @@ class LayerwiseEngine(Engine):
             )
 
     def _at_once(self, kind: torch.dtype, views: Views, offsets: Tensor, clip: Clip) -> Summed:
-        """Makes a pass at the current weights, with a sum of dtype `kind`; only the device knows the groups' boundaries."""
+        """Makes a pass at the current weights, with a sum of dtype `kind`. `offsets` is not copied to the host."""
         padding = self._padding
         places = padding.typical, padding.groups, padding.slots, padding.room
         grouping = Grouping([], self._vector.device, self._exact, *places, offsets=offsets)

@@ -174,7 +174,7 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
                 loss.embed({name: view.new_zeros(records, *view.shape[1:]) for name, view in views.items()})
             rows.append(recorder.rows)
     if rows[1] != [2 * number for number in rows[0]]:
-        raise Unsupported("the first dimension of a layer is not that of the records [layer-rows-differ]")
+        raise Unsupported("the first dimension of a layer is not the batch dimension [layer-rows-differ]")
 
 
 @torch.no_grad()

@@ -40,7 +40,7 @@ class Threads:
         self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,)) if many else None
 
     def first(self, work: Callable[[], None]) -> None:
-        """Calls `work` in one of the threads, where an operation uses one core, as in `add`, and so computes the same bits."""
+        """Calls `work` in one of the threads. There, as in `add`, an operation uses one core, so it computes the same bits."""
         if self._pool is None:
             work()
         else:

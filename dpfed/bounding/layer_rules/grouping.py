@@ -2,8 +2,8 @@
 
 Shapes: n records. In the first dimension, a layer has k rows for each record: the record's views, or their tokens. The
 groups' records follow one another. Records behind the last group are fillers, which belong to no group. A pass has a fixed
-number of places for groups, and each place has a fixed number of slots for records. Every figure of a group is computed from
-the group's own rows, in a shape that depends on no other group.
+number of places for groups, and each place has a fixed number of slots for records. Every figure of a group (a gradient, its
+norm, or a sum of rows) is computed from the group's own rows, in a shape that depends on no other group.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Grouping:
         sizes: Number of records of each group.
         device: Device of the layers.
         exact: Dtype in which squares are summed.
-        typical: Public number of records of a usual group; default: the number of slots. It decides how a layer computes a
-            norm. There are several ways, which round differently. If the actual sizes decided, one record could change how the
-            gradients of other groups are rounded.
+        typical: Public number of records of a usual group; default: the number of slots. It decides in which of several ways a
+            layer computes norms. These ways round differently. So a pass over private records must give `typical` or `slots`:
+            the defaults follow from the actual sizes, and one record could change how other groups' gradients are rounded.
         places: Number of places for groups, at least the number of groups; default: the number of groups.
         slots: Number of slots for records of a group, at least the size of the largest group; default: this size.
         records: n, the number of records, fillers included; default: the sum of `sizes`, for a pass without fillers.
@@ -139,7 +139,7 @@ class Grouping:
         """
         k, rest = divmod(len(rows), self.records)
         if rest:
-            raise Unsupported("the first dimension of a layer is not that of the records [layer-rows-uneven]")
+            raise Unsupported("the first dimension of a layer is not the batch dimension [layer-rows-uneven]")
         return k
 
     def split(self, rows: Tensor) -> list[Tensor]:

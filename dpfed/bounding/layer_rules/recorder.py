@@ -131,7 +131,7 @@ class Recorder(TorchFunctionMode):
 
 
 class _Beginning(torch.autograd.Function):
-    """Marks a first layer, at which the backward pass ends: its output receives a gradient, without a copy of the output."""
+    """Makes the output of a first layer require a gradient, without copying it. The backward pass ends at this layer."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, _: Tensor) -> Tensor:

@@ -197,9 +197,10 @@ def gram_squares(a: Tensor, g: Tensor, exact: torch.dtype) -> tuple[Tensor, Tens
 class OuterProducts:
     """Gradients of a matrix ``(p, d)`` that are sums of outer products of rows, as those of a linear layer are.
 
-    If Gram matrices are cheap, the norms come from these matrices, and the gradients are computed later for the sum, one group
-    after the other. Clipped gradients are added, rather than weighted outer products. So rounding errors are small compared
-    with the clip norm C, even if the outer products nearly cancel.
+    If Gram matrices are cheap, the norms are computed from these matrices. The gradients are then computed later, one group
+    after the other, when they are added to the sum. Each gradient is first computed in full, and then multiplied by its
+    clipping factor; its outer products are not weighted one by one. So rounding errors are small compared with the clip norm C,
+    even if the outer products nearly cancel.
 
     Args:
         target: Destination of the matrix's gradient.
@@ -234,7 +235,8 @@ class OuterProducts:
     def _found(self) -> tuple[Tensor, Tensor | float]:
         """Squares and slack from Gram matrices.
 
-        They are computed after the pass. During the pass, `dpfed.bounding.places` may pad products, and these need no padding.
+        They are computed after the pass. During the pass, `dpfed.bounding.places` may pad products, and Gram matrices need no
+        padding.
         """
         squares, slack = zip(*(gram_squares(a, g, self._exact) for a, g in self._rows), strict=True)
         return torch.stack(squares), torch.stack(slack)

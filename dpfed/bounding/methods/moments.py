@@ -1,4 +1,4 @@
-"""Defines private moments: noisy moments of frozen towers' features, from which heads follow in closed form.
+"""Defines private moments: linear heads on frozen towers, computed in closed form from noisy moments of the towers' features.
 
 Step 0 releases the mean of each tower's features. Step 1 subtracts these means, and releases the cross-moment of image and text
 and each tower's auto-moment. Every record takes part in both. There is no sampling and no training, and the towers embed each
@@ -90,7 +90,8 @@ def _numbers(inputs: MethodInputs) -> dict[str, Any]:
     views = options.views if options.views is not None else 0 if inputs.reads_text else _VIEWS
     if not inputs.reads_text and views < 2:
         raise UserError(
-            f"images alone need two views or more, got bounding.options.views = {views}: set it to 2 or more. [moments-views]"
+            f"without captions, an image needs at least two views, got bounding.options.views = {views}: set it to 2 or more. "
+            "[moments-views]"
         )
     basis = options.basis or ("random" if inputs.aligned else "generated")
     share = CROSS_SHARE if basis == "random" else CROSS_SHARE_OF_PUBLIC
@@ -111,9 +112,10 @@ def _radius(given: MechanismParameters) -> float:
 METHOD = Method(
     name="moments",
     title="private moments",
-    claim="Towers are frozen. The means of their features are released with noise, then the moments of image and text, from "
-    "which heads follow in closed form. A record adds one vector to each sum. The norm of the first vector is at most "
-    "sqrt(0.05), that of the second sqrt(0.95); the root of the sum of their squares is the sensitivity, 1.",
+    claim="Towers are frozen. The means of their features are released with noise, then the means of products of these "
+    "features (moments). Linear heads are computed from both in closed form. A record adds one vector to each of the two sums. "
+    "The norm of the first vector is at most sqrt(0.05), that of the second sqrt(0.95); the root of the sum of their squares "
+    "is the sensitivity, 1.",
     sensitivity=lambda given: given.clip_norm,
     spread=lambda given: given.records,
     radius=_radius,

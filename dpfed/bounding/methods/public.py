@@ -4,7 +4,7 @@ Every drawn record forms a group with M records of a public set. The record's ke
 group's loss is the record's own contribution: its terms of the contrast, with the record as anchor in both directions; or, for
 other losses (such as Barlow Twins), the loss of the group minus the loss of its public records alone. The gradient flows
 through all records of the group, public ones included, and is clipped to C. (If it did not flow through the public ones, the
-direction that all records have in common would fill the clip, and little would be learnt.)
+direction that all records have in common would use up the clip norm, and little would be learnt.)
 
 **Lemma.** Neighbours D and D' = D + x: the sum moves by at most **C**. The public set is fixed before training and
 holds no record of D'. The group of any record y of D is y itself and public records that y's key selects, with views that are
