@@ -85,7 +85,7 @@ def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
 
 @app.command()
 def leave(folder: KitFolder) -> None:
-    """Leave the federation permanently. What was spent stays spent; no budget is given back."""
+    """Leave the federation permanently. What was spent stays spent; `dpfed budget settle FOLDER` gives the rest back."""
     say(f"reading {folder}", True)
     from dpfed.federation.provisioning.site_paths import SitePaths
     from dpfed.privacy.ledger import Ledger

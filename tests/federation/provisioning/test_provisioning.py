@@ -398,7 +398,7 @@ def test_a_new_certificate_needs_no_new_kit(office):
         office.provision()
 
 
-def test_who_leaves_keeps_what_was_spent_and_returns_no_budget(office, dpfed):
+def test_who_leaves_keeps_what_was_spent_and_settling_gives_the_rest_back(office, dpfed):
     store = RecordStore.open(office.store("north"))
     set_budget(store, 40.0, 1e-3)
     place = office.joined()["north"]
@@ -414,6 +414,7 @@ def test_who_leaves_keeps_what_was_spent_and_returns_no_budget(office, dpfed):
     assert code == 2 and "[site-left]" in error
     code, _, error = dpfed("budget", "settle", place.path)  # as its site folder does
     assert code == 0, error
+    assert budgets_of(store)[0].budget.spent < taken
     assert Reply.load(place.reply).left
     office.send(place)
     assert office.provision().left == ["north"]
