@@ -306,10 +306,10 @@ def _sized(resources: Resources, there: list[dict[str, float]], is_local: bool, 
 
 
 def _with_a_place(task: Task) -> Task:
-    """Moves the stores of generated records beside the run if they would lie in a submitted job's temporary copy.
+    """Chooses another folder for stores of generated records if the configured one lies in a submitted job's temporary copy.
 
     Returns:
-        The task with the new place of the stores, or the unchanged task.
+        The task with a folder for stores beside the run's directory, or the unchanged task.
     """
     config = task.config
     if config is None or not config.data.from_nothing or not _in_job_copy(config.data.stores):
