@@ -99,7 +99,9 @@ class Project(Section):
         seen: dict[str, str] = {}
         for site in self.sites:
             if (other := seen.setdefault(site.casefold(), site)) is not site:
-                raise ValueError(f"sites: {other!r} and {site!r} are too similar; every site needs a distinct name")
+                raise ValueError(
+                    f"sites: {other!r} and {site!r} are the same name, except for capitals; give every site another"
+                )
         try:
             Trust(self.trust, len(self.sites), self.drops, self.colluders)
         except UserError as error:  # now, and not when all sites have replied
