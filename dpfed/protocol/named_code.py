@@ -126,7 +126,8 @@ def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
         code: Code that the terms name.
 
     Raises:
-        UserError: If a part is missing on this machine, cannot be read or differs; the message names the first such part.
+        UserError: If some of the code is missing on this machine, cannot be read or differs; the message names the first such
+            object.
     """
     for agreed in code:
         here = _installed(agreed.key, agreed.name)

@@ -173,7 +173,7 @@ def outlast_cut_handshakes(on_refusal: Callable[[], None] = lambda: None) -> Non
 
 
 def _cut(error: Exception) -> bool:
-    """Returns whether a connection ended, or fell silent, while it was being made."""
+    """Returns whether an error means that a connection ended, or fell silent, while it was being made."""
     text = str(error).lower()
     return isinstance(error, httpx.TransportError) and ("eof occurred" in text or "timed out" in text)
 

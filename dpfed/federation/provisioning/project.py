@@ -99,9 +99,7 @@ class Project(Section):
         seen: dict[str, str] = {}
         for site in self.sites:
             if (other := seen.setdefault(site.casefold(), site)) is not site:
-                raise ValueError(
-                    f"sites: {other!r} and {site!r} are the same name, except for capitals; give every site another"
-                )
+                raise ValueError(f"sites: {other!r} and {site!r} differ at most in capitals; give each site a name of its own")
         try:
             Trust(self.trust, len(self.sites), self.drops, self.colluders)
         except UserError as error:  # now, and not when all sites have replied
