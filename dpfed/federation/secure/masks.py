@@ -63,7 +63,7 @@ class StepKeys:
         return _derive(secret, self.label("offer", sender, receiver))
 
     def self_mask(self, seed: bytes, site: int) -> bytes:
-        """Derives the key of a site's self mask, which no other site subtracts, from the seed that the site draws for it."""
+        """Derives the key of a site's self mask from the seed that the site draws for it. No other site subtracts this mask."""
         return _derive(seed, self.label("self mask", site))
 
     def self_check(self, seed: bytes, site: int) -> bytes:
