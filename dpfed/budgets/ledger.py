@@ -64,10 +64,9 @@ class Entry(BaseModel):
         id: Id of the entry.
         event: Kind of the entry.
         day: Day of the entry, UTC, for readers.
-        number: Number of the entry. Among the entries about one account, and among those of event ``set``, only the entry with
-            the largest number counts. Of several with this number, the one with the most steps counts, or, for event ``set``,
-            the one with the smallest epsilon. If another settlement of the account has more steps, its steps and cost count
-            instead.
+        number: Serial number. A larger one replaces a smaller one: among the entries about one account (`Account`), and among
+            the entries of event ``set``. If two replicas of the ledger gave out the same number, the entry with more steps
+            counts, or, for event ``set``, the one with the smaller epsilon.
         epsilon: New epsilon; event ``set``.
         delta: New delta; event ``set``.
         of: Id of the run that holds the account. This field and those up to `cost` belong to the events ``reserve`` and
@@ -138,7 +137,7 @@ class Account:
         cost: Cost of these steps at each order.
         settled: Whether the latest entry is a settlement.
         number: Number of the latest entry.
-        least: Lower bound of the steps in the run's own ledger: the largest number with which the account was ever settled.
+        least: Lower bound of the steps in the run's own ledger: the largest number of steps in any of its settlements.
     """
 
     id: str
@@ -231,9 +230,13 @@ def _rank(entry: Entry) -> tuple[int, int]:
 
 
 def _account(entry: Entry, most: Entry | None) -> Account:
-    """Makes an account from its latest entry, but with steps and cost of the settlement `most` if that has more steps.
+    """Makes an account from its latest entry; steps and cost come from another settlement if that one has more steps.
 
-    A run may have continued in two places, so that it has several settlements.
+    A run that was continued in two places may have several settlements.
+
+    Args:
+        entry: Latest entry about the account.
+        most: Settlement of the account with the most steps; ``None``: the account was never settled.
     """
     least = (most.steps or 0) if most else 0
     counts = most if most is not None and least > (entry.steps or 0) else entry

@@ -1,7 +1,7 @@
-"""Reads and writes a replica of a budget's ledger: an append-only file of JSON lines, each chained to the line before.
+"""Reads and writes a replica of a budget's ledger: an append-only file of JSON lines.
 
-A run begins only when the line of its reservation is complete and on disk. So no run has acted on a last line that lacks its
-newline. A line is chained by a hash of itself and of the lines before.
+Every line carries a hash over itself and all lines before it. A run begins only when the line of its reservation is complete
+and on disk. So no run has acted on a last line that lacks its newline.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def read(path: Path) -> BudgetLedger | None:
     """Reads a replica of a ledger and checks every line.
 
     Returns ``None`` if the file is missing, or its first line is truncated. A first line is written atomically, so a truncated
-    first line means damage: callers refuse it unless they find another replica.
+    first line means damage: callers refuse such a file unless they find another replica.
 
     Raises:
         UserError: If the file cannot be read, or is damaged; the message names the line.
@@ -57,7 +57,7 @@ def write_missing(path: Path, budget: BudgetLedger) -> None:
         raise UserError(
             f"the budget's ledger {path} cannot be written ({error.strerror or error}), so this command stops. No run "
             "begins before its plan is reserved there, on disk. Free space or make the file writable, and repeat the command; "
-            "entries that are in other copies of the ledger already stay in them. [replica-not-writable]"
+            "what was already written to other copies of the ledger stays there. [replica-not-writable]"
         ) from error
     except GrewElsewhere as error:
         raise UserError(

@@ -128,7 +128,15 @@ def _is_elsewhere(known: Account, reservation: Reservation) -> bool:
 
 
 def _expected(budget: BudgetLedger, reservation: Reservation) -> str | None:
-    """Returns the id of the account that a sweep reserved for the run in this folder; ``None``: there is none."""
+    """Returns the id of the account that a sweep opened in advance for a run.
+
+    Args:
+        budget: Ledger of the budget.
+        reservation: The run; the sweep's account names the same folder.
+
+    Returns:
+        The id; ``None``: there is no such account, or it is settled.
+    """
     sweeps = (
         account
         for account in budget.accounts.values()

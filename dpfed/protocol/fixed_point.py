@@ -134,7 +134,7 @@ class Grid:
         return encoded
 
     def encode_steps(self, steps: np.ndarray) -> np.ndarray:
-        """Rounds integers in steps of the finer grid to the nearest multiple of 2^digits, exactly (ties up), modulo 2^32.
+        """Converts counts of finer steps (`digits`) to the nearest counts of this grid's steps, exactly (ties up), modulo 2^32.
 
         Args:
             steps: Integers with the noise already added, shape ``(n,)``, int64; of absolute value up to about 2^62.

@@ -126,7 +126,8 @@ def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
         code: Code that the terms name.
 
     Raises:
-        UserError: If a part is missing on this machine, cannot be read or differs; the message names the first such part.
+        UserError: If some of the code is missing on this machine, cannot be read or differs; the message names the first such
+            object.
     """
     for agreed in code:
         here = _installed(agreed.key, agreed.name)
@@ -139,16 +140,16 @@ def refuse_other_code(code: tuple[NamedCode, ...]) -> None:
 
 
 def file_of(name: str) -> Path | None:
-    """Returns the file of a named part's module; ``None`` if the module is not installed. The function imports nothing."""
+    """Returns the file of the module in ``MODULE:OBJECT``; ``None`` if it is not installed. The function imports nothing."""
     source = find_source(name.partition(":")[0])
     return None if source is None else source.file
 
 
 def _installed(key: Key, name: str) -> NamedCode:
-    """Returns a named part with its version and hash on this machine.
+    """Returns named code with its version and hash on this machine.
 
     Raises:
-        UserError: If the part's source is not on this machine, or cannot be read.
+        UserError: If the source of the code is not on this machine, or cannot be read.
     """
     module = name.partition(":")[0]
     source = find_source(module)
@@ -165,5 +166,5 @@ def _installed(key: Key, name: str) -> NamedCode:
 
 
 def _top(name: str) -> str:
-    """Returns the top-level package of a named part."""
+    """Returns the top-level package in ``MODULE:OBJECT``."""
     return name.partition(":")[0].partition(".")[0]

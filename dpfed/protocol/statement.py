@@ -24,7 +24,7 @@ _SIMULATED = Mark(
 _NOISE_FROM: dict[Mode, str] = {
     "central": "added once a step, by the server",
     "distributed": "added by the sites together, at least this much in every step",
-    "secure": "added by the sites together, at least this much in every step, rounded with the sums (at no cost in epsilon)",
+    "secure": "added by the sites together, at least this much in every step; the rounding of the noisy sums costs no epsilon",
     "local": "added by every site to its own sum",
 }
 

@@ -86,8 +86,8 @@ class Trust:
         if self.mode == "secure" and 2 * d + c >= n and self.honest > 1:
             raise UserError(
                 f"secure sums of {n} sites, of which {c} may collude, bear at most {max(0, n - c - 1) // 2} missing sites in a "
-                f"step; with {d} missing, a lying server could show the sites different lists of the sites that answer. "
-                "Lower drops. [trust-server-lies]"
+                f"step, but drops = {d}: a lying server could then tell different sites that different sites had answered, and "
+                "so collect the shares that unmask one site's sum. Lower drops. [trust-server-lies]"
             )
 
     @property

@@ -229,7 +229,7 @@ class Members:
         return self._terms.trust != "secure" or (number in self._offers and self._offers[number].step == step)
 
     def _fits(self, offer: Offer) -> bool:
-        """Returns whether an offer has the right lengths, and gives all sites the same round key."""
+        """Returns whether an offer has the right lengths, and gives all sites the same round public key."""
         from dpfed.federation.secure.envelopes import KEY_BYTES, offer_lengths  # only secure sums need its imports
 
         public, each = offer_lengths(self._terms.trust_model)

@@ -165,8 +165,12 @@ class Federation:
                 self._arrival_log.ask(step, absent, left or None)
             if time.monotonic() > say_at:
                 counts = f"{there} of {self._trust.sites} sites are ready, {self._trust.least} sites are needed"
-                long = f", at most {left:.0f} s more for all of them" if left and there >= self._trust.least else ""
-                self._note(f"waiting for sites{long}: {counts}. {self._members.absence(step)}")
+                late = (
+                    f" (at most {left:.0f} s more, then the step starts without the missing ones)"
+                    if left and there >= self._trust.least
+                    else ""
+                )
+                self._note(f"waiting for sites{late}: {counts}. {self._members.absence(step)}")
                 say_at = time.monotonic() + _AGAIN
             time.sleep(pause)
             pause = min(1.5 * pause, _PAUSES[1])
@@ -262,11 +266,13 @@ class Federation:
         return (total, "") if norm <= self._most(arrived) else (None, "its norm is larger than clipped groups and noise allow")
 
     def _checked(self, number: int, content: Content, answer: Sum) -> Content:
-        """Returns a site's sum if an honest site could have sent it. Adds a masked sum to the total, and returns empty bytes.
+        """Returns a site's sum if an honest site could have sent it.
+
+        A masked sum is added to the total of the masked sums; empty bytes are returned in its place.
 
         Raises:
             Rejected: If the sum has another length, values that are not finite, or a norm that no honest sum of this site has.
-                A masked sum may be any bits: it is rejected for its length, or if the site has not signed the roster.
+                A masked sum may be any bits; `SecureSum.add` says why one is rejected.
         """
         if len(content) != self._bytes_of_a_sum:
             raise Rejected(f"its sum has {len(content):,} bytes, expected {self._bytes_of_a_sum:,}")

@@ -95,7 +95,7 @@ def federate(config: Config, path: Path, sites: int, skew: float, options: dict[
 def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, Any]) -> None:
     """Divides the records, makes the sites and the terms, and lets the sites join.
 
-    On machines of their own, the operators of sites use five commands for this (docs/a-site-in-15-minutes.md).
+    In a real federation, the operators of the sites run five commands for this (docs/a-site-in-15-minutes.md).
     """
     with watching() as progress:
         store = records_of(config, import_progress(progress), say=progress.note)
@@ -120,7 +120,10 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
 
 
 def _copies(config: Config) -> dict[str, Any]:
-    """Returns the paths of files that are not sent to sites. On one machine, the sites read the coordinator's files."""
+    """Returns the absolute paths of the model's files that every site must have itself, by setting of `SiteSettings`.
+
+    On one machine, these are the coordinator's own files.
+    """
     model = with_absolute_paths(config).model
     given = {name: getattr(model, name) for name in ("weights", "architecture", "text", "anchors", "start")}
     return {name: value for name, value in given.items() if value and Path(value.removeprefix(LOCAL_DIR)).is_absolute()}

@@ -24,7 +24,10 @@ _RECORD, _VECTOR, _RAW = "packet", "vector", "dpfed.raw"
 
 
 def vector_record(vector: bytes | bytearray | memoryview) -> ArrayRecord:
-    """Converts a vector to a Flower record, sent in chunks; each chunk is stored once, however many messages carry it."""
+    """Converts a vector to a Flower record.
+
+    Flower splits the record into chunks, and stores each chunk once, however many messages carry it.
+    """
     data = bytes(vector)
     return ArrayRecord({_VECTOR: Array("uint8", (len(data),), _RAW, data)})
 

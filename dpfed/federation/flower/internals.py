@@ -96,9 +96,9 @@ _most: ContextVar[int | None] = ContextVar("most bytes of a reply", default=None
 
 @contextmanager
 def replies_of_at_most(size: int) -> Iterator[None]:
-    """Makes this thread give up fetching a reply that is too long, within the block; see `limit_replies`.
+    """Limits the size of the replies that this thread fetches within the block: it gives up fetching a longer reply.
 
-    Without a limit, such a reply could fill the memory.
+    Without a limit, a long reply could fill the memory. `limit_replies` must have been called before.
 
     Args:
         size: Largest size of a reply, in bytes.
@@ -148,7 +148,7 @@ def outlast_cut_handshakes(on_refusal: Callable[[], None] = lambda: None) -> Non
     """Makes the SuperNode in this process retry if the network fails while a TLS connection is made.
 
     Flower takes such a failure for a wrong certificate: its SuperNode gives up permanently, and its process stays but does
-    nothing. A certificate that is wrong still ends the SuperNode.
+    nothing. With a certificate that is really wrong, the SuperNode still gives up.
 
     Args:
         on_refusal: Function that is called when the SuperLink refuses this SuperNode (401): Flower then ends the SuperNode as
@@ -173,7 +173,7 @@ def outlast_cut_handshakes(on_refusal: Callable[[], None] = lambda: None) -> Non
 
 
 def _cut(error: Exception) -> bool:
-    """Returns whether a connection ended, or fell silent, while it was being made."""
+    """Returns whether an error means that a connection ended, or fell silent, while it was being made."""
     text = str(error).lower()
     return isinstance(error, httpx.TransportError) and ("eof occurred" in text or "timed out" in text)
 

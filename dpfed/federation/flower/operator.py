@@ -205,7 +205,7 @@ class Operator:
 
 
 def _provisioned(folder: Path) -> tuple[str, int]:
-    """Returns the name of a provisioned federation, and the port of its SuperLink."""
+    """Returns a federation's name and its SuperLink's port; ``run`` and the usual port if the folder was not provisioned."""
     if not (folder / STATE).exists():
         return "run", LINK_PORT
     known = state_of(folder)

@@ -34,6 +34,7 @@ from dpfed.protocol.named_code import refuse_other_code
 from dpfed.protocol.terms import Terms
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_FOUND = "found, not compared yet (the coordinator compares them with its own when the site connects)"
 _RESTORE = "restore it, if it was moved away; otherwise this site cannot continue: docs/a-site-in-15-minutes.md, Backups"
 
 
@@ -206,7 +207,7 @@ def _copies(site: SiteFolder) -> Iterator[Finding]:
         from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
         copies = require_copies(site.terms(), site.settings())
-        for said, compared in (("as agreed on", True), ("found; the coordinator compares them when it greets the site", False)):
+        for said, compared in (("as agreed on", True), (_FOUND, False)):
             if keys := [key for key, is_compared in copies.items() if is_compared is compared]:
                 yield Finding("copies", State.GOOD, f"{said}: {', '.join(keys)}")
 

@@ -99,7 +99,7 @@ class Project(Section):
         seen: dict[str, str] = {}
         for site in self.sites:
             if (other := seen.setdefault(site.casefold(), site)) is not site:
-                raise ValueError(f"sites: {other!r} and {site!r} are too similar; every site needs a distinct name")
+                raise ValueError(f"sites: {other!r} and {site!r} differ at most in capitals; give each site a name of its own")
         try:
             Trust(self.trust, len(self.sites), self.drops, self.colluders)
         except UserError as error:  # now, and not when all sites have replied

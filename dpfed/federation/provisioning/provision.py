@@ -157,7 +157,8 @@ class _Office:
         name = state_of(self.path)["name"]
         if name != self._project.name:
             raise UserError(
-                f"{self.path} is for {name!r}, not for {self._project.name!r}: give another --folder. [project-other-name]"
+                f"{self.path} is the folder of the federation {name!r}, but the project is named {self._project.name!r}: "
+                "give another --folder. [project-other-name]"
             )
         if self.agreed.path.exists():
             terms = Terms.load(self.agreed.terms)

@@ -282,7 +282,10 @@ class Masking:
     def _at(self, step: int) -> _Masked:
         """Returns what this site keeps of a step, if the step is the one masked last and masks may have to be removed."""
         if not self._trust.drops:
-            raise OtherView("no site may drop out of this run: its sums contain no masks to remove. [mask-no-drops]")
+            raise OtherView(
+                "the server asked for help with removing masks, but no site may drop out of this run, so all masks cancel and "
+                "none is ever removed. [mask-no-drops]"
+            )
         if self._masked is None or self._masked.step != step:
             raise NotOffered(f"step {step} is over: site {self._me} did not mask it, or is at a later step. [mask-step-over]")
         return self._masked

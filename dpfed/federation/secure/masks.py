@@ -63,7 +63,7 @@ class StepKeys:
         return _derive(secret, self.label("offer", sender, receiver))
 
     def self_mask(self, seed: bytes, site: int) -> bytes:
-        """Derives the key of a site's self mask, which no other site subtracts, from the seed that the site draws for it."""
+        """Derives the key of a site's self mask from the seed that the site draws for it. No other site subtracts this mask."""
         return _derive(seed, self.label("self mask", site))
 
     def self_check(self, seed: bytes, site: int) -> bytes:
@@ -123,7 +123,10 @@ def agreed(private: X25519PrivateKey, public: bytes, which: str) -> bytes:
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # wrong length, or a point that gives the same secret to everybody
-        raise UserError(f"a {which} public key of a site is not a valid X25519 key: it was not used. [key-exchange]") from None
+        raise UserError(
+            f"a site's {which} public key is not a valid X25519 key, so no secret can be agreed on with that site: the site's "
+            "dpfed is damaged or was altered. [key-exchange]"
+        ) from None
 
 
 def _derive(secret: bytes, label: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """Shares of 32-byte secrets: any `needed` shares recover the secret, fewer reveal nothing about it.
 
-Shamir, "How to share a secret" (Communications of the ACM, 1979). A secret is a number below a prime. It is the value at
-0 of a polynomial whose other coefficients are drawn uniformly. A site's share is the polynomial's value at the site's number
-plus 1.
+Shamir, "How to share a secret" (Communications of the ACM, 1979). A secret is a number below a prime. It is the
+constant coefficient of a polynomial whose other coefficients are drawn uniformly. The share of the site with number i is the
+polynomial's value at i + 1.
 """
 
 from __future__ import annotations

@@ -438,7 +438,16 @@ def _chosen(name: str, store: str | Path, settings: dict[str, Any]) -> SiteSetti
 
 
 def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:
-    """Returns the absolute paths of a site's copies, which do not depend on the folder from which the site is served."""
+    """Makes the paths of a site's copies of files (weights, public records ...) absolute.
+
+    The site can then be served from any folder.
+
+    Args:
+        settings: Settings of the site, see `SiteFolder.create`.
+
+    Returns:
+        The settings that name these files, with absolute paths.
+    """
     default = Config()
     paths = ("architecture", "weights", "start", "text", "anchors")
     model = {key: settings[key] for key in paths if settings.get(key) is not None}

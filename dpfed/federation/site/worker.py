@@ -164,7 +164,8 @@ class SiteWorker:
         """Returns the masking, the step, and the numbers of the sites that the server names as arrived in the step.
 
         Raises:
-            Refusal: If nothing is masked, the step is not the last one, or the request is malformed.
+            Refusal: If nothing is masked, the site has not taken this step or has taken a later one, or the request is
+                malformed.
         """
         if self._masking is None:
             raise Refusal(Reason.UNKNOWN)
@@ -264,7 +265,7 @@ class SiteWorker:
         return {"roster": _text(self._masking.signed_roster(step))}
 
     def _offer(self, step: int) -> dict[str, Any]:
-        """Returns this site's offer for a step, as a header field; empty if no sum of that step is masked."""
+        """Returns this site's offer for a step, as a header field; empty if sums are not masked or the step is not ahead."""
         if self._masking is None or not self._last < step < self._terms.privacy_plan.steps:
             return {}
         offer = self._masking.offer(step)

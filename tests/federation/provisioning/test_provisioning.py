@@ -330,7 +330,7 @@ def test_two_sites_of_one_name_or_one_key_are_told_apart(office, tmp_path):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"sites": ["north", "North"]}, "are too similar"),
+        ({"sites": ["north", "North"]}, "differ at most in capitals"),
         ({"sites": ["north", "../x"]}, "sites"),
         ({"sites": []}, "sites"),
         ({"name": "a b"}, "name"),
