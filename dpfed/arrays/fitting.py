@@ -156,7 +156,7 @@ class Shape:
         return tuple(max(width, k) for width in self.widths)
 
     def heads(self) -> MomentHeads:
-        """Makes the heads, all of whose released sums are still 0."""
+        """Makes the heads before any release: the numbers of the sums to be released are all 0."""
         aligned = self.aligned or len(self.widths) == 1  # views of an image have similar features
         most = max(self.directions)
         bases = None if self.bases is None else {side: padded(basis, most) for side, basis in self.bases.items()}

@@ -276,7 +276,7 @@ class _Trained(_Facts):
     @model_validator(mode="after")
     def _complete(self) -> _Trained:
         if self.guarantee and None in (self.epsilon, self.delta, self.unit):
-            raise ValueError("a guarantee has epsilon, delta and unit")
+            raise ValueError("a guarantee needs epsilon, delta and unit, but one of them is missing")
         return self
 
 

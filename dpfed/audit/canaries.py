@@ -96,7 +96,14 @@ class CanaryModel(nn.Module):
         self.register_buffer("_hash", torch.randn(SIDE * SIDE, generator=torch.Generator().manual_seed(1)))
 
     def read(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Reads each record's number and a hash of the record, both ``(n,)``, from normalised images ``(n, 3, H, W)``."""
+        """Reads the number that each record's image encodes, and computes a hash of the image.
+
+        Args:
+            images: Normalised images, ``(n, 3, H, W)``.
+
+        Returns:
+            Numbers and hashes, both ``(n,)``.
+        """
         pixels = (images > 0).float().flatten(2)
         powers = 2.0 ** torch.arange(_DIGITS, device=images.device)
         return (pixels[:, 0, :_DIGITS] * powers).sum(1), pixels[:, 2] @ self._hash

@@ -228,7 +228,10 @@ def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:
 
 
 def _turn(model: CanaryModel, step: int) -> None:
-    """Sets the sign of all gradients in a step. It alternates, so that noise that repeats itself cancels in the scores."""
+    """Makes all gradients of a step positive or negative, in turn.
+
+    If a faulty mechanism adds the same noise in every step, this noise then cancels in the scores, and the canary shows.
+    """
     model.sign.fill_(sign_of(step))
 
 

@@ -1,4 +1,4 @@
-"""Reads a configuration for its method of bounding: public numbers, the loss of a group, the number of contrasted records."""
+"""Derives what a bounding method needs from a configuration: public numbers, a group's loss, number of contrasted records."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def all_keys() -> list[Key]:
 
 
 def _method_keys() -> Iterator[Key]:
-    """Yields the keys ``bounding.options.NAME``, which only certain methods have; a default may depend on the loss."""
+    """Yields the keys ``bounding.options.NAME``. Only some methods have such a key; its default may depend on the loss."""
     schemas: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for method in METHODS:
         options = method_named(method).options

@@ -148,7 +148,12 @@ def _paired(differences: np.ndarray, clusters: np.ndarray) -> Interval:
 
 
 def _variance(residuals: np.ndarray, count: int) -> float:
-    """Returns the variance of a mean over `count` queries, from the residual of each cluster."""
+    """Returns the cluster-robust variance of a mean over `count` queries.
+
+    Args:
+        residuals: For each cluster, the sum of its values minus the overall mean times the number of its values.
+        count: Number of queries.
+    """
     return float(len(residuals) / (len(residuals) - 1) * np.square(residuals).sum() / count**2)
 
 

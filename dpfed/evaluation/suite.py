@@ -193,7 +193,7 @@ def _classification(store: RecordSet, options: EvaluationConfig, features: Embed
 
 
 def _labelled(store: RecordSet, columns: list[str], split: str) -> Callable[[int, int], np.ndarray]:
-    """Returns a function from a range of rows to a mask of its rows that are in a split and have one of the labels."""
+    """Returns a function that marks, in a range of rows, those that are in a split and have at least one of the labels."""
     of_split = store.within(split)
 
     def rows(first: int, end: int) -> np.ndarray:

@@ -115,7 +115,7 @@ class _Views:
             silent += _AGAIN
 
     def _once(self, page: str, made: Callable[[], Markup]) -> Markup:
-        """Returns the content of a page, which is made only once for all readers within half a second."""
+        """Returns the content of a page. All readers within half a second get the same content, which is made once."""
         with self._lock:
             at, shown = self._made.get(page, (-math.inf, Markup()))
             if time.monotonic() - at >= _SHARED:

@@ -115,7 +115,9 @@ class SumNoise:
             ValueError: If the sum is one block: its noise has the coordinator's own key.
         """
         if self.blocks.count == 1:
-            raise ValueError("this sum is one block: its noise has the coordinator's own key, and there are no keys of blocks")
+            raise ValueError(
+                "this sum is a single block, whose noise is drawn with the coordinator's own key: a single block has no key"
+            )
         return [self._randomness.key("block of noise", block, step) for block in range(first, end)]
 
     def noisy(self, values: Tensor, step: int) -> Tensor:
@@ -135,9 +137,9 @@ class SumNoise:
         return noisy_blocks(self.blocks, values, self.noise, keys, context, step)
 
     def context_of(self, clean: str) -> str:
-        """Returns the context of the noise keys, which includes the digest of the whole sum without noise.
+        """Returns the context from which, together with the keys, noise is drawn.
 
-        So another sum gets other noise.
+        It includes the digest of the whole sum without noise, so two different sums never get the same noise.
         """
         return f"{self.context}/{clean}"
 

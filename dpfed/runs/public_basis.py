@@ -72,7 +72,7 @@ class PublicBasis:
         """The basis of each tower.
 
         Raises:
-            UserError: If `content` does not hold a basis, which is possible if the terms of a federation provide it.
+            UserError: If `content`, which may come from the terms of a federation, does not hold a basis.
         """
         try:
             return read(self.content)

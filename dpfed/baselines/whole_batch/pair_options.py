@@ -124,7 +124,7 @@ def contrastive_change_below_cap(batch: int, temperature: float, candidates: int
 
 
 def spread_out_change() -> float:
-    """Returns the counterpart of `contrastive_change` for the spread-out regulariser of weight 1, for batches of any size."""
+    """Returns the same bound as `contrastive_change`, but for the spread-out regulariser with weight 1, at any batch size."""
     return 8.0
 
 
