@@ -1,7 +1,8 @@
-"""Attacks runs of private moments: repeats whole small runs, with a canary whose features have a direction of their own.
+"""Attacks runs of private moments: repeats small runs with and without a canary, whose features no other record shares.
 
-The auditor knows all other records and the clean sums, and sees both noisy sums. Engine, noise, coordinator and ledger are the
-code of a real run; the tower reads a record's number and returns a direction for it.
+The canary's features are orthogonal to those of all other records. The auditor knows all other records and the sums before the
+noise, and sees the noisy sums of both steps. Engine, noise, coordinator and ledger are the code of a real run. Only the tower
+is artificial: each picture encodes a number, and the tower maps this number to a unit vector.
 """
 
 from __future__ import annotations

@@ -228,7 +228,10 @@ def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:
 
 
 def _turn(model: CanaryModel, step: int) -> None:
-    """Sets the sign of all gradients in a step. It alternates, so that noise that repeats itself cancels in the scores."""
+    """Sets the sign of all gradients in a step; the sign alternates from step to step.
+
+    If a faulty mechanism added the same noise in every step, the noise would then cancel in the scores.
+    """
     model.sign.fill_(sign_of(step))
 
 

@@ -212,7 +212,10 @@ def _less(values: np.ndarray, base: np.ndarray | float, name: str) -> np.ndarray
 
 
 def _log_ratio(moved: np.ndarray, board: Board) -> np.ndarray:
-    """Returns the log-likelihood ratio of N(0, s^2), mixed with N(shift, s^2) at the sampling rate, to N(0, s^2)."""
+    """Returns log(((1 - q) N(0, s^2) + q N(shift, s^2)) / N(0, s^2)) at each value of `moved`.
+
+    It is the evidence that the canary is present. q is the sampling rate, s the standard deviation of the noise.
+    """
     plan, shift = board.under.parts.plan, board.shift
     rate = min(plan.sampling.rate, 1.0)
     exponent = (moved * shift - shift**2 / 2) / plan.noise_std**2

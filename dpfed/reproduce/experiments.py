@@ -79,7 +79,7 @@ _EXPERIMENTS = (
     ),
     Experiment(
         "table4",
-        "What groups (BGC) and further views of negatives (ISA) add (DP-GCL, Table 4)",
+        "The gain from groups (BGC), and from further views of negatives (ISA) (DP-GCL, Table 4)",
         EVERYWHERE,
         (
             _method("DP-CLIP", "batch", setting="neither"),
@@ -168,7 +168,7 @@ _EXPERIMENTS = (
     ),
     Experiment(
         "methods",
-        "Methods that train by gradients, on the same records at the same promise; batch clipping at two learning rates",
+        "Methods that train by gradients: same records, epsilon and delta; batch clipping at two learning rates",
         (SHAPES.name,),
         tuple(
             Variant(method, {"bounding.method": method, "optimizer.learning_rate": rate}, setting=f"rate {rate:g}")
