@@ -19,8 +19,9 @@ _OUTPUTS = (
     "Not covered: the results of `transform` and `score`. Both are exact functions of the rows that they get.",
 )
 _EACH = (
-    "Features that depend on several records: every row must be a function of its own record alone. Frozen towers give such "
-    "rows. A scaler, PCA or selection of columns that was fitted on the same rows does not, and epsilon does not cover it.",
+    "Features that depend on several records: every row must be a function of its own record alone. Rows from frozen towers "
+    "are. Rows from a scaler, PCA or selection of columns that was fitted on the same rows are not, and epsilon does not cover "
+    "what it took from them.",
     "The data that the towers were trained on. This matters unless these data are public.",
 )
 _AGAIN = (
@@ -73,7 +74,7 @@ def card_of(fit: Fit, ledger: Ledger, identity: str, budget: str, earlier: Seque
             other_epsilon=None if other is None else plan.epsilon(ledger.charged, other),
             steps_charged=ledger.charged,
             sampler=sampler,
-            grouping=f"none: each {protected} adds its own part to the sum of each step",
+            grouping=f"no groups: each {protected} contributes to the sum of each step by itself",
             trust_mode="central: one process holds the rows, the sums and the noise",
             outputs=_OUTPUTS,
             noise=plan.noise_of().said,

@@ -40,7 +40,8 @@ class PrivateCCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         epsilon: Privacy loss of one fit; required.
         delta: Delta of the guarantee; default: 1/(N ln N), where N is the number of records, or of groups if there are any.
         n_components: Number of most correlated directions to keep, as in ``CCA``; useful if X and Y share few directions.
-            ``None``: the heads have `dimensions` columns, as in a run. `with_components` changes the number at no privacy cost.
+            ``None``: the heads have `dimensions` columns, as in a run of private moments. `with_components` changes the number
+            at no privacy cost.
         dimensions: Number of dimensions after a public projection of the features, k. ``None``: chosen from N and the noise;
             for X alone and for aligned matrices the number of columns, at most N.
         basis: Public rows from which the projection is computed, ``(public_X, public_Y)``. They have the columns of X and of Y;

@@ -148,7 +148,7 @@ class Shape:
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Numbers of columns of X and of Y, padding included. With a public basis, the basis is padded instead of them."""
+        """Numbers of columns of X and of Y, padding included. With a public basis, the basis is padded, and not the columns."""
         if self.bases is not None:
             return self.widths
         n, sigma = self.plan.sampling.records, self.plan.noise.multiplier
@@ -156,7 +156,7 @@ class Shape:
         return tuple(max(width, k) for width in self.widths)
 
     def heads(self) -> MomentHeads:
-        """Makes the heads before any release: the numbers of the sums to be released are all 0."""
+        """Makes the heads before the first release: the buffer that will hold the released sums is all zeros."""
         aligned = self.aligned or len(self.widths) == 1  # views of an image have similar features
         most = max(self.directions)
         bases = None if self.bases is None else {side: padded(basis, most) for side, basis in self.bases.items()}
@@ -174,7 +174,8 @@ class Shape:
 
         Args:
             heads: Heads that hold the released sums.
-            components: Number of most correlated directions to keep; ``None``: the heads are those of a run.
+            components: Number of most correlated directions to keep; ``None``: the heads are those that a run of private
+                moments computes.
         """
         sides = _SIDES[: len(self.widths)]
         if components is None:

@@ -21,7 +21,7 @@ from dpfed.schema.wording import either
 HOW = "HOW_TO_LOAD.md"
 _HEADS = (
     f"\nThe run did not train the towers. It learnt the heads in `{HEADS.file}`, which transform the towers' features. "
-    "Four lines apply them; dpfed's documentation shows these lines in docs/moments.md.\n"
+    "Four lines of Python apply the heads; docs/moments.md of dpfed shows these lines.\n"
 )
 _LAYERS = "The heads read the features of several layers, side by side. The same page shows how to compute these features.\n"
 _TRANSFORMERS = {

@@ -208,8 +208,8 @@ def _fingerprint(data: dict[str, Any]) -> str:
 def with_origin(facts: CardFacts, start: dict[str, Any] | None) -> CardFacts:
     """Returns the facts of a run's card, adapted to the data on which the run's starting weights were trained.
 
-    Each private run that trained these weights adds a mark to the card. If the data of all these runs were generated, the card
-    does not list the data of the starting weights as unprotected.
+    Each private run that trained these weights adds a mark (`dpfed.report.facts.Mark`) to the card. If these weights were
+    trained on generated data only, the card does not list the data of the starting weights as unprotected.
 
     Args:
         facts: Facts of the run's card.
@@ -276,7 +276,7 @@ class _Trained(_Facts):
     @model_validator(mode="after")
     def _complete(self) -> _Trained:
         if self.guarantee and None in (self.epsilon, self.delta, self.unit):
-            raise ValueError("a guarantee needs epsilon, delta and unit, but one of them is missing")
+            raise ValueError("a guarantee needs epsilon, delta and unit, and one of them is missing")
         return self
 
 

@@ -71,12 +71,12 @@ class CanaryModel(nn.Module):
             reverses the gradient's sign. The engine must compute each group separately. ``own``: each canary moves a parameter
             of its own, and all fillers move parameter 0. ``one``: all records move the same parameter.
         against: Whether the canaries' gradients point in the opposite direction to the fillers'.
-        scrambled: Whether a hash of all records of a group decides the sign of its gradient. This reveals a record that changes
-            more than its own group. The engine must take groups one by one.
+        scrambled: Whether a hash of all records of a group decides the sign of its gradient. Then a record that wrongly
+            changes another group is noticed, because that group's sign may change. The engine must take groups one by one.
 
     Attributes:
-        sign: Sign of all gradients, +1 or -1. The auditor alternates it between steps, so that noise that repeats itself
-            cancels.
+        sign: Sign of all gradients, +1 or -1. The auditor alternates the sign between steps: if a faulty mechanism adds the
+            same noise in every step, the noise cancels in the scores.
         temperature: Temperature of the contrast.
     """
 
@@ -96,13 +96,13 @@ class CanaryModel(nn.Module):
         self.register_buffer("_hash", torch.randn(SIDE * SIDE, generator=torch.Generator().manual_seed(1)))
 
     def read(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Reads the number that each record's image encodes, and computes a hash of the image.
+        """Returns the number that each image encodes, and a hash of each image.
 
         Args:
             images: Normalised images, ``(n, 3, H, W)``.
 
         Returns:
-            Numbers and hashes, both ``(n,)``.
+            Numbers, ``(n,)``, and hashes, ``(n,)``.
         """
         pixels = (images > 0).float().flatten(2)
         powers = 2.0 ** torch.arange(_DIGITS, device=images.device)

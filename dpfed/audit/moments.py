@@ -1,8 +1,8 @@
-"""Attacks runs of private moments: repeats many small runs, with and without a canary.
+"""Attacks runs of private moments: repeats small runs with and without a canary, whose features no other record shares.
 
-The canary is a record whose features are orthogonal to those of all other records. The auditor knows all other records and the
-sums without noise, and sees both noisy sums. Engine, noise, coordinator and ledger are the code of a real run. Only the tower
-is made up: each picture encodes a number, and the tower maps the number to a unit vector.
+The canary's features are orthogonal to those of all other records. The auditor knows all other records and the sums before the
+noise, and sees the noisy sums of both steps. Engine, noise, coordinator and ledger are the code of a real run. Only the tower
+is artificial: each picture encodes a number, and the tower maps this number to a unit vector.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ def audit_run(
         raise UserError(f"{folder} is the run of a federation, whose sites are not attacked: audit its config. [audit-sites]")
     if (before := run.privacy_audit) is not None and before["contradicted"]:
         raise UserError(
-            f"an audit of {before['day']} contradicted the claim of {folder}, and a later audit of this run cannot undo that. "
-            "To find out more, audit its configuration, which writes to another folder. [audit-contradicted]"
+            f"an audit of {before['day']} contradicted the claim of {folder}, and no later audit of the run undoes that. To "
+            f"examine the mechanism further, audit {folder / 'config.toml'}, whose result goes elsewhere. [audit-contradicted]"
         )
     config, plan = run.config(), Ledger.open(run.ledger).plan
     _require_writable(run.path)

@@ -228,9 +228,9 @@ def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:
 
 
 def _turn(model: CanaryModel, step: int) -> None:
-    """Makes all gradients of a step positive or negative, in turn.
+    """Sets the sign of all gradients in a step; the sign alternates from step to step.
 
-    If a faulty mechanism adds the same noise in every step, this noise then cancels in the scores, and the canary shows.
+    If a faulty mechanism added the same noise in every step, the noise would then cancel in the scores.
     """
     model.sign.fill_(sign_of(step))
 

@@ -214,7 +214,7 @@ def _less(values: np.ndarray, base: np.ndarray | float, name: str) -> np.ndarray
 def _log_ratio(moved: np.ndarray, board: Board) -> np.ndarray:
     """Returns log(((1 - q) N(0, s^2) + q N(shift, s^2)) / N(0, s^2)) at each value of `moved`.
 
-    This is the evidence that the canary took part, with sampling rate q and noise of standard deviation s.
+    It is the evidence that the canary is present. q is the sampling rate, s the standard deviation of the noise.
     """
     plan, shift = board.under.parts.plan, board.shift
     rate = min(plan.sampling.rate, 1.0)

@@ -88,11 +88,9 @@ def _own(path: Path, kind: str) -> tuple[dict[str, list[str]], str]:
 
 def _trust(sites: int) -> Choice:
     if sites >= _FEWEST_SECURE:
-        why = "the coordinator sees only the noisy total; set trust in the project file"
+        why = "the coordinator sees only the noisy total; write this line into project.toml"
         return Choice("trust", 'trust = "secure"', why, {})
-    why = (
-        "masks would hide nothing: either of two sites could subtract its own sum from the total; set trust in the project file"
-    )
+    why = "masks hide nothing from two sites: each could compute the other's sum; write this line into project.toml"
     return Choice("trust", 'trust = "distributed"', why, {})
 
 

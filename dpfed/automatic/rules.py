@@ -201,7 +201,7 @@ def _method(situation: Situation) -> Choice:
     if towers.pretrained != "none":
         needs = {
             "images": "private training adds little to a pretrained tower, and noisy averages of its features cost least",
-            "unaligned": "the towers were never trained together; linear heads from noisy averages of features connect them",
+            "unaligned": "heads computed from noisy averages of features align towers that were never trained together",
             "aligned": f"{few} are too few to train adapters of aligned towers; noisy averages of features need fewer",
         }
         return Choice("method", "private moments", needs[towers.pretrained], {"bounding.method": "moments"})

@@ -1,4 +1,8 @@
-"""Derives what a bounding method needs from a configuration: public numbers, a group's loss, number of contrasted records."""
+"""Derives from a configuration what its bounding method needs.
+
+These are the method's options, its public numbers in the privacy plan, the loss of a group, and the number of records that are
+contrasted with each other.
+"""
 
 from __future__ import annotations
 

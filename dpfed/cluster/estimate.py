@@ -42,9 +42,10 @@ class Machines:
             sum meanwhile.
         price: Dollars per GPU and hour.
         gpus_per_node: Number of GPUs that are rented together.
-        keys: Seconds that a worker needs per million records to decide in which steps of a block each record is drawn. A block
-            is a number of steps for which this is decided at once: here, as many as draw each record once on average.
-        drawn: Seconds that a worker needs to assign a million drawn records to groups.
+        keys: Seconds in which a worker decides, for a million records, in which steps of a block each record is drawn. A block
+            is a number of steps whose draws are made together; here it has so many steps that each record is drawn once, on
+            average.
+        drawn: Seconds in which a worker assigns a million drawn records to groups.
         decoding: Seconds that a worker needs to read and decode a record's image.
         ahead: Whether images are read and decoded, and the records of the next step drawn, while gradients are computed.
         views: Seconds that a worker needs to make a record's views.
@@ -275,9 +276,9 @@ def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
 
 
 def _drawing(plan: PrivacyPlan, machines: Machines, workers: int, divides: bool) -> float:
-    """Returns how many seconds a worker needs to draw its records for one step.
+    """Returns how many seconds a worker needs, per step, to draw its records.
 
-    Records are drawn for a block of steps at once. The time for a block is divided among the steps of the run.
+    Records are drawn for a block of several steps at once, and the time of a block is divided among the steps.
     """
     if not isinstance(plan.mechanism.sampler, PoissonSampler):
         return 0.0

@@ -83,7 +83,10 @@ def all_keys() -> list[Key]:
 
 
 def _method_keys() -> Iterator[Key]:
-    """Yields the keys ``bounding.options.NAME``. Only some methods have such a key; its default may depend on the loss."""
+    """Yields the keys ``bounding.options.NAME``, the options of single methods.
+
+    If an option's default depends on the loss, the key has no default, and its meaning lists the defaults.
+    """
     schemas: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for method in METHODS:
         options = method_named(method).options

@@ -130,7 +130,10 @@ def _has_working_folder() -> bool:
 
 
 def _log_as_asked(error: click.ClickException) -> None:
-    """Sets up the logs that the command line asks for, if it is so wrong that no command has started and set them up."""
+    """Sets up the logs that a wrong command line asks for.
+
+    A command sets up the logs when it starts, but a wrong command line starts no command.
+    """
     asked = error.ctx.params if isinstance(error, click.UsageError) and error.ctx is not None else {}
     if asked.get("log_format") and not logs.active():
         with contextlib.suppress(UserError):  # two mistakes in one line: only the first is reported

@@ -148,11 +148,11 @@ def _paired(differences: np.ndarray, clusters: np.ndarray) -> Interval:
 
 
 def _variance(residuals: np.ndarray, count: int) -> float:
-    """Returns the cluster-robust variance of a mean over `count` queries.
+    """Returns the variance of the mean of the values of `count` queries that are drawn in clusters.
 
     Args:
-        residuals: For each cluster, the sum of its values minus the overall mean times the number of its values.
-        count: Number of queries.
+        residuals: For each cluster, the sum of its values, minus the mean of all values times the cluster's number of queries.
+        count: Number of queries in all clusters.
     """
     return float(len(residuals) / (len(residuals) - 1) * np.square(residuals).sum() / count**2)
 

@@ -193,7 +193,10 @@ def _classification(store: RecordSet, options: EvaluationConfig, features: Embed
 
 
 def _labelled(store: RecordSet, columns: list[str], split: str) -> Callable[[int, int], np.ndarray]:
-    """Returns a function that marks, in a range of rows, those that are in a split and have at least one of the labels."""
+    """Returns a function from a range of rows (first, end) to a mask over the range: whether a row counts.
+
+    A row counts if it belongs to the split, and has a value in at least one of the label columns.
+    """
     of_split = store.within(split)
 
     def rows(first: int, end: int) -> np.ndarray:

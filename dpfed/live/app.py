@@ -115,7 +115,12 @@ class _Views:
             silent += _AGAIN
 
     def _once(self, page: str, made: Callable[[], Markup]) -> Markup:
-        """Returns the content of a page. All readers within half a second get the same content, which is made once."""
+        """Returns the content of a page. All readers who ask within half a second get the same content, which is made once.
+
+        Args:
+            page: Address of the page's content.
+            made: Function that makes the content.
+        """
         with self._lock:
             at, shown = self._made.get(page, (-math.inf, Markup()))
             if time.monotonic() - at >= _SHARED:

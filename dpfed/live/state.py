@@ -81,7 +81,7 @@ class RunState:
 
     @property
     def done(self) -> int:
-        """Number of steps done; for a site, the number of the last step that it answered, counted from 1."""
+        """Number of steps done. For a site: number of the federation's steps up to the site's latest answer."""
         return self.ledger.last_step + 1 if self.ledger else 0
 
     @property

@@ -256,9 +256,9 @@ def _clipping(plan: PrivacyPlan) -> str:
         return f"every gradient is normalised: multiplied by C / (its norm + {plan.bounding.stability:g})"
     if plan.bounding.clipping == "adaptive" and plan.progress is not None:
         return (
-            "gradients are clipped to a threshold: it starts at C, and noisy counts move it towards the "
-            f"{plan.progress.quantile:g} quantile of all norms; each sum is multiplied by C and divided by the threshold, so "
-            "its sensitivity is as with clipping to C"
+            f"gradients are clipped to a threshold that starts at C and then follows the {plan.progress.quantile:g} quantile "
+            "of all norms, as estimated from noisy counts; each sum is multiplied by C / threshold, so it has the same "
+            "sensitivity as with clipping to C"
         )
     return ""
 
@@ -269,17 +269,17 @@ def _released(plan: PrivacyPlan) -> str:
         share = plan.progress.share
         return (
             "in every step, the groups' mean loss and how many of their gradients have norms below thresholds, in the same "
-            "noisy sum as the gradients. Released alone, these figures would have noise multiplier "
-            f"{plan.noise.multiplier / math.sqrt(share):.6g}, and the gradients "
-            f"{plan.noise.multiplier / math.sqrt(1 - share):.6g}; released together, they cost as much as one release with "
+            "noisy sum as the gradients. A release of these figures alone would have noise multiplier "
+            f"{plan.noise.multiplier / math.sqrt(share):.6g}, a release of the gradients alone "
+            f"{plan.noise.multiplier / math.sqrt(1 - share):.6g}; together they cost as much as one release with "
             "noise multiplier sigma"
         )
     rest = 1 - plan.gradient_share
     if not rest:
         return ""
     return (
-        f"noise multiplier {plan.noise.multiplier / math.sqrt(rest):.6g}; statistics and sum together cost as much as one "
-        "release with noise multiplier sigma"
+        f"statistics of the batch, with noise multiplier {plan.noise.multiplier / math.sqrt(rest):.6g}; statistics and sum of "
+        "gradients together cost as much as one release with noise multiplier sigma"
     )
 
 

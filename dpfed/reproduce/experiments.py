@@ -168,7 +168,7 @@ _EXPERIMENTS = (
     ),
     Experiment(
         "methods",
-        "Methods that train by gradients, on the same records at the same epsilon; batch clipping at two learning rates",
+        "Methods that train by gradients: same records, epsilon and delta; batch clipping at two learning rates",
         (SHAPES.name,),
         tuple(
             Variant(method, {"bounding.method": method, "optimizer.learning_rate": rate}, setting=f"rate {rate:g}")
