@@ -40,8 +40,8 @@ class Mechanism:
             )
         if self.shares and self.sampler.participation != 1:
             raise ValueError(
-                "shares are only for steps in which every record takes part, but here a record takes part with probability "
-                f"{self.sampler.participation}"
+                "shares divide 1 / sigma^2 among steps in which every record takes part, but here a record takes part with "
+                f"probability {self.sampler.participation}: leave shares empty"
             )
 
     def event(self, steps: int) -> dp_accounting.DpEvent:

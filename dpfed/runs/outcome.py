@@ -142,7 +142,7 @@ def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) 
 
 
 def _write_artifacts(run: RunDirectory, facts: CardFacts, results: dict[str, Any], ledger: Ledger) -> None:
-    """Writes card, board's page and report, and notes hashes of card and weights in the ledger for `dpfed privacy verify`."""
+    """Writes card, page for ethics boards and report. The ledger gets hashes of card and weights for `dpfed privacy verify`."""
     card = privacy_card(facts)
     run.write(run.card if facts.plan.bounding.method.sound else run.no_card, card)
     run.write(run.board, board_page(facts))

@@ -109,7 +109,7 @@ def known_plan(config: Config, progress: Progress | None = None, world_size: int
     records = known_count(config.data, config.privacy.unit)
     if records is None:
         return None
-    (progress or Silent()).note(f"accounting for {records:,} records")
+    (progress or Silent()).note(f"computing noise and epsilon for {records:,} records")
     plan = plan_of(records, config)
     plan.require_finite()
     return plan
@@ -239,8 +239,9 @@ def refuse_inexact(config: Config) -> None:
     said = "privacy.noise = 'discrete' requires proofs that include floating-point rounding, and "
     if config.bounding.engine == "layerwise":
         raise UserError(
-            f"{said}bounding.engine = 'layerwise' passes several groups through the model at once. That each group is rounded "
-            "independently is then tested, but not proven: leave bounding.engine out, or take 'loop'. [run-discrete-layerwise]"
+            f"{said}bounding.engine = 'layerwise' passes several groups through the model at once. It is only tested, not "
+            "proven, that other groups do not change how a group is rounded: leave bounding.engine out, or set it to 'loop'. "
+            "[run-discrete-layerwise]"
         )
     if config.training.device == "mps":
         raise UserError(f"{said}mps computes norms in float32: set training.device = 'cpu'. [run-discrete-mps]")

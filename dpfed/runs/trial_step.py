@@ -70,7 +70,8 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
     if not math.isfinite(norm):
         raise UserError(
             f"the gradient of objective.name = '{config.objective.name}' is not finite on random images, and dpfed leaves "
-            "such gradients out: nothing would be learnt. Choose other [objective] keys, or precision 'fp32'. [run-gradient]"
+            "such gradients out: nothing would be learnt. Choose other values in [objective], or set training.precision = "
+            "'fp32'. [run-gradient]"
         )
     if norm == 0:
         raise UserError(
@@ -78,14 +79,17 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
         )
     # Norm of the clipped gradient, as a part of the largest that the noise is made for; an adaptive threshold finds its own.
     left, key = {
-        "fixed": (norm / bounding.clip_norm, f"clip_norm = {bounding.clip_norm:g}"),
-        "automatic": (norm / (norm + bounding.stability), f"stability = {bounding.stability:g}"),
-        "adaptive": (norm, "clip_norm"),
+        "fixed": (norm / bounding.clip_norm, "clip_norm"),
+        "automatic": (norm / (norm + bounding.stability), "stability"),
+        "adaptive": (norm, ""),
     }[bounding.clipping]
     if plan.private and left < _LEAST_SIGNAL:
+        clipped, lower = "", ""
+        if key:
+            clipped = f" and, after clipping with bounding.{key} = {getattr(bounding, key):g}, only {left:.1g} of the norm to "
+            clipped, lower = f"{clipped}which the noise is scaled", f"lower bounding.{key}, or "
         raise UserError(
-            f"the gradient of a group of random images has norm {norm:.1g}. With bounding.{key}, that is only {left:.1g} of "
-            "the norm to which the privacy noise is scaled, so nothing would be learnt: lower this value, or check "
+            f"the gradient of a group of random images has norm {norm:.1g}{clipped}, so nothing would be learnt: {lower}check "
             "[objective]. [run-no-signal]"
         )
     return total

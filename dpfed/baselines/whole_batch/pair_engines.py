@@ -40,14 +40,14 @@ _SUM_WORKSPACE = 1 << 24  # floats of the cotangents that are held at a time
 
 
 class _PairEngine(Engine):
-    """Base class of the two engines. They never hold a clipped gradient, so they can round to integers only the whole sum.
+    """Base class of `LogitEngine` and `SampleEngine`. They hold no single clipped gradient, so they round only the whole sum.
 
     Args:
         model: Model with towers ``embed_images`` and, for records with text, ``embed_text``; its temperature is fixed.
         max_batch: Largest number of records in a batch. It is public, so the choice of norms depends on no record.
-        norms: Norms to clip by: ``exact`` norms, upper bounds (``bound``), or ``auto``. With ``auto``, norms are exact if no
-            parameter serves two towers, and a full batch needs at most 2 GiB for factors and has at most 10^10 pairs times
-            parameters.
+        norms: Norms to clip by: ``exact`` norms, upper bounds (``bound``), or ``auto``. With ``auto``, norms are exact if the
+            towers share no trained parameter, and a full batch needs at most 2 GiB for factors, and its number of pairs times
+            the number of parameters is at most 10^10.
     """
 
     adds_whole_parts = False
@@ -192,7 +192,7 @@ class LogitEngine(_PairEngine):
 
 
 class SampleEngine(_PairEngine):
-    """Clips the gradient of each record's loss, which contrasts it with the whole batch in both directions (DP-GCL, eq. 6).
+    """Clips the gradient of each record's loss. The loss contrasts this record with the batch both ways (DP-GCL, eq. 6).
 
     The arguments `model`, `max_batch` and `norms`, and the errors, are those of `LogitEngine`.
     """
