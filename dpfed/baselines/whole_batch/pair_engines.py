@@ -1,10 +1,10 @@
 """Engines that contrast the whole batch and clip smaller parts of its gradient: each similarity's, or each record's.
 
 Both engines reweight the similarities of the batch, one direction of the loss (`Contrast`) after the other, and then apply the
-weights to the Jacobians of the embeddings: of the gradients to clip, only the norms are computed. Each embedding and each
-Jacobian is computed from one view alone, and everything after them in float64. So the clipped gradient of a similarity is a
-function of its two views alone, except for rounding far below C. Shapes: n records, R embedding rows, D dimensions, m
-candidates of a record.
+weights to the Jacobians of the embeddings. They compute the norms of the gradients to clip, and not these gradients themselves.
+Each embedding and each Jacobian is computed from one view alone, and everything after them in float64. So the clipped gradient
+of a similarity is a function of its two views alone, except for rounding far below C. Shapes: n records, R embedding rows, D
+dimensions, m candidates of a record.
 """
 
 from __future__ import annotations
