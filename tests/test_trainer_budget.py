@@ -302,7 +302,7 @@ def test_a_configuration_that_names_records_has_a_budget(tmp_path, dpfed):
     assert code == 0 and "for each record" in said
     code, said, error = dpfed("pretrain", config, "--run", tmp_path / "one")
     assert code == 0, error
-    assert "reserved with the lifetime budget" in said + error
+    assert "reserved in the lifetime budget" in said + error
     code, said, _ = dpfed("budget", "show", config)
     assert code == 0 and "1 run, 4 steps" in said
     code, said, error = dpfed("pretrain", config, "--run", tmp_path / "two")

@@ -149,7 +149,7 @@ def test_an_optimizer_that_does_not_fit(tmp_path, changes, said):
         ({"privacy": dpfed.Privacy(epsilon=8, batch=16, steps=4, unit="user")}, "names no units|name no units"),
         ({"privacy": dpfed.Privacy(batch=16, steps=4)}, "give exactly one of privacy.epsilon"),
         ({"privacy": dpfed.Privacy(epsilon=8, method="moments")}, "makes its own views"),
-        ({"views": dpfed.Views(augment(), count=1)}, "view with view"),
+        ({"views": dpfed.Views(augment(), count=1)}, "views-few"),
         ({"settings": {"training": {"kept": 3}}}, "kept"),
         ({"settings": {"evaluation": {"split": "test"}}}, "test"),
     ],

@@ -114,7 +114,7 @@ def _from_store(store: RecordStore, count: int, size: int) -> Tensor:
     if not store.public:
         raise UserError(
             f"model.anchors: the records of {store.path} are not public, and anchors are a part of the released model: give a "
-            "store that was imported as public, or leave model.anchors out: anchors are then generated shapes. "
+            "store that was imported as public, or leave model.anchors out: dpfed then generates anchors. "
             "[norm-anchors-private]"
         )
     if store.count("train") < count:

@@ -122,7 +122,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, progress: Progress
     signals = {size: measured(simulated, plan.replace(group_size=size), budget) for size in sizes}
     signal = signals[plan.bounding.group_size]
     rows = [Row.of("as configured", plan, signal)]
-    progress.note("computing epsilon and noise for other batches and numbers of steps")
+    progress.note("computing the noise for other batches, steps and epsilons")
     epsilon = plan.epsilon()
     rows += grid(plan, signals, config.optimizer.warmup, epsilon, rows[0].seconds)
     if math.isinf(signal.error):

@@ -82,7 +82,7 @@ def declared_plan(config: Config, records: int | None, progress: Progress) -> Pr
             "training records (or protected units), which becomes public, with --records N. [forecast-plan-records]"
         )
     sketch_of(config, records)
-    progress.note(f"accounting for {records:,} records")
+    progress.note(f"computing noise and epsilon for {records:,} records")
     plan = plan_of(records, config)
     plan.require_finite()
     return plan

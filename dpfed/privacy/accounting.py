@@ -113,8 +113,8 @@ def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted:
     if interval is None:
         raise Unresolved(
             f"PLD accounting of {steps:,} steps at noise multiplier {noise_multiplier:.4g} and sampling rate "
-            f"{sampling_rate:.3g} would take too long (more time than a grid of {points:,} points): set privacy.accountant = "
-            "'rdp', or take more noise or fewer steps. [epsilon-pld-long]"
+            f"{sampling_rate:.3g} would take too long (more than the work for {points:,} grid points): set "
+            "privacy.accountant = 'rdp', or take more noise or fewer steps. [epsilon-pld-long]"
         )
     return interval
 

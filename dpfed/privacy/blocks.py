@@ -1,8 +1,8 @@
 """Cuts a long sum into blocks, each with its own noise key and, with SHA-256, its own digest.
 
 Threads can therefore process blocks in parallel, and the result does not depend on the number of threads. How a sum is cut
-depends on its length alone. A short sum is one block. Its noise has the coordinator's own key, and its digest is computed
-directly from its bits. docs/guarantee.md explains why each number gets its noise exactly once.
+depends on its length alone. A short sum is one block: its noise is derived from the coordinator's own key, and its digest is
+computed directly from its bits. docs/guarantee.md explains why each number gets its noise exactly once.
 """
 
 from __future__ import annotations
@@ -112,12 +112,10 @@ class SumNoise:
         """Returns the keys of the blocks `first` to `end` (excluded) in a step. They reveal nothing about any other key.
 
         Raises:
-            ValueError: If the sum is one block: its noise has the coordinator's own key.
+            ValueError: If the sum is one block, whose noise is derived from the coordinator's own key.
         """
         if self.blocks.count == 1:
-            raise ValueError(
-                "this sum is a single block, whose noise is drawn with the coordinator's own key: a single block has no key"
-            )
+            raise ValueError("this sum is one block, whose noise is derived from the coordinator's own key: no block has a key")
         return [self._randomness.key("block of noise", block, step) for block in range(first, end)]
 
     def noisy(self, values: Tensor, step: int) -> Tensor:
@@ -137,9 +135,13 @@ class SumNoise:
         return noisy_blocks(self.blocks, values, self.noise, keys, context, step)
 
     def context_of(self, clean: str) -> str:
-        """Returns the context from which, together with the keys, noise is drawn.
+        """Returns the public text from which, together with a block's key, the noise is derived.
 
-        It includes the digest of the whole sum without noise, so two different sums never get the same noise.
+        The text holds the plan's fingerprint and the digest of the whole sum without noise, so a different sum gets different
+        noise.
+
+        Args:
+            clean: Digest of the whole sum without noise.
         """
         return f"{self.context}/{clean}"
 

@@ -45,7 +45,7 @@ def fitting_interval(noise_multiplier: float, sampling_rate: float, steps: int, 
 
 @functools.lru_cache(maxsize=256)
 def grid_points(noise_multiplier: float, sampling_rate: float, steps: int, interval: float) -> tuple[float, float]:
-    """Estimates how many points of dp_accounting's grid the losses of one step take, and how many the losses of all steps.
+    """Estimates the number of points on dp_accounting's grid, for the losses of one step and for the sums over all steps.
 
     The estimate uses the Chernoff bounds of `dp_accounting.pld.common.compute_self_convolve_bounds`, at the same orders, on the
     distribution of the loss, evaluated at a few thousand points.

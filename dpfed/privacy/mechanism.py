@@ -40,8 +40,8 @@ class Mechanism:
             )
         if self.shares and self.sampler.participation != 1:
             raise ValueError(
-                "`shares` divides 1/sigma^2 among the steps, so every record must take part in every step, but here a record "
-                f"takes part with probability {self.sampler.participation}: leave `shares` empty"
+                "shares divide 1 / sigma^2 among steps in which every record takes part, but here a record takes part with "
+                f"probability {self.sampler.participation}: leave shares empty"
             )
 
     def event(self, steps: int) -> dp_accounting.DpEvent:

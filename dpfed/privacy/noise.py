@@ -26,7 +26,7 @@ _CHUNK = 1 << 17  # numbers at a time: bounds the workspace
 
 
 class Noise(Protocol):
-    """The noise on every released vector. Its objects are plain values: immutable, hashable and without secrets."""
+    """The noise on every released vector. Objects of this type are immutable, hashable and without secrets."""
 
     @property
     def std(self) -> float:

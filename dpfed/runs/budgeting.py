@@ -1,4 +1,4 @@
-"""Handles a run's lifetime budgets: reserves its whole plan before the first step, and settles the charged steps at the end.
+"""Reserves the cost of a run's whole plan in the lifetime budgets of its records, and settles the charged steps at the end.
 
 A budget leaves some releases uncovered, such as figures computed from training labels. If the records have a budget, such a
 release is refused unless the operator gives a reason, which the budget's ledger then records.
@@ -102,8 +102,8 @@ def hold(run: RunDirectory, parts: Parts, ledger: Ledger, progress: Progress) ->
         if asked := question(match, store):
             progress.note(f"the budget of {match.budget.head.store} holds for these records: {related(match, store)}.{asked}")
     for budget in reserve(store, [reservation]):
-        taken = f"{percent(budget.filter.part(budget.spent))} of it is taken"
-        progress.note(f"reserved with the lifetime budget of {budget.head.store}, {shown(budget)}: {taken}")
+        taken = f"{percent(budget.filter.part(budget.spent))} of the budget is taken"
+        progress.note(f"the run's cost is reserved in the lifetime budget of {budget.head.store}, {shown(budget)}: {taken}")
 
 
 def count_finished(run: RunDirectory, store: RecordSet, budget: Budget) -> None:
@@ -214,7 +214,7 @@ def settle_run(folder: str | Path) -> list[BudgetLedger]:
 
 
 def settled(run: RunDirectory, ledger: Ledger, store: RecordSet | None = None) -> list[BudgetLedger]:
-    """Settles a run: records its charged steps in the ledgers of its budgets, and returns the rest of its reservation to them.
+    """Settles a run: records its charged steps in the ledgers of its budgets, and frees the rest of its reservation.
 
     Call this only when the run takes no further step.
 
@@ -316,7 +316,7 @@ def _noted(file: Path) -> dict[str, Any]:
     try:
         noted = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if noted and not (isinstance(noted["store"], str) and all(isinstance(entry["id"], str) for entry in noted["budgets"])):
-            raise ValueError("other keys than those that were written")
+            raise ValueError("expected 'store', a text, and 'budgets', a list of objects with an 'id'")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}): restore it. [budget-run-damaged]") from error
     return noted

@@ -106,7 +106,7 @@ class Parts:
         return self.learner.views.whole
 
     def with_learner(self, **changes: Any) -> Parts:
-        """Returns a copy of the parts whose learner has changed attributes."""
+        """Returns a copy of the parts, with the given attributes of the learner changed."""
         return dataclasses.replace(self, learner=self.learner.replace(**changes))
 
     def dummy_batch(self) -> GroupBatch:
@@ -144,7 +144,8 @@ def build(
             of the public records is not checked. ``None``: the configuration names the run's own records.
         known: Plan that the caller has already computed for these records; ``None``: this function computes it.
         start: Starting weights that the caller has already found; ``None``: this function looks for them.
-        features: Folder for features of frozen towers that are not kept beside their store; ``None``: they stay in memory only.
+        features: Folder for features of the frozen towers, if they are not kept beside the record store; ``None``: a temporary
+            folder.
         given: The user's own parts that were passed in Python. Parts that the configuration names are looked up.
 
     Returns:
@@ -343,7 +344,9 @@ def _refuse_cached(config: Config) -> None:
     """
     cached, needed = config.cached_views, views_per_image(config)
     if 0 < cached < needed:
-        raise UserError(f"a step contrasts {needed} views, but views.cached = {cached}: set {needed} or more. [run-views-few]")
+        raise UserError(
+            f"a step uses {needed} views of each image, but views.cached = {cached}: set {needed} or more. [run-views-few]"
+        )
     if cached and image_start_of(config.model) == "random":
         raise UserError(
             "views.cached computes the features of a frozen image tower once, but its weights are random: set model.weights or "

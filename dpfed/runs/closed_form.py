@@ -72,15 +72,15 @@ def moment_heads(
     """Makes heads that are computed from noisy moments, for features of any origin.
 
     Args:
-        plan: Plan of the run. If its options leave the number of dimensions open, `dimensions_for` chooses it. For aligned
-            features it is instead the smallest width, or the number of records if that is smaller and there are two towers or
-            `fewest` is 0.
+        plan: Plan of the run. If its options leave the number of dimensions open, `dimensions_for` chooses it, except for
+            aligned features. For these it is the width if there is one tower and `fewest` is not 0, and otherwise the smaller
+            of the smallest width and the number of records.
         widths: Widths of the features, image first.
         aligned: Whether the towers were aligned before the run, so that the features of a pair are alike.
         noise_std: Standard deviation of the noise on each number of the noisy sums.
         noise_parties: Number of parties that add the noise together.
         basis: Basis of each tower, made of public features; ``None``: random bases.
-        fewest: Smallest number of records with which heads of images only are learnt; see `MomentNoise`.
+        fewest: Smallest number of records with which the head of a model without a text tower is learnt; see `MomentNoise`.
 
     Raises:
         UserError: If the number of dimensions that the plan gives exceeds the number of records, a width of the features, or

@@ -1,4 +1,4 @@
-"""Makes batches of random images and texts, in the shapes of a run's batches, on which engines and models are tried."""
+"""Makes random images and texts, in the shapes of a run's batches, to try engines and models on."""
 
 from __future__ import annotations
 

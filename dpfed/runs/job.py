@@ -85,7 +85,7 @@ def create_job(
     given: OwnParts | None = None,
     budget: Budget | None = None,
 ) -> Job:
-    """Makes a new run, in a directory that must not be in use, for the process of rank 0.
+    """Makes a new run, in the process of rank 0. The run's directory must not be in use.
 
     Args:
         preflight: Preflight of the run.

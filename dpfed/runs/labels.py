@@ -1,4 +1,4 @@
-"""Finds the label that a loss reads; refuses the loss if the records have no such label, or the method passes it none."""
+"""Finds the label that a loss reads; refuses a loss whose label the records lack, or to which the method passes no labels."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ _HELD_OUT = 6  # one of so many records is assumed to be held out, if the number
 
 @dataclass(frozen=True)
 class _Curve:
-    """Fraction of their gain that the heads keep under noise: x^p / (x^p + h^p), with x = N / sigma and h = half N^r C^0.5.
+    """Fraction of the gain that remains under noise: x^p / (x^p + h^p), with x = N / sigma and h = half N^r C^0.5.
 
-    The gain is that of private moments over the towers alone. N is the number of records, sigma the noise multiplier, and C the
-    number of held-out records that retrieval chooses among. The curve was fitted to the data sets in the section on private
-    moments of docs/results.md.
+    The gain is the improvement of evaluation figures when the heads of private moments are added to the towers. N is the
+    number of records, sigma the noise multiplier, and C the number of held-out records that retrieval chooses among. The curve
+    was fitted to the data sets in the section on private moments of docs/results.md.
 
     Attributes:
         half: Factor of h.
@@ -141,7 +141,8 @@ class MomentForecast:
         if self.of_images and first.plan.sampling.records < FEWEST_IMAGES:
             return f"Nothing will be gained: views of fewer than {FEWEST_IMAGES:,} images teach nothing. Keep the public tower."
         said = (
-            f"About {first.kept:.0%} of the heads' gain without noise will remain, among {first.candidates:,} held-out records."
+            f"About {first.kept:.0%} of the heads' gain without noise will remain (retrieval among {first.candidates:,} "
+            "held-out records)."
         )
         if first.kept >= _GOOD:
             return said

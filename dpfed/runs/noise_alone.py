@@ -1,7 +1,8 @@
 """Measures the effect of noise alone on a model's figures: training that learns nothing must not count as a gain.
 
 Noise moves the weights, and so the figures, whether or not there is anything to learn. The effect of noise is measured on
-further models. Training changed each weight by some amount; in the further models, this change has a random sign.
+further models: their weights are the starting weights plus the changes that training made, each with a random sign.
+
 **Why.** Without any signal the coordinates of the noisy gradient are independent Gaussian noise, as likely as their negatives.
 SGD, Adam and AdamW treat each coordinate separately. So the trained weights have the same distribution as the
 starting weights plus the changes with random signs. (With weight decay or LARS this holds only approximately.) A run of private

@@ -65,13 +65,13 @@ _IMAGE = "one record: an image"
 _WITH_CAPTIONS = "one record: an image with all its captions"
 _CAPTIONED = f"{_WITH_CAPTIONS}, of which each step draws one"
 _COVERED = (
-    "Covered by the guarantee: the parameters after each step (checkpoints/, model/), the ledger, and in metrics.jsonl "
-    "epsilon, learning rate and the norm of the noisy average. They follow from noisy sums only.",
+    "Covered by the guarantee: the parameters after each step (checkpoints/, model/), the ledger, and three figures in "
+    "metrics.jsonl (epsilon, learning rate and the norm of the noisy average). All of these follow from noisy sums only.",
     "Not covered: evaluation figures (results.json, report.html, and their lines in metrics.jsonl), which are exact.",
 )
 _PROGRESS = (
-    "Covered by the guarantee, too: in metrics.jsonl and report.html the training loss, the clip rate and a quantile of the "
-    "gradients' norms, as means over {} steps with noise. Card and report state how far they may be off."
+    "Covered by the guarantee, too: the training loss, the clip rate and a quantile of the gradients' norms in metrics.jsonl "
+    "and report.html, as means over {} steps with noise. Card and report state how far they may be off."
 )
 _ONE_PROCESS = "central: one process holds the records, the model and the noise"
 _ONE_CLUSTER = (
@@ -142,7 +142,7 @@ def rewrite_artifacts(run: RunDirectory, parts: Parts, results: dict[str, Any]) 
 
 
 def _write_artifacts(run: RunDirectory, facts: CardFacts, results: dict[str, Any], ledger: Ledger) -> None:
-    """Writes card, board's page and report, and notes hashes of card and weights in the ledger for `dpfed privacy verify`."""
+    """Writes card, page for ethics boards and report. The ledger gets hashes of card and weights for `dpfed privacy verify`."""
     card = privacy_card(facts)
     run.write(run.card if facts.plan.bounding.method.sound else run.no_card, card)
     run.write(run.board, board_page(facts))

@@ -74,8 +74,8 @@ def open_own(config: Config, parts: OwnParts, progress: Progress) -> tuple[ItemV
     shape = views.shape
     if not config.model.reads_text and views.count < 2:
         raise UserError(
-            f"images alone are contrasted view with view: give Views(count=2) or more (views.count in a configuration), got "
-            f"{views.count}. [views-few]"
+            "the model reads images alone, so it contrasts two or more views of each image: give Views(count=2) or more "
+            f"(views.count in a configuration), got {views.count}. [views-few]"
         )
     config = changed(config, views={"shape": shape, "count": views.count}, data={"size": shape[1], "resize": "crop"})
     return dataclasses.replace(views, texts=TextViews(config.text_views)), config

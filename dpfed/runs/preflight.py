@@ -109,7 +109,7 @@ def known_plan(config: Config, progress: Progress | None = None, world_size: int
     records = known_count(config.data, config.privacy.unit)
     if records is None:
         return None
-    (progress or Silent()).note(f"accounting for {records:,} records")
+    (progress or Silent()).note(f"computing noise and epsilon for {records:,} records")
     plan = plan_of(records, config)
     plan.require_finite()
     return plan

@@ -72,7 +72,7 @@ class PublicBasis:
         """The basis of each tower.
 
         Raises:
-            UserError: If `content`, which may come from the terms of a federation, does not hold a basis.
+            UserError: If `content` does not hold a basis, for example because the terms of a federation are damaged.
         """
         try:
             return read(self.content)
@@ -170,7 +170,7 @@ def public_basis(
     named = _name(model, views, store, most)
     content = _of_this_machine(folder, named)
     if content is None:
-        progress.note(f"making the public basis of {len(rows):,} public records: once for these towers")
+        progress.note(f"making the public basis of these towers from {len(rows):,} public records, once")
         content = written(_made(FeatureCache(None, progress).features(model.to(device), views, store, rows), most))
         model.cpu()
         with contextlib.suppress(OSError):  # if the basis cannot be kept, the next run makes it again

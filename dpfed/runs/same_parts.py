@@ -102,7 +102,7 @@ def _digest(code: types.CodeType) -> str:
 
 
 def _of_optimizer(given: OwnOptimizer | None) -> dict[str, str | None]:
-    """Reads the settings of an optimizer and a schedule, made for a stand-in parameter; empty if they cannot be made for it."""
+    """Returns the settings of an optimizer and a schedule that are built over a placeholder parameter; empty if that fails."""
     if given is None:
         return {}
     try:

@@ -1,6 +1,7 @@
 """Finds the starting weights of a run, and the folder of a model's procedural initialisation.
 
-Only `origin_of` imports torch, so that other functions can check a run at once.
+Only `origin_of` imports torch, which takes seconds, so the other functions report mistakes immediately.
+
 A procedural initialisation is an ordinary run without privacy on procedural images. It follows the recipe that dpfed ships
 (``configs/start.toml``), with the model, views and objective of the configuration that needs it. It reads no record, and so
 costs no privacy.

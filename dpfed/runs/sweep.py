@@ -171,7 +171,7 @@ def joint_promise(runs: list[RunView]) -> str:
 
 
 def _reserve(configs: dict[Path, Config]) -> None:
-    """Reserves the plans of all new runs with the lifetime budgets of their records, if the records have any."""
+    """Reserves the cost of all new runs in the lifetime budgets of their records, if the records have any."""
     stores: dict[str, RecordSet] = {}
     plans: dict[str, dict[Path, tuple[str, PrivacyPlan]]] = {}
     for folder, config in configs.items():

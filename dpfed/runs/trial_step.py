@@ -70,28 +70,27 @@ def _gradient(parts: Parts, batch: GroupBatch) -> Tensor:
     if not math.isfinite(norm):
         raise UserError(
             f"the gradient of objective.name = '{config.objective.name}' is not finite on random images, and dpfed leaves "
-            "such gradients out: nothing would be learnt. Change values in [objective], or set training.precision = 'fp32'. "
-            "[run-gradient]"
+            "such gradients out: nothing would be learnt. Choose other values in [objective], or set training.precision = "
+            "'fp32'. [run-gradient]"
         )
     if norm == 0:
         raise UserError(
             "the gradient of a group of random images is zero: nothing would be learnt. Check [objective]. [run-no-gradient]"
         )
     # Norm of the clipped gradient, as a part of the largest that the noise is made for; an adaptive threshold finds its own.
-    left, cause, mend = {
-        "fixed": (norm / bounding.clip_norm, f"bounding.clip_norm = {bounding.clip_norm:g}", "lower bounding.clip_norm, or "),
-        "automatic": (
-            norm / (norm + bounding.stability),
-            f"bounding.stability = {bounding.stability:g}",
-            "lower bounding.stability, or ",
-        ),
-        "adaptive": (norm, "bounding.clipping = 'adaptive'", ""),
+    left, key = {
+        "fixed": (norm / bounding.clip_norm, "clip_norm"),
+        "automatic": (norm / (norm + bounding.stability), "stability"),
+        "adaptive": (norm, ""),
     }[bounding.clipping]
     if plan.private and left < _LEAST_SIGNAL:
-        part = "" if bounding.clipping == "adaptive" else f", which is clipped to {left:.1g} times the norm that sets the noise"
+        clipped, lower = "", ""
+        if key:
+            clipped = f" and, after clipping with bounding.{key} = {getattr(bounding, key):g}, only {left:.1g} of the norm to "
+            clipped, lower = f"{clipped}which the noise is scaled", f"lower bounding.{key}, or "
         raise UserError(
-            f"the gradient of a group of random images has norm {norm:.1g}{part}. With {cause}, that is too little: nothing "
-            f"would be learnt. To mend this, {mend}check [objective]. [run-no-signal]"
+            f"the gradient of a group of random images has norm {norm:.1g}{clipped}, so nothing would be learnt: {lower}check "
+            "[objective]. [run-no-signal]"
         )
     return total
 

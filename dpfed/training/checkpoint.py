@@ -79,7 +79,7 @@ class Checkpoints:
         Args:
             model: Model of the training.
             coordinator: Coordinator of the training.
-            beyond: Least number of finished steps of a checkpoint that is tried; ``None``: all checkpoints are tried.
+            beyond: Checkpoints with fewer finished steps than this number are not tried; ``None``: all checkpoints are tried.
 
         Returns:
             The position of the restored checkpoint, or ``None`` if only checkpoints of fewer than `beyond` steps are left; and

@@ -48,7 +48,7 @@ class Commit:
         path: Path of the file.
         position: Position of the training once these steps are charged.
         releases: Releases of the steps since the previous commit.
-        summaries: Summaries of these steps; callbacks may not have seen them.
+        summaries: Summaries of these steps, which callbacks have perhaps not seen yet.
         tensors: Tensors of the state; see `dpfed.training.checkpoint.state_of`.
         scalars: Numbers of the optimizer's state; see `dpfed.training.checkpoint.state_of`.
     """

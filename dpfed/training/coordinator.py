@@ -117,8 +117,8 @@ class Coordinator:
 
         Args:
             group: The first group of steps, empty.
-            told: Summaries of steps that are charged and already in the model's weights, but that callbacks may not have
-                seen; `replay` returns these summaries.
+            told: Summaries of steps that are charged and already in the model's weights, but that callbacks have perhaps not
+                seen yet; `replay` returns these summaries.
         """
         self.commit()
         self.ahead, self._group = True, group

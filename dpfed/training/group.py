@@ -1,4 +1,4 @@
-"""Holds the steps since the last commit: their releases, not yet charged, and summaries, some not yet given to callbacks."""
+"""Holds the steps since the last commit: their uncharged releases, and their summaries, perhaps not shown to callbacks yet."""
 
 from __future__ import annotations
 

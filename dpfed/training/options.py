@@ -14,7 +14,7 @@ from dpfed.schema.section import Section
 _WARMS_UP = When(
     "optimizer.warmup optimizer.schedule",
     lambda optimizer: optimizer.warmup != 1 or optimizer.schedule != "constant",
-    "the first step has the full learning rate then; set optimizer.warmup to 2 or more",
+    "after a warm-up of one step, the first step already has the full learning rate; set optimizer.warmup to 2 or more",
 )
 
 

@@ -46,9 +46,8 @@ def require_planned(total: BoundedSum, step: int, plan: PrivacyPlan, size: int) 
     # Written so that NaN and infinity are refused: with either, no noise would be added here.
     if total.noise_std != 0 and not plan.promised_noise_std * (1 - 1e-9) <= total.noise_std < math.inf:
         raise UserError(
-            f"step {step}: the promise needs noise with a finite standard deviation of at least {plan.promised_noise_std:g}, "
-            f"but that of the sites' noise is {total.noise_std:g}. The sum was not used. "
-            "[training-noise-low]"
+            f"step {step}: expected noise with a finite standard deviation of at least {plan.promised_noise_std:g}, for the "
+            f"promised privacy, but the sites added noise of {total.noise_std:g}. The sum was not used. [training-noise-low]"
         )
     if not bare and not largest([total.values]).isfinite():
         raise UserError(

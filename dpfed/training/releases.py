@@ -1,4 +1,4 @@
-"""Keeps noisy sums on disk, from which a resumed run repeats the steps since one of the last checkpoints, on any machine.
+"""Keeps noisy sums on disk, so that a resumed run can repeat, on any machine, the steps since one of the last checkpoints.
 
 Noisy sums are the mechanism's output, so they are no more private than the parameters. They are kept because a step must not be
 released twice: both releases would depend on the same sampled records, so together they would cost more than two steps. A noisy

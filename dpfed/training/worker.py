@@ -94,7 +94,8 @@ class Worker:
             raise ValueError(f"{type(engine).__name__} rounds a worker's sum, and several workers need exact sums")
         public = 0 if public_negatives is None else public_negatives.count
         if bounding.options.get("public_records", 0) != public:
-            raise ValueError(f"{public} public records join every group, unlike in the plan's method '{bounding.method_name}'")
+            wanted = bounding.options.get("public_records", 0)
+            raise ValueError(f"expected {wanted} public records for each group, as the plan states, got {public}")
         partition = indices if isinstance(indices, PartitionRows) else None
         self._plan = plan
         self._bounding = bounding

@@ -56,7 +56,7 @@ METHOD = Method(
     name="logit",
     title="similarity clipping (Logit-DP)",
     claim="All drawn records are contrasted, and the gradient of each similarity is clipped to C. A record moves the "
-    "weighted sum of these gradients by at most G C. G is the most by which a record can change the factors (docs/methods.md).",
+    "weighted sum of these gradients by at most G C. G is the most by which a record can change the weights (docs/methods.md).",
     sensitivity=_sensitivity,
     spread=_spread,
     whole_batch=True,

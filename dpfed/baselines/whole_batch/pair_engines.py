@@ -1,10 +1,10 @@
 """Engines that contrast the whole batch and clip smaller parts of its gradient: each similarity's, or each record's.
 
 Both engines reweight the similarities of the batch, one direction of the loss (`Contrast`) after the other, and then apply the
-weights to the Jacobians of the embeddings: of the gradients to clip, only the norms are computed. Each embedding and each
-Jacobian is computed from one view alone, and everything after them in float64. So the clipped gradient of a similarity is a
-function of its two views alone, except for rounding far below C. Shapes: n records, R embedding rows, D dimensions, m
-candidates of a record.
+weights to the Jacobians of the embeddings. They compute the norms of the gradients to clip, and not these gradients themselves.
+Each embedding and each Jacobian is computed from one view alone, and everything after them in float64. So the clipped gradient
+of a similarity is a function of its two views alone, except for rounding far below C. Shapes: n records, R embedding rows, D
+dimensions, m candidates of a record.
 """
 
 from __future__ import annotations
@@ -40,16 +40,14 @@ _SUM_WORKSPACE = 1 << 24  # floats of the cotangents that are held at a time
 
 
 class _PairEngine(Engine):
-    """Base class of `LogitEngine` and `SampleEngine`.
-
-    Neither computes the clipped gradient of a single record, so only the whole sum can be rounded to integers.
+    """Base class of `LogitEngine` and `SampleEngine`. They hold no single clipped gradient, so they round only the whole sum.
 
     Args:
         model: Model with towers ``embed_images`` and, for records with text, ``embed_text``; its temperature is fixed.
         max_batch: Largest number of records in a batch. It is public, so the choice of norms depends on no record.
         norms: Norms to clip by: ``exact`` norms, upper bounds (``bound``), or ``auto``. With ``auto``, norms are exact if the
-            towers share no parameter, and, for a full batch, the factors need at most 2 GiB, and the number of pairs times the
-            number of parameters is at most 10^10.
+            towers share no trained parameter, and a full batch needs at most 2 GiB for factors, and its number of pairs times
+            the number of parameters is at most 10^10.
     """
 
     adds_whole_parts = False
@@ -194,7 +192,7 @@ class LogitEngine(_PairEngine):
 
 
 class SampleEngine(_PairEngine):
-    """Clips the gradient of each record's loss, which contrasts it with the whole batch in both directions (DP-GCL, eq. 6).
+    """Clips the gradient of each record's loss. The loss contrasts this record with the batch both ways (DP-GCL, eq. 6).
 
     The arguments `model`, `max_batch` and `norms`, and the errors, are those of `LogitEngine`.
     """

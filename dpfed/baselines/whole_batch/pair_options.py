@@ -108,7 +108,7 @@ def contrastive_change(batch: int, temperature: float, candidates: int = 1) -> f
 
 
 def contrastive_change_below_cap(batch: int, temperature: float, candidates: int = 1) -> float:
-    """Returns the counterpart of `contrastive_change` for a record that is added to a batch of b - 1 records.
+    """Returns a smaller constant than `contrastive_change`, for a record that joins b - 1 others and displaces none.
 
     Lemma 4.5 of the Logit-DP paper states a smaller constant for one candidate at temperature 1,
     ``2 (1 + (b-2) e^2 / (e^2 + b-1))``, which does not hold: its proof assumes that the new
@@ -124,7 +124,11 @@ def contrastive_change_below_cap(batch: int, temperature: float, candidates: int
 
 
 def spread_out_change() -> float:
-    """Returns the same bound as `contrastive_change`, but for the spread-out regulariser with weight 1, at any batch size."""
+    """Returns the constant of the spread-out regulariser of weight 1, the same for batches of any size.
+
+    It bounds how much one record can change the derivatives of the regulariser with respect to all cosines, as
+    `contrastive_change` does for InfoNCE.
+    """
     return 8.0
 
 
