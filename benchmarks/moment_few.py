@@ -1,6 +1,6 @@
 """Measures what helps private moments of few records: one change at a time, compared with the baseline "today".
 
-"Today" is an earlier rule of dpfed, with the last layer of each tower alone.
+The baseline takes the last layer of each tower, as dpfed did before it took several layers.
 
     python -m benchmarks.moment_few PLACE WORK second=PLACE2 icons=CHECKOUT tiles=CHECKOUT symbols=CHECKOUT cifar10=FOLDER \\
         shapes=FOLDER
@@ -10,8 +10,8 @@ generated records, with heads that DP-GCL trains beside them (`benchmarks.linear
 
 Sets, towers and figures are those of `benchmarks.moments`, draws those of `benchmarks.moment_basis`. Every basis is made of
 1,000 generated pictures and words, whose features have the same layers and prompts. Two changes use private records without
-noise, to bound what a better basis could bring: their names say ``not private``. The benchmark writes ``benchmarks/results/moment-few.json``;
-features stay in WORK.
+noise, to bound what a better basis could bring: their names say ``not private``. The benchmark writes
+``benchmarks/results/moment-few.json``; features stay in WORK.
 """
 
 from __future__ import annotations

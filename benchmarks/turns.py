@@ -97,7 +97,7 @@ class Turns(Progress):
     def _pass_on(self, blocks: int, last: bool) -> None:
         """Writes that `blocks` blocks are done, and waits for the other run.
 
-        The run that is first in each turn waits until the other run has done as many blocks; the other waits for one block more.
+        The run that is first in each turn waits until the other run has done as many blocks; the other waits for one more.
         """
         (self._folder / f"{self._name}.{blocks}").touch()
         second = self._name > self._other

@@ -1,6 +1,6 @@
 """Injects faults into Ray jobs of two workers, on a real Ray head on this machine: a worker, the driver or the head is killed,
-the job is stopped, the disk gets full, or a checkpoint is damaged. The job then continues, or is submitted again, and its run is
-compared with an undisturbed run.
+the job is stopped, the disk gets full, or a checkpoint is damaged. The job then continues, or is submitted again, and its run
+is compared with an undisturbed run.
 """
 
 from __future__ import annotations
