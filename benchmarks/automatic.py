@@ -1,11 +1,12 @@
-"""What `dpfed pretrain --data` chooses, beside the best of our recipes: predicted, reached, and reached by hand.
+"""Compares the choices of `dpfed pretrain --data` with the best of our recipes: predicted figures, and figures of both.
 
     python -m benchmarks.automatic WORK CIFAR10 [DRAWS] [SET]
 
-CIFAR-10 is a folder of Parquet files. Draws that the result file has are not repeated. `--minutes` is 240, so that other
-processes on the machine change no choice; a quiet machine chooses the same at the default of 20. Runs stay in WORK, and an
-interrupted command continues there. Sets of pictures behind frozen towers are not trained again: there the choice is the
-recipe itself, and ``moment-basis.json`` has what it reaches. It writes ``benchmarks/results/automatic.json``.
+CIFAR10 is a folder of Parquet files. A draw is one run with random numbers of its own; draws that the result file has are not
+repeated. `--minutes` is 240, so that other processes on the machine change no choice; a quiet machine chooses the same at the
+default of 20. Runs stay in WORK, and an interrupted command continues there. Sets of pictures behind frozen towers are not
+trained again: for these sets dpfed chooses the recipe itself, and ``moment-basis.json`` has its figures. The benchmark writes
+``benchmarks/results/automatic.json``.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class Cell:
     """A situation: a data set, an epsilon, and our recipe for it by hand.
 
     Attributes:
-        name: of the data set.
-        data: its place.
-        epsilon: that is promised.
-        recipe: a shipped configuration, and assignments.
-        metrics: whose mean counts.
-        model: what ``--model`` says.
+        name: Name of the data set.
+        data: Path of the data set.
+        epsilon: Epsilon of the guarantee.
+        recipe: Name of a shipped configuration, followed by assignments ``section.key=value``.
+        metrics: Names of two metrics, whose mean is reported.
+        model: Value of ``--model``; ``None``: dpfed chooses the model.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Cell:
 
 
 def cells(work: Path, cifar: Path) -> Iterator[Cell]:
-    """All situations, those that take least time first."""
+    """Yields all situations, the fastest ones first."""
     public = work / "public"
     for count in (600, 3_000, 45_000):
         data = _part(cifar, work / f"cifar10-{count}", count)
@@ -88,7 +89,7 @@ def _part(cifar: Path, folder: Path, count: int) -> Path:
 
 
 def _figures(run: RunDirectory, metrics: tuple[str, str]) -> tuple[float, float]:
-    """Before and after training, percent, as means of two figures."""
+    """Returns the means of two figures before and after training, percent."""
     found: dict[str, dict[str, float]] = {"untrained": {}, "trained": {}}
     for one in json.loads(run.results.read_text(encoding="utf-8"))["evaluations"]:
         found[one["model"]][one["name"]] = 100 * one["value"]
@@ -97,10 +98,10 @@ def _figures(run: RunDirectory, metrics: tuple[str, str]) -> tuple[float, float]
 
 
 def reached(cell: Cell, work: Path, draws: int, known: dict[str, Any] | None) -> dict[str, Any]:
-    """Measures what both ways reach.
+    """Trains runs with dpfed's choices and with the recipe, and returns the figures of both ways.
 
     Args:
-        cell: The situation.
+        cell: Situation.
         work: Folder of the runs.
         draws: Number of runs of each way.
         known: Row of an earlier result file, whose draws are not repeated.
@@ -130,13 +131,13 @@ def _recipe(cell: Cell, work: Path) -> Config:
 
 
 def _trains_alike(one: Config, other: Config) -> bool:
-    """Returns whether two configurations train alike on the same records: they may only measure other things."""
+    """Returns whether two configurations train alike on the same records; name and evaluation may differ."""
     found, wanted = (config.model_dump(mode="json") for config in (one, other))
     return all(found[name] == wanted[name] for name in found if name not in ("name", "data", "evaluation"))
 
 
 def predicted_moments() -> list[dict[str, Any]]:
-    """Of sets behind frozen towers: what is expected of each cell that was measured."""
+    """Returns the predicted and the measured R@10 of every measured run on sets behind frozen towers."""
     rows = []
     for name, found in figures("moment-basis")["sets"].items():
         for row in found["rows"]:
@@ -155,7 +156,7 @@ def _noise(records: int, epsilon: float) -> float:
 
 
 def main(work: str, cifar: str, draws: str = "1", only: str = "") -> None:
-    """Trains what is not there, of all sets or only of one, and writes the result file."""
+    """Trains the runs that the result file does not have, of all sets or only of one, and writes the file after each set."""
     folder = Path(work).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if RunDirectory.unused(folder / "public"):

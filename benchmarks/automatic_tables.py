@@ -11,7 +11,7 @@ _CLOSE = 5.0  # points
 
 
 def trained() -> str:
-    """Runs that were trained both ways."""
+    """Returns the table of the runs that were trained both with dpfed's choices and with the recipe."""
     lines = ["| records | epsilon | runs | before | chosen | by hand | expected |", "|---" * 7 + "|"]
     for row in figures("automatic")["trained"]:
         before = _mean(row["automatic"], 0)
@@ -35,7 +35,7 @@ def trained() -> str:
 
 
 def _alike(rows: list[dict[str, Any]]) -> str:
-    """Says of choices that are the recipe itself what all of their runs reach."""
+    """Returns the joint figures of the runs of both ways, for rows in which dpfed chose the recipe itself."""
     reached = [
         f"{row['set']}, epsilon {str(row['epsilon']).removesuffix('.0')}: {_shown([*row['automatic'], *row['by hand']])}"
         for row in rows
@@ -47,7 +47,7 @@ def _alike(rows: list[dict[str, Any]]) -> str:
 
 
 def hit() -> str:
-    """How often an expectation was right."""
+    """Returns the sentences about how often an expectation was right."""
     found = figures("automatic")
     errors = [abs(row["expected"] - row["reached"]) for row in found["moments"]]
     signs: list[bool] = []
@@ -75,7 +75,7 @@ def _shown(runs: list[list[float]]) -> str:
 
 
 def _expected(row: dict[str, Any]) -> float | None:
-    """Percent after training: of images, a gain is expected."""
+    """Returns the expected figure after training, percent; if only a gain is expected, it is added to the measured start."""
     said, before = row["expected"], _mean(row["automatic"], 0)
     if said["after"] is None:
         return None
@@ -93,7 +93,10 @@ def _error(row: dict[str, Any]) -> float | None:
 
 
 def _sign(row: dict[str, Any]) -> bool:
-    """Whether a gain was expected, of any size, where there was one. Adapters of aligned towers are always expected to gain."""
+    """Returns whether the expectation was right about a gain of at least 1 point.
+
+    Without an expected figure, as for adapters of aligned towers, a gain counts as expected.
+    """
     after, before = _expected(row), _mean(row["automatic"], 0)
     gained = _mean(row["automatic"], 1) - before
     return (after is None or after - before >= 1) == (gained >= 1)

@@ -132,7 +132,10 @@ def run_federation(parties: Path) -> None:
 
 
 def _disturb(federation: Loopback, parties: Path, sockets: dict[str, Path], ended: threading.Event) -> None:
-    """Does at its step what is not done by the first site, brings back what it killed, and keeps the noisy sums."""
+    """Injects the faults other than those of the first site, each at its step, and copies the noisy sums.
+
+    It also starts the third site late, and the killed SuperNode again.
+    """
     run, kept = parties / "run", parties / "releases"
     _, second, third = sockets
     kept.mkdir()
@@ -159,7 +162,7 @@ def _disturb(federation: Loopback, parties: Path, sockets: dict[str, Path], ende
 
 
 def _bring_back(federation: Loopback, name: str) -> None:
-    """Starts a killed SuperNode until the SuperLink has noticed that it was gone, and takes it back."""
+    """Starts a killed SuperNode again and again, until the SuperLink has noticed that it was gone, and accepts it."""
     federation.start_node(name)
     federation.wait_for_node(name)
 
@@ -222,7 +225,7 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
 
 
 def _worker(folder: SiteFolder, terms: Terms) -> tuple[Any, TrainableVector, Any]:
-    """A site's worker as it was, its parameters, and its secret."""
+    """Rebuilds a site's worker from the site's folder; returns the worker, its parameters, and its randomness."""
     number, randomness = terms.number_of(folder.identity().signing_key), folder.randomness()
     parts = build(site_config(terms, folder.settings()), randomness, terms=terms)
     partition = Partition(number, parts.store.split("train"), terms.sites[number].groups)

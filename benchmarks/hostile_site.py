@@ -62,7 +62,7 @@ class HostileSite:
         return answer
 
     def _next(self, step: int) -> str:
-        """The fault of this step, written down before it is done."""
+        """Returns the fault of this step (``''``: none), and first records it in ``faults.jsonl``."""
         if not self._faults or step < self._faults[0][0]:
             return ""
         _, fault = self._faults.pop(0)
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def _serve(folder: SiteFolder, socket: Path, faults: dict[str, str]) -> NoReturn:
-    """A worker, until it is killed."""
+    """Serves the site until the process is killed."""
     site = HostileSite(folder, {int(step): fault for step, fault in faults.items()})
     print("ready", flush=True)
     serve(socket, site.answer, threading.Event())

@@ -93,7 +93,7 @@ def _images(parts: Parts, store: RecordStore, rows: np.ndarray) -> dict[str, Ten
 
 
 def _texts(parts: Parts, captions: list[str], known: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Adds to `known` what the tower gives for new captions: ``(4, 7, F)`` of each."""
+    """Returns ``text.layers`` and ``text.prompts`` of captions; adds each new caption's features ``(4, 7, F)`` to `known`."""
     tower: Any = parts.model.text_encoder.backbone
     different = [caption for caption in dict.fromkeys(captions) if caption not in known]
     if different:
@@ -104,7 +104,7 @@ def _texts(parts: Parts, captions: list[str], known: dict[str, Tensor]) -> dict[
 
 
 def _layers(tower: nn.Module, tokenizer: Any, texts: list[str]) -> Tensor:
-    """Of texts ``(n, layers, F)``: the mean of the tokens' states after each layer, the embedding first."""
+    """Returns the mean of the tokens' states after each layer, for each text, ``(n, layers, F)``; layer 0 is the embedding."""
     text_tower: Any = tower
     made = []
     for first in range(0, len(texts), _PASS):

@@ -79,7 +79,7 @@ def best(bench: Bench, row: dict[str, Any], seeds: tuple[int, ...], public: Benc
 
 
 def _behind(bench: Bench, count: int, epsilon: float, seed: int) -> TwoTowerModel:
-    """A model that begins with heads of moments: what is in front of their matrices stays as it is."""
+    """Returns a model that starts from heads of moments; only the heads' matrices are trained, not what precedes them."""
     made, sides = moments(bench, count, epsilon, seed), []
     for side in ("image", "text"):
         head = made.head(side)  # type: ignore[arg-type]

@@ -90,7 +90,10 @@ def losses() -> str:
 
 
 def _precision(rows: list[dict[str, Any]], records: int) -> str:
-    """How far the figures of a table may be off, at most: by their own intervals, or those of so many held-out records."""
+    """Returns a sentence with the largest half-width of the 95% intervals of a table's figures.
+
+    Figures without an interval get Wilson's interval for `records` held-out records.
+    """
     ends = []
     for ours, interval in ((row["ours"], row.get("interval")) for row in rows if row["ours"] is not None):
         low, high = interval or (100 * end for end in wilson(ours / 100, records))

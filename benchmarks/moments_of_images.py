@@ -90,7 +90,7 @@ def _all(features: Features) -> Tensor:
 
 
 def _head(parts: Parts, views: Features, count: int, epsilon: float | None, seed: int) -> torch.nn.Module:
-    """Of the first `count` records; without an epsilon, next to no noise."""
+    """Fits a head to the first `count` records; without an epsilon, with noise multiplier 0.1."""
     noise = {"epsilon": epsilon} if epsilon else {"epsilon": None, "noise_multiplier": 0.1}
     config = parts.config
     config = config.model_copy(update={"privacy": config.privacy.model_copy(update=noise)})

@@ -75,7 +75,7 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
 
 
 def _coordinator(parts: Parts, randomness: Randomness) -> dict[str, float]:
-    """Noise, books and checkpoints, per million of the parameters that this run trains."""
+    """Measures noise, bookkeeping and checkpoints, seconds per million trained parameters of this run."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", parts.plan)
         coordinator = parts.learner.coordinator(randomness, ledger)
@@ -86,7 +86,7 @@ class _Timers:
     """Adds up the seconds that some functions take. A context manager.
 
     Args:
-        engine: the class of the engine, if gradients are timed, too.
+        engine: Class of the engine, whose gradients are timed, too.
     """
 
     def __init__(self, engine: type) -> None:

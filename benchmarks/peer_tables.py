@@ -106,7 +106,7 @@ def _step(cell: dict[str, Any] | None, name: str) -> str:
 
 
 def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
-    """A table, and what was measured with what."""
+    """Returns a table, followed by the machines that the cells were measured on."""
     if not cells:
         return "Not measured yet."
     return "\n".join([*lines, "", f"{_machines(cells)}. Medians of {figures('peers')[part]['rounds']} rounds in turns."])
@@ -123,7 +123,7 @@ def versions() -> str:
 
 
 def _machines(cells: dict[str, Any]) -> str:
-    """What the cells were measured on, column by column if that is not one machine for all."""
+    """Returns the machine of the measurements; if there are several machines, that of each column."""
     columns: dict[str, set[str]] = {}
     for name, cell in cells.items():
         machine = cell.get("hardware", f"{cell['cores']} core")  # early cells do not say which

@@ -101,7 +101,7 @@ def _name(stem: str) -> str:
 
 
 def _readable(path: Path) -> Path | io.BytesIO:
-    """A file that PIL reads; drawings at 128 pixels."""
+    """Returns a file that PIL can read; an SVG drawing is rendered at 128 pixels."""
     if path.suffix != ".svg":
         return path
     from resvg_py import svg_to_bytes  # a package for this benchmark only

@@ -60,7 +60,7 @@ def _interval(item: dict[str, Any]) -> Interval:
 
 
 def _queries(name: str, protocol: str) -> int:
-    """How many queries a figure counts, from the sentence that says how it was measured."""
+    """Returns the number of queries of a figure, from the sentence about its measurement (`protocol`)."""
     if match := re.search(r"(\d+) images against (\d+) captions", protocol):
         return int(match[1] if name.startswith("image_to_text") else match[2])
     return int(re.search(r"(\d+) held-out records", protocol)[1])

@@ -161,7 +161,7 @@ def decoded_images(size: int, workers: int | None = None, clock: Callable[[], fl
 
 
 def _jpeg(number: int, size: int) -> bytes:
-    """A picture of soft blots, about as large as a photograph's file."""
+    """Returns a JPEG file of blurred noise, about as large as the file of a photograph."""
     coarse = np.random.default_rng(number).integers(0, 256, (size // 8 + 2, size // 8 + 2, 3), np.uint8)
     with io.BytesIO() as file:
         Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)

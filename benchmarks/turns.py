@@ -95,7 +95,10 @@ class Turns(Progress):
         return advance
 
     def _pass_on(self, blocks: int, last: bool) -> None:
-        """Says that so many blocks are done, and waits until the other has done as many: one more, if it goes first."""
+        """Writes that `blocks` blocks are done, and waits for the other run.
+
+        The run that is first in each turn waits until the other run has done as many blocks; the other waits for one more.
+        """
         (self._folder / f"{self._name}.{blocks}").touch()
         second = self._name > self._other
         if last and second:

@@ -112,7 +112,7 @@ def pace(rows: int) -> dict[str, Any]:
 
 
 def _own_memory() -> float:
-    """GiB of this process that are not pages of files."""
+    """Returns the GiB of this process's memory, without pages of mapped files."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) / 2**20
 

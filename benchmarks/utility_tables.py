@@ -109,7 +109,7 @@ def runs_at_best_rate(method: str, epsilon: float) -> list[dict[str, Any]]:
 
 
 def _tuned(runs: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:
-    """The first run with each rate, all with the same promise."""
+    """Returns the first run with each learning rate; all have the same epsilon and delta."""
     return [run for run in runs if (run["method"], run.get("epsilon", 1.0), run["run"]) == (method, 1.0, 0)]
 
 

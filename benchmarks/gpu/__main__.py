@@ -1,4 +1,4 @@
-"""The command; see `benchmarks.gpu`. It needs nothing but Python: packages may still lie in wheels."""
+"""The command; see `benchmarks.gpu`. It needs only Python's library, as dpfed's packages may still be packed as wheels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IMPORTS += "rich safetensors tomli_w markdown_it filelock timm open_clip".split
 
 
 def main(words: list[str] | None = None) -> int:
-    """Returns the exit code: 0 if all is done, 3 if the same command does the rest, 1 if something failed, 2 if none began."""
+    """Returns the exit code: 0: all is done; 3: the same command does the rest; 1: a part failed; 2: no part was begun."""
     given = _arguments(words)
     if given.action == "pack":
         return _pack(given)
@@ -141,7 +141,7 @@ def _call(given: argparse.Namespace) -> int:
 
 
 def _run(job: dict[str, object], work: Path, ends: float) -> int:
-    """One process of a call; it is ended when time is up."""
+    """Runs one process of a call, and returns its exit code; the process is killed when time is up."""
     command = [sys.executable, "-m", "benchmarks.gpu.worker", json.dumps(job)]
     process = subprocess.Popen(command, cwd=loads.ROOT, env=_environment(work))
     try:
@@ -154,7 +154,7 @@ def _run(job: dict[str, object], work: Path, ends: float) -> int:
 
 
 def _lack(work: Path) -> str:
-    """What this machine lacks, if anything."""
+    """Returns a phrase that says what this machine lacks; empty: nothing."""
     words = "import importlib.util as u, sys, torch"
     code = f"{words}; sys.exit(2 * (u.find_spec('triton') is None) if torch.cuda.is_available() else 1)"
     status = subprocess.run([sys.executable, "-c", code], env=_environment(work)).returncode
@@ -163,7 +163,7 @@ def _lack(work: Path) -> str:
 
 
 def _environment(work: Path) -> dict[str, str]:
-    """Of the processes that do the work: where their packages are, and of which commit the code is."""
+    """Returns the environment of the processes that do the work: the path of their packages, and the commit of the code."""
     path = [str(work / "site"), str(loads.ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTHONUNBUFFERED": "1"}
     commit = work / loads.COMMIT

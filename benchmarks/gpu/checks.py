@@ -1,4 +1,4 @@
-"""Whether CUDA computes what the CPU computes: sums, noise, digests, resumed runs, refusals. Each check says whether it passed.
+"""Checks that CUDA computes what the CPU computes: sums, noise, views, digests, resumed runs. Each result says if it passed.
 
 On a machine without a GPU, as in tests, the device is the CPU itself, and the checks hold trivially.
 """
@@ -62,10 +62,10 @@ _OWN_NOISE = ("released", "dpcl")
 
 
 def engines(place: Place) -> dict[str, Any]:
-    """The clipped sums and norms of every engine, against the loop's on the CPU: in float64, where two right ways agree.
+    """Compares the clipped sums and norms of every engine with those of the loop engine on the CPU.
 
-    In float32 a deep network's gradient differs by parts in a thousand between two right ways: the input of a ReLU that is
-    about zero falls on the other side.
+    All compute in float64, where correct engines agree. In float32, two correct engines may differ by a few thousandths in a
+    deep network's gradient: a ReLU's input that is almost zero may be positive in one engine and negative in the other.
     """
     torch.manual_seed(0)
     differences: dict[str, Any] = {}
@@ -89,13 +89,14 @@ def engines(place: Place) -> dict[str, Any]:
 
 
 def others(place: Place, name: str) -> dict[str, Any]:
-    """Whether the device computes a group alike whoever shares its pass: a group that adds nothing must not move the others.
+    """Checks that a group's contribution does not depend on the other groups in its pass through the model.
 
-    A refusal names the first operation that differs; the engine then takes one group at a time, and nothing is lost but time.
+    The check adds a group that contributes nothing to the sum; the sum must keep its bits. If the engine itself finds that the
+    device fails this, it takes one group at a time, which costs only time. Its notice names the first operation that differs.
 
     Args:
-        place: where.
-        name: of one of `SHARED`.
+        place: Device, folders and time limit of the call.
+        name: Name of a model in `SHARED`.
     """
     config, adaptation, side = _SHARED_TINY[name] if place.tiny else SHARED[name]
     by_precision: dict[str, Any] = {}
@@ -112,7 +113,7 @@ def others(place: Place, name: str) -> dict[str, Any]:
 
 
 def gradients(place: Place, name: str) -> dict[str, Any]:
-    """Clipped group gradients per second of one of `throughput.MODELS`, of as many records as fit into the memory."""
+    """Measures the gradients of a model of `throughput.MODELS`, with as many records in a batch as fit into the memory."""
     config, size, _, most = throughput.MODELS[name]
     records = 32 if place.tiny else most or 512
     config = _TINY["small CNN"] if place.tiny else config
@@ -127,7 +128,14 @@ def gradients(place: Place, name: str) -> dict[str, Any]:
 
 
 def _moved_by_a_stranger(model: nn.Module, precision: Precision, side: int, device: torch.device) -> dict[str, Any]:
-    """By how many steps a group of infinities moves a number of the exact sum of others, whose records are nearly equal."""
+    """Returns how far a group of infinite pixels, which adds nothing, moves the exact sum of other groups.
+
+    The records of the other groups are nearly equal.
+
+    Returns:
+        The largest change of a number of the sum, in grid steps (``moved``), the engine's notice if it takes one group at a
+        time (``refused``), and the engine's `repeats` (``recorded``).
+    """
     generator = torch.Generator().manual_seed(1)
     groups = 24
     size = 4
@@ -164,7 +172,7 @@ def _moved_by_a_stranger(model: nn.Module, precision: Precision, side: int, devi
 
 
 def methods(place: Place) -> dict[str, Any]:
-    """A worker's whole step with every method: drawn, augmented, clipped and added up there and on the CPU."""
+    """Compares a worker's whole step (draws, views, clipped sum) on the device with the step on the CPU, for every method."""
     differences = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in _METHODS[:2] if place.tiny else _METHODS:
@@ -176,7 +184,7 @@ def methods(place: Place) -> dict[str, Any]:
 
 
 def noise(place: Place) -> dict[str, Any]:
-    """The same key gives the same noise there as here, but for the last step of the grid."""
+    """Checks that a key gives the same noise on the device and on the CPU, up to one step of the grid."""
     blocks = Blocks(3_000, 1_000) if place.tiny else Blocks(3_000_000, LENGTH)
     values = torch.randint(-(1 << 20), 1 << 20, (blocks.size,), generator=torch.Generator().manual_seed(0))
     added = SumNoise(_NOISE, Randomness.from_seed(0), blocks, "check")
@@ -192,7 +200,7 @@ def noise(place: Place) -> dict[str, Any]:
 
 
 def views(place: Place) -> dict[str, Any]:
-    """Random views there are those of the CPU, but for rounding, and a record's are the same beside others."""
+    """Checks that random views on the device are those of the CPU, up to rounding, and independent of the rest of the batch."""
     maker, generator = (
         ImageViews(ViewsConfig(crop_scale=(0.2, 1.0), flip=0.5, jitter=0.8, grayscale=0.2, blur=0.5)),
         torch.Generator(),
@@ -206,7 +214,7 @@ def views(place: Place) -> dict[str, Any]:
 
 
 def digests(place: Place) -> dict[str, Any]:
-    """One vector has one digest, wherever it lies; says, too, whether a step that is computed twice gives the same bits."""
+    """Checks that a vector has the same digest on every device; also tells whether a repeated step gives the same bits."""
     vectors = torch.randn(100_003), torch.randint(-(2**62), 2**62, (1_000_003,))
     hashed = UniversalHash(Randomness.from_seed(1))
     same = [way(vector) == way(vector.to(place.device)) for way in (digest_of, hashed.digest) for vector in vectors]
@@ -217,7 +225,7 @@ def digests(place: Place) -> dict[str, Any]:
 
 
 def _milliseconds_of_a_digest(hashed: UniversalHash, device: torch.device) -> float:
-    """Of 11.2 million whole numbers, where they lie."""
+    """Measures the milliseconds of a digest of 11.2 million integers on the device."""
     values, took = torch.ones(11_200_000, dtype=torch.int64, device=device), []
     for _ in range(6):
         started = time.perf_counter()
@@ -227,7 +235,7 @@ def _milliseconds_of_a_digest(hashed: UniversalHash, device: torch.device) -> fl
 
 
 def resumed(place: Place) -> dict[str, Any]:
-    """A run that is interrupted between two checkpoints goes on from its last commit, and pays for each step once."""
+    """Checks that a run that is interrupted between two checkpoints resumes at its last commit, and charges each step once."""
     with tempfile.TemporaryDirectory() as folder:
         config, run = _config("images", Path(folder), place.device), Path(folder) / "run"
         try:
@@ -243,7 +251,7 @@ def resumed(place: Place) -> dict[str, Any]:
 
 
 def tf32(place: Place) -> dict[str, Any]:
-    """Making a run turns TF32 off; a convolution is then as exact as float32."""
+    """Checks that building a run turns TF32 off, and that a convolution then has the precision of float32."""
     torch.backends.cudnn.allow_tf32 = True
     left_on = _convolution_error(place.device)
     with tempfile.TemporaryDirectory() as folder:
@@ -266,7 +274,7 @@ CHECKS: dict[str, Callable[[Place], dict[str, Any]]] = {
 
 
 def _sums(engine: Any, batch: GroupBatch) -> tuple[Tensor, Tensor]:
-    """A clipped sum, of groups of which some are clipped, and their norms."""
+    """Returns the sum of the groups' gradients, clipped to the median norm, and the groups' norms."""
     norms = engine.add_clipped(batch, 1e9, engine.zeros())
     return _clipped(engine, batch, norms), norms.cpu().double()
 
@@ -278,7 +286,7 @@ def _clipped(engine: Any, batch: GroupBatch, norms: Tensor) -> Tensor:
 
 
 def _off(result: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of what is expected."""
+    """Returns the norm of the difference, divided by the norm of the expected tensor."""
     return ((result.cpu().double() - expected.cpu().double()).norm() / expected.cpu().double().norm()).item()
 
 
@@ -290,7 +298,7 @@ def _config(name: str, folder: Path, device: torch.device) -> Config:
 
 
 def _step(name: str, folder: Path, device: torch.device) -> Tensor:
-    """The exact sum of the first step of one of `CASES`."""
+    """Returns the exact sum of the first step of one of `CASES`."""
     assert name in CASES
     randomness = Randomness.from_seed(0)
     parts = build(_config(name, folder, device), randomness)

@@ -1,4 +1,4 @@
-"""GroupNorm of a plain step by dpfed's own kernel: a plain step gets all that a private one has."""
+"""Lets a step without privacy use dpfed's own GroupNorm kernel, so that it is not slower for lack of this kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpfed.models.norm import norm_relu
 
 
 class FusedNorm(TorchFunctionMode):
-    """Inside this mode, a GroupNorm of feature maps is one launch, with the addition and the ReLU after it."""
+    """Torch mode that computes a GroupNorm of feature maps, and the addition and ReLU after it, in one kernel launch."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""What is carried to a borrowed machine and back, in loads that fit into one call each. Needs nothing but Python."""
+"""Carries files to a borrowed machine in loads, each small enough for one call, and results back. Needs Python alone."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ COMMIT = "commit"
 
 
 def pack(sources: dict[str, list[Path]], commit: str, call: int = CALL) -> list[Path]:
-    """Divides files among loads, each with the commit beside them.
+    """Divides files among loads. Each load also states the commit.
 
     Args:
-        sources: files of each of `_KINDS`.
-        commit: of the checkout, which a copy of it cannot say.
-        call: bytes that a call carries.
+        sources: Files of each of `_KINDS`.
+        commit: Commit of the checkout; the copy of the checkout on the other machine has no git history.
+        call: Bytes that a call carries: the checkout and a load.
 
     Returns:
-        The loads.
+        The folders of the loads.
 
     Raises:
-        SystemExit: if a file is larger than what is left of a call beside the checkout.
+        SystemExit: If a file is larger than the room for a load.
     """
     room = call - checkout_bytes() - _SPARE
     for old in BAGGAGE.glob("load-*"):
@@ -53,7 +53,7 @@ def pack(sources: dict[str, list[Path]], commit: str, call: int = CALL) -> list[
 
 
 def take(work: Path) -> None:
-    """Copies what this call carried to where it outlives the call."""
+    """Copies the loads that this call carried to `work`, which is kept between calls."""
     for load in sorted(BAGGAGE.glob("load-*")):
         for file in (file for kind in _KINDS for file in sorted((load / kind).glob("*"))):
             place = work / file.parent.name / file.name
@@ -65,10 +65,10 @@ def take(work: Path) -> None:
 
 
 def fetch(folder: Path) -> list[Path]:
-    """Puts results that came back into the checkout.
+    """Copies results that came back into the checkout, and returns their paths there.
 
     Raises:
-        SystemExit: if there are none.
+        SystemExit: If there are no results.
     """
     brought = [RESULTS / file.name for file in sorted(folder.rglob("gpu-*.json"))]
     if not brought:
@@ -79,7 +79,7 @@ def fetch(folder: Path) -> list[Path]:
 
 
 def checkout_bytes() -> int:
-    """What travels anyway: tracked files, and untracked ones that git does not ignore."""
+    """Returns the bytes that each call carries anyway: tracked files, untracked files that git does not ignore, and shared/."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     )

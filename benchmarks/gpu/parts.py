@@ -1,4 +1,4 @@
-"""The parts of each call, in the order in which they are done, each with the seconds that it takes on a GPU, about."""
+"""The parts of each kind of call, in the order in which they are done, each with its approximate duration on a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST = "engines", "noise"  # of the checks
 
 
 def measure() -> list[Part]:
-    """All that matters, what matters most first."""
+    """Returns the parts of a call ``measure``, the most important ones first."""
     parts = [Part("checks", (name,), 10.0, checks.CHECKS[name]) for name in _FIRST]
     *plain, captured, fused, compiled = steps.PLAIN
     for name in steps.CASES:
@@ -47,7 +47,7 @@ def _step(name: str, way: str, seconds: float, work: Callable[..., Any]) -> Part
 
 
 def table() -> list[Part]:
-    """Returns cells of the paper's Table 1 on CIFAR-10 at its own settings, and a training in bf16 beside one in fp32."""
+    """Returns the parts of a call ``table``: runs of the paper's Table 1 on CIFAR-10, and one run each in bf16 and in fp32."""
     parts = [_cell(*one) for one in (("group", 10.0), ("batch", 10.0), ("none", None))]
     parts += [
         Part("precision", (precision,), 60.0, functools.partial(training.in_precision, precision=precision))
@@ -62,7 +62,7 @@ def _cell(method: str, epsilon: float | None) -> Part:
 
 
 def _for_cost() -> list[Part]:
-    """What `dpfed cluster cost` asks of a machine beside the coordinator."""
+    """Returns the parts that measure a machine for `dpfed cluster cost`, except the part for the coordinator."""
     return [
         Part("throughput", ("device",), 0.0, lambda place: place.device.type),
         Part("throughput", ("worker",), 20.0, lambda place: draws()),

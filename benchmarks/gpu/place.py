@@ -1,4 +1,4 @@
-"""Where a call works, until when, and where its figures go."""
+"""The folders and the time limit of a call, its parts, and its result files. A call is one use of a borrowed machine."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from benchmarks.record import provenance
 
 
 class TimeIsUp(Exception):
-    """The call must end: what is done is kept, and the same command goes on.
+    """Raised when the call must end. What is done is kept, and the same command continues in the next call.
 
     Args:
-        text: how far it is.
+        text: Message about how far the call got.
     """
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a call works, and until when.
+    """The device, the folders and the time limit of a call.
 
     Attributes:
-        device: what computes.
-        work: runs, stores and figures, which outlive a call.
-        data: the folder of CIFAR-10's Parquet files, if it is there.
-        ends: when the call should be over, on the clock of `time.time`, which processes share.
-        tiny: sizes that a CPU does in seconds.
+        device: Device that computes.
+        work: Folder for runs, stores and figures, which are kept between calls.
+        data: Folder of CIFAR-10's Parquet files; ``None``: there is none.
+        ends: Time at which the call should be over, in seconds as `time.time` counts them.
+        tiny: Whether everything is so small that a CPU computes it in seconds.
     """
 
     device: torch.device
@@ -43,7 +43,7 @@ class Place:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds until the call should be over."""
         return self.ends - time.time()
 
 
@@ -52,11 +52,11 @@ class Part:
     """One thing that is measured.
 
     Attributes:
-        file: of the results, without ``gpu-``.
-        path: where in its figures the result stands.
-        seconds: what it takes on a GPU, about: it is not begun with less time left.
-        work: measures; returns figures.
-        tiny: whether it can be tried in seconds.
+        file: Name of the result file, without ``gpu-`` and suffix.
+        path: Keys that lead to the result in the file's figures.
+        seconds: Approximate duration on a GPU; the part is not begun if less time is left.
+        work: Function that measures the part and returns its figures.
+        tiny: Whether the part can be tried in seconds on a CPU.
     """
 
     file: str
@@ -67,7 +67,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the part for people."""
         return f"{self.file}: {', '.join(self.path)}"
 
 
@@ -75,9 +75,9 @@ class Results:
     """The result files ``gpu-NAME.json`` of this machine.
 
     Args:
-        work: where they are kept.
-        command: for the files' heads.
-        out: another folder that gets a copy of what is new; ``None``: no.
+        work: Folder whose subfolder ``results`` keeps the files.
+        command: Command line, which the files state.
+        out: Folder that gets a copy of each file that changes; ``None``: there is none.
     """
 
     def __init__(self, work: Path, command: str, out: Path | None = None) -> None:
@@ -85,14 +85,14 @@ class Results:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def find(self, part: Part) -> Any:
-        """The figures of a part; ``None``: not measured yet."""
+        """Returns the figures of a part; ``None``: it was not measured yet."""
         figures: Any = self.figures(part.file)
         for key in part.path:
             figures = figures.get(key) if isinstance(figures, dict) else None
         return figures
 
     def add(self, part: Part, figures: Any) -> None:
-        """Keeps what a part gave."""
+        """Writes the figures of a part into its file."""
         tree = self.figures(part.file)
         inner = tree
         for key in part.path[:-1]:
@@ -105,6 +105,6 @@ class Results:
             shutil.copy(path, self._out)
 
     def figures(self, name: str) -> dict[str, Any]:
-        """All figures of a file."""
+        """Returns all figures of a file; empty if there is no such file."""
         path = self._folder / f"gpu-{name}.json"
         return json.loads(path.read_text(encoding="utf-8"))["figures"] if path.exists() else {}

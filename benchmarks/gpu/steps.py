@@ -1,7 +1,8 @@
-"""A whole private step against the best step without privacy, at the sizes of a GPU.
+"""Compares a whole private step with the best step without privacy, at batch sizes for a GPU.
 
-Whole: views, pass, noise, optimizer, and what the coordinator writes down. The private steps are those of a real run, timed one
-by one. The plain step has as many records and views, and may be captured in a CUDA graph or compiled.
+A whole step comprises views, forward and backward pass, noise, optimizer, and the coordinator's writing. The private steps are
+those of a real run, timed one by one. The plain step (without privacy) has as many records and views, and may be captured in a
+CUDA graph or compiled.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class Case:
-    """What a step is made of.
+    """The model and the sizes of a step.
 
     Attributes:
-        model: the section of a configuration.
-        side: of the images, pixels.
-        batch: B.
+        model: Section ``[model]`` of the configuration.
+        side: Side of the images, pixels.
+        batch: B, expected number of records in the step.
     """
 
     model: dict[str, Any]
@@ -66,12 +67,12 @@ PLAIN = ("fp32", "bf16, channels last", "bf16, channels last, graph", FUSED, "bf
 
 
 def ways(name: str) -> tuple[str, ...]:
-    """Returns the plain steps of a case: without a GroupNorm there is nothing to fuse."""
+    """Returns the kinds of plain steps of a case, of `PLAIN`; `FUSED` only for models with GroupNorm, which it fuses."""
     return tuple(way for way in PLAIN if way != FUSED or CASES[name].model.get("image", "").startswith("resnet"))
 
 
 def config_of(place: Place, name: str) -> Config:
-    """The run that is timed."""
+    """Returns the configuration of the run that is timed."""
     case = _TINY if place.tiny else CASES[name]
     tree = {
         "name": "gpu",
@@ -87,7 +88,7 @@ def config_of(place: Place, name: str) -> Config:
 
 
 def _records(place: Place, case: Case) -> Path:
-    """Returns a store of pictures of the model's own size with captions, so that no step waits for a host that scales them."""
+    """Returns a store of captioned pictures of the size that the model reads, so that no step waits for resizing."""
     path = place.work / "stores" / f"noise-{case.side}px-{case.batch}"
 
     def write(target: Path) -> None:
@@ -102,7 +103,7 @@ def _records(place: Place, case: Case) -> Path:
 
 
 class _Enough(Exception):
-    """Ends a run."""
+    """Raised to end a run after the timed steps."""
 
 
 class _Steps(Silent):
@@ -122,7 +123,7 @@ class _Steps(Silent):
 
 
 def private(place: Place, name: str) -> dict[str, Any]:
-    """Time and memory of a private step, all in."""
+    """Measures time and memory of a whole private step."""
     config, seen = config_of(place, name), _Steps()
     if place.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -133,7 +134,13 @@ def private(place: Place, name: str) -> dict[str, Any]:
 
 
 def plain(place: Place, name: str, way: str) -> dict[str, Any]:
-    """The same step without privacy: the loss of the whole batch, in microbatches of the size that is fastest."""
+    """Measures time and memory of a plain step: the loss of each microbatch, with the fastest microbatch size.
+
+    Args:
+        place: Device, folders and time limit of the call.
+        name: Name of a case in `CASES`.
+        way: Kind of the plain step, one of `PLAIN`.
+    """
     config, device = config_of(place, name), place.device
     size, best = config.privacy.batch, float("inf")
     if device.type == "cuda":
@@ -155,13 +162,13 @@ def _figures(config: Config, seconds: float) -> dict[str, Any]:
 
 
 class _Plain:
-    """A step without privacy, warm.
+    """A step without privacy.
 
     Args:
-        config: model, views and batch.
-        way: one of `PLAIN`.
-        microbatch: records at a time.
-        device: that computes.
+        config: Configuration, of which model, loss, views and batch are used.
+        way: Kind of the step, one of `PLAIN`.
+        microbatch: Number of records in a microbatch.
+        device: Device that computes.
     """
 
     def __init__(self, config: Config, way: str, microbatch: int, device: torch.device) -> None:
@@ -190,7 +197,7 @@ class _Plain:
             self._capture()
 
     def seconds(self) -> float:
-        """Median of several steps."""
+        """Returns the median seconds of several steps, after one that warms up."""
 
         def step() -> None:
             for start in range(0, len(self._images), self._microbatch):
@@ -237,13 +244,13 @@ class _Plain:
 
 
 def views(place: Place) -> dict[str, float]:
-    """Milliseconds for 4,096 random views of 32 px."""
+    """Measures the milliseconds for 4,096 random views of 32 px."""
     rate = throughput.made_views(32, 2, 32 if place.tiny else 2_048, place.device)
     return {"ms_of_4096": round(2_048e3 / rate, 2)}
 
 
 def decoding(place: Place) -> dict[str, Any]:
-    """Measures JPEG files of 224 px decoded in a second, by one core and by all; says whether the cores are whole ones."""
+    """Measures how many JPEG files of 224 px one core, and all cores, decode per second; counts the physical cores, too."""
     side = 32 if place.tiny else 224
     alone, together = (throughput.decoded_images(side, workers) for workers in (1, None))
     siblings = {path.read_text().strip() for path in Path("/sys/devices/system/cpu").glob("cpu*/topology/thread_siblings_list")}

@@ -1,4 +1,4 @@
-"""All that a call found, in one table. Needs nothing but Python."""
+"""Shows all figures of a call in one table. Needs Python alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def summary(results: Path) -> str:
-    """The table.
+    """Returns the table.
 
     Args:
-        results: the folder with ``gpu-NAME.json``.
+        results: Folder with the files ``gpu-NAME.json``.
     """
     figures = {
         path.stem.removeprefix("gpu-"): json.loads(path.read_text(encoding="utf-8"))["figures"]

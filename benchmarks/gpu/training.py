@@ -1,4 +1,4 @@
-"""Cells of a paper's table at its own settings; a run that is not done in one call goes on in the next."""
+"""Trains runs of a paper's table with the paper's settings; a run that is not finished in one call resumes in the next."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Until(Progress):
     """A `Progress` that ends a run at a checkpoint if the next one would come too late.
 
     Args:
-        place: until when.
-        every: steps between two checkpoints.
-        inner: what is shown.
+        place: Place of the call, with its time limit.
+        every: Number of steps between two checkpoints.
+        inner: Display that gets all notes, stages and evaluations.
     """
 
     def __init__(self, place: Place, every: int, inner: Progress) -> None:
@@ -87,7 +87,7 @@ def cell(place: Place, method: str = "group", epsilon: float | None = 10.0) -> d
     Args:
         place: Place of the call.
         method: Value of ``bounding.method``: ``group``, ``batch`` or ``none``.
-        epsilon: The promise; ``None``: no privacy.
+        epsilon: Epsilon of the guarantee; ``None``: no privacy.
 
     Raises:
         TimeIsUp: When the rest must wait for the next call.

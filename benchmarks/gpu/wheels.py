@@ -1,6 +1,6 @@
-"""Which packages travel to a machine that has torch and little else: what dpfed needs, in the versions of the lock file.
+"""Carries packages to a machine that has torch and little else: those that dpfed needs, in the versions of requirements.lock.
 
-`download` wants the packages of the lock file around it, `unpack` nothing but Python.
+`download` needs the packages of requirements.lock installed on this machine; `unpack` needs Python alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GLIBC = range(28, 4, -1)  # manylinux_2_N: a machine with glibc 2.28 or later t
 
 
 def needed(there: Iterable[str] = THERE) -> list[str]:
-    """The packages that dpfed and open_clip need, and what these need, by name; without `there`."""
+    """Returns the names of all direct and indirect dependencies of dpfed and open_clip, without the packages in `there`."""
     from packaging.requirements import Requirement
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -40,10 +40,10 @@ def needed(there: Iterable[str] = THERE) -> list[str]:
 
 
 def locked(names: Iterable[str]) -> str:
-    """The lines of requirements.lock of these packages: versions and hashes, without conditions.
+    """Returns the lines of requirements.lock for the given packages, with versions and hashes, but without conditions.
 
     Raises:
-        SystemExit: if one is not in the lock file.
+        SystemExit: If a package is not in requirements.lock.
     """
     from packaging.markers import Marker
 
@@ -62,7 +62,7 @@ def download(names: Iterable[str], folder: Path) -> list[Path]:
     """Fetches wheels for Linux on x86-64 from the package registry.
 
     Raises:
-        SystemExit: if one cannot be had.
+        SystemExit: If a wheel cannot be fetched.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -79,7 +79,7 @@ def download(names: Iterable[str], folder: Path) -> list[Path]:
 
 
 def unpack(wheels: Iterable[Path], site: Path) -> None:
-    """Lays wheels out in a folder, ready for ``PYTHONPATH``; those that are there already stay as they are."""
+    """Unpacks wheels into a folder for ``PYTHONPATH``. A wheel that was unpacked there before is skipped."""
     site.mkdir(parents=True, exist_ok=True)
     for wheel in wheels:
         done = site / f"{wheel.name}.unpacked"
@@ -99,7 +99,7 @@ def unpack(wheels: Iterable[Path], site: Path) -> None:
 
 
 def canonical(name: str) -> str:
-    """A package's name as registries compare it."""
+    """Returns a package's name in the normalised form in which registries compare names."""
     return re.sub(r"[-_.]+", "-", name).lower().strip()
 
 
@@ -118,7 +118,7 @@ def _environment() -> dict[str, str]:
 
 
 def _pip() -> list[str]:
-    """pip, which can fetch wheels for another machine; uv cannot, but it can run pip."""
+    """Returns the command that runs pip. pip can fetch wheels for another machine; uv cannot, but it can run pip."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     if pip := shutil.which("pip"):

@@ -1,6 +1,6 @@
 """Does the parts of a call, one after the other, in the process that `python -m benchmarks.gpu` starts and watches.
 
-A part that fails ends the process, which may have lost its GPU; the next process goes on behind that part.
+A part that fails ends the process, because the process may have lost its GPU; the next process begins with the next part.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ DONE, FAILED, UNFINISHED = 0, 4, 3
 
 
 def main(call: str, work: str, data: str | None, out: str | None, command: str, ends: float, tiny: bool) -> int:
-    """Goes on with a call; returns one of the codes above.
+    """Begins or continues a call; returns the exit code: `DONE`, `FAILED` or `UNFINISHED`.
 
     Args:
-        call: ``measure`` or ``table``.
-        work: see `Place`.
-        data: see `Place`.
-        out: see `Results`.
-        command: see `Results`.
-        ends: see `Place`.
-        tiny: see `Place`.
+        call: Kind of call: ``measure`` or ``table``.
+        work: See `Place`.
+        data: See `Place`.
+        out: See `Results`.
+        command: See `Results`.
+        ends: See `Place`.
+        tiny: See `Place`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     place = Place(device, Path(work), None if data is None else Path(data), ends, tiny)
@@ -73,7 +73,7 @@ def main(call: str, work: str, data: str | None, out: str | None, command: str, 
 
 
 def _passed(figures: Any) -> bool:
-    """Whether a part is done: it gave figures, and if it is a check, it passed."""
+    """Returns whether a part is done: whether it has figures and, if it is a check, passed."""
     if isinstance(figures, dict):
         return "failed" not in figures and figures.get("passed", True) is True
     return figures is not None

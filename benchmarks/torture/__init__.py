@@ -1,1 +1,1 @@
-"""Faults done on purpose: whatever dies or breaks, a run ends like an undisturbed one: docs/a-site-in-15-minutes.md."""
+"""Injects faults: whatever dies or breaks, a run must end like an undisturbed run (docs/a-site-in-15-minutes.md)."""

@@ -1,5 +1,6 @@
-"""`python -m benchmarks.torture [PART ...] [--seed N] [--kills N] [--folder DIR]`: whatever dies or breaks, a run ends like one
-that nobody disturbed. Writes ``results/torture-PART.json``; ends with 1 if something was lost or under-reported.
+"""`python -m benchmarks.torture [PART ...] [--seed N] [--kills N] [--folder DIR]`: injects faults into runs, and checks that
+each ends like an undisturbed run. Writes ``results/torture-PART.json``; the exit code is 1 if a run lost something, or reported
+less than it spent.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _OTHERS = 8  # full disks, read-only folders and damaged checkpoints, each
 
 
 def machine(folder: Path, dice: random.Random, kills: int) -> dict[str, Any]:
-    """Kills a local run many times, and refuses it things.
+    """Kills local runs at random moments, and gives others full disks, read-only folders and damaged checkpoints.
 
     Args:
-        folder: a new one, for everything.
-        dice: decide what happens when.
-        kills: deaths at random moments, at least.
+        folder: New folder for all files.
+        dice: Random generator that decides which fault happens when.
+        kills: Least number of times that a run is killed.
     """
     place, lives, told = Machine(folder, dice), [], []
     while len(lives) < kills:
@@ -60,7 +61,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Tortures what is asked for, one after the other."""
+    """Runs the parts that the command line names, one after the other."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torture", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument(

@@ -1,5 +1,6 @@
-"""A Ray job of two workers on a real Ray head on this machine: workers, driver and head are killed, the job is stopped, the
-disk gets full, a checkpoint is damaged. It is then submitted again, and compared with a job that nobody disturbed.
+"""Injects faults into Ray jobs of two workers, on a real Ray head on this machine: a worker, the driver or the head is killed,
+the job is stopped, the disk gets full, or a checkpoint is damaged. The job then continues, or is submitted again, and its run
+is compared with an undisturbed run.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _PATIENCE = 300.0
 
 
 class Cluster:
-    """A head, the undisturbed run of a job, and what is done to others.
+    """A Ray head, an undisturbed run, and the faults of further jobs.
 
     Args:
-        folder: for everything.
-        dice: decide when something happens.
+        folder: Folder for all files.
+        dice: Random generator that decides when a fault happens.
     """
 
     def __init__(self, folder: Path, dice: random.Random) -> None:
@@ -52,11 +53,11 @@ class Cluster:
         self.undisturbed: Outcome = outcome_of(run)
 
     def close(self) -> None:
-        """Ends the head."""
+        """Ends the Ray head."""
         self._heads.close()
 
     def suffer(self, fault: str) -> dict[str, Any]:
-        """Does one thing to a job, has it go on, and says what is wrong in the end."""
+        """Injects a fault into a job, lets its run finish, and returns what happened and what is wrong with the run."""
         disk = small_disk(self._folder / "disk") if fault == "disk full" else contextlib.nullcontext(self._folder)
         with disk as place:
             if place is None:
@@ -79,7 +80,7 @@ class Cluster:
             return {"what": fault, "after": charged, "resumed": resumed, "wrong": wrong}
 
     def _do(self, fault: str, run: Path, job: Job, place: Path) -> tuple[bool, list[str]]:
-        """Does it; whether the job goes on by itself, and what it did not say."""
+        """Injects a fault. Returns whether the job continues by itself, and complaints about its message."""
         if fault.startswith("worker"):
             os.kill(self._head.worker(int(fault.split()[1])), signal.SIGKILL)
             return True, []
@@ -107,12 +108,12 @@ class Cluster:
 
 
 def torture(folder: Path, dice: random.Random, faults: tuple[str, ...] = FAULTS) -> dict[str, Any]:
-    """Torments Ray jobs, one for each fault.
+    """Injects faults into Ray jobs, one fault into each job.
 
     Args:
-        folder: a new one, for everything.
-        dice: decide when something happens.
-        faults: of `FAULTS`.
+        folder: New folder for all files.
+        dice: Random generator that decides when a fault happens.
+        faults: Faults, of `FAULTS`.
     """
     cluster = Cluster(folder, dice)
     try:
@@ -123,7 +124,7 @@ def torture(folder: Path, dice: random.Random, faults: tuple[str, ...] = FAULTS)
 
 
 def _wait_for(run: Path, steps: int, job: Job) -> None:
-    """Waits until so many steps are paid for."""
+    """Waits until a number of steps are charged."""
     ledger, deadline = run / "ledger.jsonl", time.monotonic() + _PATIENCE
     while not ledger.exists() or ledger.read_bytes().count(b'"charged": true') < steps:
         if not job.running or time.monotonic() > deadline:

@@ -1,5 +1,6 @@
-"""A federation: three sites over Flower and TLS. Server, SuperLink, SuperNodes and workers are killed, networks are dropped,
-disks get full, a checkpoint is damaged. In the end it is compared with its undisturbed run (`benchmarks.torture.followed`).
+"""Injects faults into a federation of three sites over Flower and TLS: server, SuperLink, SuperNodes and workers are killed,
+networks are interrupted, disks get full, and a checkpoint is damaged. The finished run is compared with an undisturbed run
+(`benchmarks.torture.followed`).
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ _OUT = 4.0  # seconds for which something is away
 
 
 class Proxied(Loopback):
-    """A federation on one machine whose SuperNodes reach the SuperLink through wires.
+    """A federation on one machine whose SuperNodes connect to the SuperLink through connections that can be interrupted.
 
     Attributes:
-        wires: by the site's name.
+        wires: Connection (`Wire`) of each SuperNode, by the site's name.
     """
 
     def start(self) -> None:
@@ -64,14 +65,14 @@ def kill_server_app(federation: Loopback) -> None:
 
 
 class Torment:
-    """A federation at work, and what can be done to it.
+    """A running federation, and the faults that can be injected into it.
 
     Args:
-        folder: for everything.
-        dice: decide to whom something happens.
-        steps: of the run.
-        mode: of trust.
-        disk: for the run; ``None``: nobody may mount any.
+        folder: Folder for all files.
+        dice: Random generator that decides to which party a fault happens.
+        steps: Number of steps of the run.
+        mode: Trust mode.
+        disk: Small disk for the run; ``None``: this user may not mount one.
     """
 
     def __init__(self, folder: Path, dice: random.Random, steps: int, mode: str, disk: Path | None) -> None:
@@ -86,7 +87,11 @@ class Torment:
         self._threads: list[threading.Thread] = []
 
     def run(self, plan: list[tuple[int, str]]) -> None:
-        """Runs the federation to its end, and does one thing after the other to it, each from its step on."""
+        """Runs the federation to its end, and injects faults.
+
+        Args:
+            plan: Pairs of a step and a fault, in the order of steps; a fault is injected once its step has begun.
+        """
         left = list(plan)
         with contextlib.ExitStack() as stack:
             sockets = {name: self._folder / "doors" / name / "door" for name in self.places}
@@ -117,13 +122,13 @@ class Torment:
         kill_server_app(self.federation)
 
     def damage_checkpoint(self) -> None:
-        """Kills the server, and damages what it would go on from."""
+        """Kills the ServerApp, and damages the newest checkpoint, from which it would continue."""
         kill_server_app(self.federation)
         paths = Checkpoints(self.run.checkpoints, 2).paths()
         paths[-1].write_bytes(paths[-1].read_bytes()[:2000])
 
     def kill_link(self) -> None:
-        """Kills the SuperLink and all that it runs."""
+        """Kills the SuperLink and all processes that it started, and starts it again."""
         federation = self.federation
         for name in (*federation.wires, SUPERLINK):
             federation.members.kill(name)
@@ -131,7 +136,7 @@ class Torment:
         self.federation.members.kill(RUN)
 
     def kill_node(self) -> None:
-        """Kills a SuperNode; it is started again until the SuperLink takes it back."""
+        """Kills a SuperNode, and starts it again and again until the SuperLink accepts it."""
         name = self._one()
         self.federation.members.kill(name)
         self.federation.start_node(name)
@@ -154,7 +159,7 @@ class Torment:
         self._dropped(list(self.places), Wire.cut)
 
     def fill_site(self) -> None:
-        """For three steps, a site's ledger cannot grow but by a part of a line: the kernel refuses the rest of it."""
+        """Limits a site's ledger for three steps, so that the kernel accepts only a part of its next line."""
         name = self._one()
         pid, most = self.federation.members.pid(f"{name}-worker"), SiteFolder(self.places[name]).ledger.stat().st_size + 10
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
@@ -162,7 +167,7 @@ class Torment:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def fill_server(self) -> None:
-        """The disk of the run gets full: the server ends. When there is room again, it is started again."""
+        """Fills the disk of the run, so that the server ends; once there is room again, the server is started again."""
         if self._disk is None:
             return self.kill_server()
         with filled(self._disk):
@@ -198,7 +203,7 @@ class Torment:
         self.federation.members.start(f"{name}-worker", command, {"OMP_NUM_THREADS": "1"})
 
     def _keep_key(self) -> None:
-        """The run deletes its key in the end, and the undisturbed run needs it."""
+        """Keeps the run's secret key for the undisturbed run; the run deletes the key at its end."""
         if not self.key:
             with contextlib.suppress(OSError):
                 self.key = (self.run.path / "secret.key").read_bytes()
@@ -209,7 +214,7 @@ class Torment:
         return -1
 
     def _found(self, mode: str) -> None:
-        """Makes records and parties."""
+        """Makes the records, and the folders of all parties."""
         write_shapes(self._folder / "records", train=360, validation=0, test=60)
         divide_store(self._folder / "records", self._folder / "stores", SITES, skew=0.5)
         tree = load_config("configs/federation.toml").model_dump(mode="json", exclude_unset=True)
@@ -246,16 +251,16 @@ FAULTS = tuple(_DEEDS)
 
 
 def torture(folder: Path, dice: random.Random, faults: tuple[str, ...] = FAULTS, mode: str = "secure") -> dict[str, Any]:
-    """Torments a federation, and says what it lost.
+    """Injects faults into a federation, and returns what it lost.
 
     Args:
-        folder: a new one, for everything.
-        dice: decide when something happens, and to whom.
-        faults: of `FAULTS`; done in a random order.
-        mode: of trust; one in which a site may be missing.
+        folder: New folder for all files.
+        dice: Random generator that decides when, and to which party, a fault happens.
+        faults: Faults, of `FAULTS`; injected in a random order.
+        mode: Trust mode in which a site may be missing in a step.
 
     Returns:
-        What was done, and what came of the steps.
+        The injected faults, the outcome of the steps, and all that is wrong.
     """
     os.environ["DPFED_BUDGETS"] = str(folder / "budgets")
     order = dice.sample(faults, len(faults))
@@ -286,7 +291,7 @@ def torture(folder: Path, dice: random.Random, faults: tuple[str, ...] = FAULTS,
 
 
 def _unpaid(torment: Torment, lines: dict[int, dict[str, Any]], steps: int) -> Iterator[str]:
-    """Steps that somebody used, or may have seen, and that a ledger does not have."""
+    """Yields a complaint for each step that a ledger should have charged and did not: the run's ledger, or that of a site."""
     ledger = Ledger.open(torment.run.ledger)
     yield from (f"the run has not paid for step {step}" for step in range(steps) if ledger.release_of(step) is None)
     for name, place in torment.places.items():

@@ -1,8 +1,8 @@
-"""The undisturbed run of a tortured federation: the same parties with the same keys, in one process, and nothing goes wrong.
+"""Makes the undisturbed run of a federation that met faults: the same parties with the same keys, in one process, no faults.
 
-What a fault costs a federation is stated beforehand: a site that was away is missing in a step, and a step whose server died
-is paid for and discarded. So the undisturbed run has the same sites in the same steps, as the tortured run's journal says, and
-must release the same sums, bit for bit. It knows no messages and no masks: sums and noise are simply added up.
+A fault may have two effects only: a site that was away is missing in a step, and a step during which the server died is charged
+and discarded. So the undisturbed run takes the sites of each step from the journal of the other run, and must release the same
+sums, bit for bit. It has no messages and no masks: the sites' noisy sums are simply added up.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from dpfed.training.worker import Worker
 
 
 class Party:
-    """A site's records, model and secret, without its ledger and its door.
+    """A site's records, model and secret, without its ledger and its socket.
 
     Args:
-        folder: of the site.
-        terms: that it joined.
+        folder: Folder of the site.
+        terms: Terms that the site joined.
     """
 
     def __init__(self, folder: SiteFolder, terms: Terms) -> None:
@@ -49,7 +49,7 @@ class Party:
         self.vector = TrainableVector(parts.model)
 
     def noisy_sum(self, step: int, parameters: Tensor) -> bytes:
-        """The site's part of a step, as it would travel without a mask."""
+        """Returns the site's noisy sum of a step in its encoded form, without a mask."""
         terms = self._terms
         self.vector.assign(parameters)
         values = self.worker.bounded_sum(step).values
@@ -61,13 +61,13 @@ class Party:
 
 
 class Followed:
-    """A `Transport`: adds up what the same sites give in the same steps as in another run.
+    """A `Transport` that adds up the noisy sums of those sites that took part in each step of another run.
 
     Args:
-        terms: of the federation.
-        parties: the sites, by name.
-        arrived: names of those that came, by step; a step that is not there came to nothing.
-        sent: the coordinator's parameters.
+        terms: Terms of the federation.
+        parties: Sites, by name.
+        arrived: Names of the sites that took part, by step; a step without an entry is discarded.
+        sent: Parameters of the coordinator.
     """
 
     def __init__(self, terms: Terms, parties: dict[str, Party], arrived: dict[int, list[str]], sent: TrainableVector) -> None:
@@ -93,11 +93,11 @@ def follow(run: RunDirectory, coordinator: Path, sites: dict[str, Path], key: by
     """Carries out the undisturbed run.
 
     Args:
-        run: the tortured one, finished.
-        coordinator: folder of the coordinator.
-        sites: the sites' folders, by name.
-        key: secret of the tortured run.
-        folder: for the undisturbed one.
+        run: Finished run that met faults.
+        coordinator: Folder of the coordinator.
+        sites: Folders of the sites, by name.
+        key: Secret key of `run`.
+        folder: Folder of the undisturbed run.
     """
     torch.set_num_threads(1)  # as the sites' workers have: with more, sums are taken in another order
     party = CoordinatorFolder.open(coordinator)

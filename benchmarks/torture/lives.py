@@ -1,6 +1,7 @@
-"""A run as a process that dies on the way: killed from outside, between two file operations, or inside a write.
+"""Runs the command line in processes that die: killed from outside, between two file operations, or inside a write.
 
-The processes are forked from one that has imported everything, so a life begins at once. Each calls the command line.
+Such a process is called a life here. The processes are forked from a process that has imported everything, so a life begins at
+once.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ _CAPABILITIES = 0x20080522  # version 3 of Linux's interface
 
 
 class Survived(Exception):
-    """A life ended in another way than it was meant to."""
+    """Raised when a life does not end in time."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """SIGKILL from outside, so many seconds after the beginning."""
+    """Death by SIGKILL from outside, `seconds` after the start of the process."""
 
     seconds: float
 
     def arm(self, folder: Path) -> None:
-        """Nothing to prepare in the process itself."""
+        """Does nothing: the parent process sends the signal."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """SIGKILL just before the n-th time that a file of the run is opened for writing, renamed, removed or made."""
+    """Death by SIGKILL just before the n-th time that a file of the run is opened for writing, renamed, removed or made."""
 
     number: int
 
     def arm(self, folder: Path) -> None:
-        """Counts in this process, by Python's audit events."""
+        """Counts the operations in this process, by Python's audit events."""
         left = itertools.count(1)
 
         def count(event: str, arguments: tuple[Any, ...]) -> None:
@@ -60,12 +61,12 @@ class Operation:
 
 @dataclass(frozen=True)
 class Tally:
-    """No death: counts what an `Operation` counts, and keeps the number in a file."""
+    """No death: counts the file operations that `Operation` counts, and writes the count into a file."""
 
     file: Path
 
     def arm(self, folder: Path) -> None:
-        """Counts in this process."""
+        """Counts the operations in this process."""
         descriptor, number = os.open(self.file, os.O_WRONLY | os.O_CREAT), itertools.count(1)
 
         def count(event: str, arguments: tuple[Any, ...]) -> None:
@@ -77,7 +78,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Bytes:
-    """The kernel ends the process inside a write: the one with which a file would grow beyond so many bytes (SIGXFSZ)."""
+    """Death by SIGXFSZ inside the write that would make a file larger than `limit` bytes."""
 
     limit: int
 
@@ -89,7 +90,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Quota:
-    """No death: the kernel refuses to let a file grow beyond so many bytes, in the middle of a write."""
+    """No death: a write that would make a file larger than `limit` bytes fails in the middle."""
 
     limit: int
 
@@ -106,9 +107,9 @@ class End:
     """How a life ended.
 
     Attributes:
-        code: of the process; negative: the signal that ended it.
-        text: what it printed.
-        seconds: it took.
+        code: Exit code of the process; negative: the number of the signal that ended the process.
+        text: Output of the process.
+        seconds: Duration of the process.
     """
 
     code: int
@@ -117,7 +118,7 @@ class End:
 
     @property
     def killed(self) -> bool:
-        """Whether a signal ended it."""
+        """Whether SIGKILL or SIGXFSZ ended the process."""
         return self.code in (-signal.SIGKILL, -signal.SIGXFSZ)
 
 
@@ -131,11 +132,11 @@ def live(
     """Carries out a command line in a process of its own.
 
     Args:
-        words: of the command line.
-        folder: of the run.
-        output: file for what is printed.
-        death: how the process is to die, if it comes that far.
-        meanwhile: called over and over with the seconds since the beginning, until it returns False.
+        words: Words of the command line.
+        folder: Folder of the run.
+        output: File for the output of the process.
+        death: Way in which the process is to die, unless it finishes before; ``None``: it is not killed.
+        meanwhile: Function that is called again and again with the seconds since the start, until it returns ``False``.
     """
     process = _FORK.Process(target=_enter, args=([str(word) for word in words], folder, output, death))
     started = time.monotonic()
@@ -173,7 +174,7 @@ def _enter(words: list[str], folder: Path, output: Path, death: Death | None) ->
 
 
 def _obey_permissions() -> None:
-    """Gives up what lets root write where nobody may write, so that a read-only folder is one."""
+    """Gives up root's capabilities, with which this process could write into a read-only folder."""
     if os.geteuid() == 0:
         header, data = (ctypes.c_uint32 * 2)(_CAPABILITIES, 0), (ctypes.c_uint32 * 6)()
         if ctypes.CDLL(None, use_errno=True).capset(header, data):
@@ -181,7 +182,10 @@ def _obey_permissions() -> None:
 
 
 def _is_write(event: str, arguments: tuple[Any, ...], folder: str) -> bool:
-    """Whether an audit event changes something at a path of the run; one that is relative to an open folder counts."""
+    """Returns whether an audit event changes a file of the run.
+
+    An event whose path is relative to a folder's descriptor counts, too.
+    """
     if event == "open":
         path, mode, flags = arguments
         writes = bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool(flags & _WRITING)

@@ -1,5 +1,6 @@
-"""One machine: a run that is killed at random moments, on a disk that is full, in a folder that is read-only, with a damaged
-checkpoint. It is then resumed, and compared with a run of the same seed that nobody disturbed.
+"""Injects faults into local runs: kills at random moments, full disks, read-only folders, and damaged checkpoints.
+
+Each run is then resumed, and compared with an undisturbed run of the same seed.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 class Machine:
-    """A configuration, its undisturbed run, and what is done to others.
+    """A configuration, an undisturbed run of it, and the faults of further runs.
 
     Args:
-        folder: for everything; on the storage that is to be tried.
-        dice: decide what happens when.
+        folder: Folder for all files, on the storage that is tested.
+        dice: Random generator that decides which fault happens when.
     """
 
     def __init__(self, folder: Path, dice: random.Random) -> None:
@@ -57,7 +58,7 @@ class Machine:
         self._sizes = sorted(path.stat().st_size for path in run.rglob("*") if path.is_file())
 
     def kill(self) -> dict[str, Any]:
-        """Kills a run at a random moment, sometimes again while it goes on, and at last lets it end."""
+        """Kills a run at a random moment, sometimes again after it was resumed, and then lets it finish."""
         run, lives = self._place(), []
         wrong: list[str] = []
         for _ in range(self._dice.choice([1, 1, 2, 3])):
@@ -69,7 +70,7 @@ class Machine:
         return self._told(run, {"lives": lives}, wrong)
 
     def fill(self) -> dict[str, Any]:
-        """Leaves a run so little room on its disk that it stops somewhere; then there is room again."""
+        """Gives a run a disk with a random amount of room, on which it may stop, and then more room."""
         with small_disk(self._place()) as disk:
             if disk is None:  # where nobody may mount one, no file of the run may become larger than this
                 run = self._place()
@@ -79,7 +80,7 @@ class Machine:
             return self._refused(disk / "run", FULL, end)
 
     def lock(self) -> dict[str, Any]:
-        """Takes the right to write away from a run at a random moment; then gives it back."""
+        """Makes the folder of a run read-only at a random moment, and later writable again."""
         run, moment = self._place(), self._dice.uniform(0.2, 1.0) * self._seconds
 
         def take(now: float) -> bool:
@@ -113,7 +114,7 @@ class Machine:
         return told
 
     def _refused(self, run: Path, what: str, *ends: End) -> dict[str, Any]:
-        """Goes on with a run that ended with a sentence, as it must where the machine refuses something."""
+        """Checks that a run that met a full disk or a read-only folder ended with a sentence, and resumes the run."""
         charged, wrong = wrong_on_the_way(run, self.undisturbed)
         for end in ends:
             wrong += _no_sentence(end)
@@ -137,7 +138,7 @@ class Machine:
         return self._folder / f"run-{self._number}"
 
     def _told(self, run: Path, facts: dict[str, Any], wrong: list[str]) -> dict[str, Any]:
-        """Resumes a run to its end, compares it, and says what was done and found."""
+        """Resumes a run, compares it with the undisturbed run, and returns `facts` with all that is wrong."""
         end = self._train(run)
         if end.code:
             wrong = [*wrong, f"the resume ended with {end.code}: {end.text[-2000:]}"]
@@ -148,12 +149,12 @@ class Machine:
         return {**facts, "said": self._short(notes), "wrong": wrong}
 
     def _short(self, text: str) -> str:
-        """A text without the paths of this machine."""
+        """Returns a text without the paths of this machine."""
         return re.sub(rf"{re.escape(str(self._folder))}\S*?/?(?=[\w.-]*[ :;`])", "", text)
 
 
 def write_config(folder: Path) -> Path:
-    """A run of a second, and its records."""
+    """Writes records, and the configuration of a run of a second; returns the path of the configuration."""
     write_shapes(folder / "store", train=240, validation=0, test=60)
     tree = {
         "name": "torture",
@@ -173,7 +174,7 @@ def write_config(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[Path | None]:
-    """A disk of its own in memory; ``None`` where this user may not mount one."""
+    """Mounts a small disk in memory for the block, and yields its folder; ``None``: this user may not mount one."""
     folder.mkdir()
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK}m", "tmpfs", folder], capture_output=True, text=True)
     if mount.returncode:
@@ -187,7 +188,7 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
 
 @contextlib.contextmanager
 def filled(disk: Path, room: int = 0) -> Iterator[None]:
-    """While the block lasts, a disk has so many bytes left."""
+    """Fills a disk for the block, except `room` bytes."""
     ballast = disk / "ballast"
     ballast.write_bytes(bytes(max(0, shutil.disk_usage(disk).free - room)))
     try:
@@ -197,7 +198,7 @@ def filled(disk: Path, room: int = 0) -> Iterator[None]:
 
 
 def _permit(run: Path, write: bool) -> None:
-    """Gives or takes the right to write in a run's folder, and to its files."""
+    """Makes a run's folder and files writable or read-only."""
     for path in [run, *run.rglob("*")]:
         with contextlib.suppress(FileNotFoundError):
             mode = path.stat().st_mode
@@ -205,7 +206,7 @@ def _permit(run: Path, write: bool) -> None:
 
 
 def _no_sentence(end: End) -> list[str]:
-    """What is wrong with the end of a run that the machine refused something: exit code 2 and a sentence is right."""
+    """Returns complaints about a run's end. Right are exit code 0, or exit code 2 with one sentence and no traceback."""
     last = (end.text.strip().splitlines() or [""])[-1]
     if end.code == 0 or (end.code == 2 and last.startswith("error: ") and "Traceback" not in end.text):
         return []

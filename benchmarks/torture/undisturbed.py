@@ -1,4 +1,4 @@
-"""What an undisturbed run leaves behind, and whether a tortured one left the same: parameters, ledger, card, files."""
+"""Compares a run that met faults with an undisturbed run: parameters, ledger, card and files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dpfed.training.checkpoint import steps_of
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run left.
+    """The content of a finished run's folder.
 
     Attributes:
-        weights: of the published model, by file and name.
-        releases: that the ledger charged, in order.
-        epsilon: by the ledger.
-        results: what results.json says of privacy, and the figures.
-        files: names of everything in the run's folder.
+        weights: Weights of the published model, by file and name.
+        releases: Releases that the ledger charged, in order.
+        epsilon: Epsilon according to the ledger.
+        results: Parts ``privacy`` and ``evaluations`` of results.json.
+        files: Paths of all files and folders in the run's folder.
     """
 
     weights: dict[str, Tensor]
@@ -37,7 +37,7 @@ class Outcome:
 
 
 def outcome_of(folder: Path) -> Outcome:
-    """Reads what a finished run left."""
+    """Reads the content of a finished run's folder."""
     run = RunDirectory.open(folder)
     weights = {
         f"{file.relative_to(run.model)}/{name}": value
@@ -56,13 +56,13 @@ def outcome_of(folder: Path) -> Outcome:
 
 
 def releases_of(ledger: Ledger) -> list[Release]:
-    """All that a ledger charged, by step."""
+    """Returns all releases that a ledger charged, in the order of steps."""
     releases = (ledger.release_of(step) for step in range(ledger.last_step + 1))
     return [release for release in releases if release is not None]
 
 
 def wrong_at_the_end(folder: Path, undisturbed: Outcome) -> list[str]:
-    """What a run that was tortured and resumed to its end has lost or hides; empty: nothing."""
+    """Returns all differences between a finished run that met faults and the undisturbed run; empty: there are none."""
     run = RunDirectory.open(folder)
     if not run.finished:
         return ["it did not finish"]
@@ -85,10 +85,13 @@ def wrong_at_the_end(folder: Path, undisturbed: Outcome) -> list[str]:
 
 
 def wrong_on_the_way(folder: Path, undisturbed: Outcome) -> tuple[int, list[str]]:
-    """How many steps a run has paid for that has just died, and what it hides: something that is used and not paid for.
+    """Checks a run that has just died: files may contain the results of charged steps only.
 
-    A noisy sum may be kept before it is paid for, where institutions take part: nothing is made of it. The draft of a state may
-    be there, which nobody can read. All else may be of paid steps only.
+    Two exceptions are not errors. In a federation, a noisy sum is kept before it is charged, but not used. And a commit, which
+    is encrypted, may be half written.
+
+    Returns:
+        Number of charged steps, and all that is wrong.
     """
     run = RunDirectory(folder)
     if not run.ledger.is_file():

@@ -1,4 +1,4 @@
-"""A network that can be dropped: what goes between two parties goes through it."""
+"""A network connection between two parties that a test can interrupt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _CHUNK = 1 << 16
 
 
 class Wire:
-    """A port of this machine from which bytes go on to another one, until it is cut or falls silent.
+    """Forwards connections from one port of this machine to another, until `cut` or `hush` is called.
 
     Args:
-        target: port that connections go on to.
+        target: Port to which connections are forwarded.
 
     Attributes:
-        port: to connect to.
+        port: Port that accepts connections.
     """
 
     def __init__(self, target: int) -> None:
@@ -30,22 +30,22 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Ends all connections, and every new one at once."""
+        """Closes all connections, and from now on every new connection at once."""
         self._open = False
         for end in list(self._ends):
             _close(end)
 
     def hush(self) -> None:
-        """Lets nothing through any more, without a word to either side: what a lost route does."""
+        """Forwards nothing any more but keeps the connections open, as if the route was lost."""
         self._flows.clear()
 
     def mend(self) -> None:
-        """Works again."""
+        """Forwards connections again, after `cut` or `hush`."""
         self._open = True
         self._flows.set()
 
     def close(self) -> None:
-        """Ends for good."""
+        """Closes all connections and the port."""
         self.cut()
         self._flows.set()
         _close(self._listener)

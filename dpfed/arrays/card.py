@@ -21,7 +21,7 @@ _OUTPUTS = (
 _EACH = (
     "Features that depend on several records: every row must be a function of its own record alone. Rows from frozen towers "
     "are. Rows from a scaler, PCA or selection of columns that was fitted on the same rows are not, and epsilon does not cover "
-    "what it took from them.",
+    "what such a scaler, PCA or selection reveals.",
     "The data that the towers were trained on. This matters unless these data are public.",
 )
 _AGAIN = (

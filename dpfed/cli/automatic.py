@@ -173,7 +173,7 @@ def _rows(chosen: Chosen) -> Iterator[tuple[str, str, str]]:
         if chosen.config.model.start == PROCEDURAL or (
             plan.bounding.method.public_records and chosen.config.public.is_generated
         ):
-            why += "; generated images and their initial weights, which dpfed makes once, take some minutes more"
+            why += "; not counted: some minutes to make generated images or initial weights, if they are not there yet"
         if chosen.seconds == 0:
             yield "time", "under a minute", "earlier runs kept all features that this run needs"
         else:

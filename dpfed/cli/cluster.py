@@ -35,7 +35,7 @@ Cluster = Annotated[Literal["ray", "torchrun"] | None, _option("Launcher of the 
 Workers = Annotated[
     str | None,
     _option(
-        "Number of processes that divide each batch; default 1. Within a range, such as 4-8, it follows the free resources.",
+        "Number of processes that divide each batch; default 1. In a range, such as 4-8, the number follows free resources.",
         "N|MIN-MAX",
     ),
 ]

@@ -217,7 +217,7 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
 
 
 def _with_public_records(tree: dict[str, Any], request: Request) -> None:
-    """Sets the public records, and reduces the batch so that a step passes as many images through the model as other methods.
+    """Sets the public records, and reduces the batch, so that a step passes as many images through the model as before.
 
     With public contrast, each record's group also contains `PublicConfig.records` public records.
     """
