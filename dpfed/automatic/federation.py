@@ -66,7 +66,7 @@ def plan_federation(request: Request, counts: Sequence[int], captions: bool) -> 
 
 
 def _own(path: Path, kind: str) -> tuple[dict[str, list[str]], str]:
-    """Returns the labels of the coordinator's own store, and the evaluation split. It reads no record.
+    """Returns the names of labels and classes of the coordinator's own store, and the evaluation split. It reads no record.
 
     Args:
         path: Path of the store.

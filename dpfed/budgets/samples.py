@@ -71,9 +71,9 @@ class Samples:
             ids: Ids of the budgets.
 
         Returns:
-            For each budget whose sample has at least one record name in common with the store: the fraction of the sampled
-            names that the store has; and, among the records with these names, the fraction whose image or captions are the
-            same as in the sample (``None``: the sample is of an older dpfed and has no contents).
+            Two fractions for each budget, if the store has at least one of its sampled names. The first is the fraction of the
+            sampled names that the store has. The second is, of the records with these names, the fraction with the same image
+            or the same captions as in the sample. ``None``: the sample is of an older dpfed, which kept no contents.
 
         Raises:
             UserError: If a sample or the registry's secret is damaged.

@@ -199,8 +199,8 @@ def _watch(
         work: Function that does the work and returns the finished run; ``None`` in a process other than rank 0.
         as_json: Whether to print the results as JSON only.
         silently: Whether to show nothing, because the user watches another process.
-        only_shown: Folder of the run, if the run was finished before this command. A line says so after `work` has confirmed
-            that this is the run that the user asked for. ``None``: no such line is printed.
+        only_shown: Folder of the run, if it was finished before this command began; otherwise ``None``. If it is given, a line
+            tells the user that the run was finished already. The line comes after `work`, which refuses another run.
     """
     from dpfed.console.terminal import show_run, watching
     from dpfed.progress import Silent

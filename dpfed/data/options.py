@@ -1,4 +1,4 @@
-"""Sections of a configuration for the records, their views, and the public records that join their groups."""
+"""Sections of a configuration for the records, for their views, and for the public records that join every group of records."""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ def confirmed_in(path: Path) -> list[str]:
     except (ValueError, RecursionError):
         cards = None
     if not isinstance(cards, list) or not all(isinstance(each, str) and _FINGERPRINT.fullmatch(each) for each in cards):
-        raise UserError(f"{path} is damaged: remove it, and `dpfed site confirm` the other cards again. [card-list-damaged]")
+        raise UserError(
+            f"{path} is damaged: remove it, and confirm the other sites' cards again: `dpfed site confirm`. [card-list-damaged]"
+        )
     return cards
 
 

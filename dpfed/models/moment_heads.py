@@ -106,8 +106,9 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
             pairs in which image and text have equal features.
 
     Returns:
-        The heads, two matrices ``(k, k)`` float64. Centred features times their head are embeddings, not of unit length. Both
-        heads are the identity before the cross-moment is released, and if `MomentNoise.leaves_public` holds.
+        The heads, two matrices ``(k, k)`` float64. The centred features of a tower, multiplied by its head, are embeddings;
+        their length is not 1. Both heads are the identity as long as the cross-moment is not released (if `aligned`, up to a
+        rotation that both share), and always if `MomentNoise.leaves_public` holds.
     """
     k = layout.dimensions
     ridge, eye = noise.ridge(k, aligned), torch.eye(k, dtype=torch.float64)

@@ -30,8 +30,10 @@ class Head(nn.Module):
     """Head that maps the features of a tower to embeddings.
 
     Args:
-        basis: Basis of the tower. The head keeps its rows as ``projection`` and its centre, if it has one, as ``origin``.
-        centre: Centre, ``(k,)``, subtracted from projected features of unit length.
+        basis: Basis of the tower. The head keeps its rows as ``projection`` and, if the basis has a centre, that centre as
+            ``origin``.
+        centre: Released mean of the tower, ``(k,)``. It is subtracted after features were projected onto the basis and scaled
+            to unit length.
         matrix: Linear map, ``(k, D)``.
     """
 

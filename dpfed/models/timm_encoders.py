@@ -78,10 +78,11 @@ class TimmEncoder(nn.Module):
 
 @torch.no_grad()
 def _stages(net: Any, size: int) -> dict[int, int]:
-    """Returns the widths of a network's last stages by index, measured on an image of noise.
+    """Returns the widths of a network's last two stages, by index from the end (-2, -1), measured on an image of noise.
 
-    The result is empty if timm gives no stages, or if the head applied to the last stage does not give the network's features.
-    A stage is left out if its mean over all positions equals these features.
+    The result is empty if timm reports fewer than two stages, if all stages have the same resolution (as in a ViT), or if the
+    network's features are not what its head computes from the last stage. A stage is left out if its mean over all positions
+    equals these features.
     """
     info = getattr(net, "feature_info", None)
     if info is None or not hasattr(net, "forward_intermediates") or not hasattr(net, "forward_head"):

@@ -76,7 +76,7 @@ class GroupStatistics:
     def error(self, noise_std: float, steps: int = 1) -> float:
         """Returns the standard deviation of an averaged figure, as a fraction of the figure's range.
 
-        The figure varies because of the noise, and because the number of groups is random.
+        The figure varies because of the noise, and because the number of groups that have a gradient is random.
 
         Args:
             noise_std: Standard deviation of the noise on each number of the sum.

@@ -81,8 +81,8 @@ class Terms(Section):
         Args:
             config: Configuration of the run, its defaults resolved (`dpfed.runs.resolution.resolve_defaults`); ``[data]`` and
                 ``[evaluation]`` are the coordinator's own. Of ``[data]``, the terms hold ``size`` and ``resize``. They also
-                hold ``[evaluation]``. Sites ignore that section, but it changes the fingerprint of the terms, from which each
-                site derives its noise.
+                hold ``[evaluation]``. Sites ignore that section, but it changes the fingerprint of the terms, and so the noise,
+                which each site draws with its secret key and this fingerprint.
             cards: Cards of the sites; their order determines the sites' numbers.
             coordinator: Public signing key of the coordinator, hex.
             options: Further fields: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``, ``basis``.

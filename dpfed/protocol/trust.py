@@ -34,7 +34,7 @@ _KNOWN = (
     "So the promise also holds against somebody who sees the model and knows up to {colluders} of the shares (a site knows its "
     "own). "
 )
-_NONE_KNOWN = "So the promise does not hold against a site, which knows its own share, or against whoever learns one. "
+_NONE_KNOWN = "So the promise does not hold against a site, which knows its own share, or anybody who learns a share. "
 _SAID = {
     "central": "central: each site sends its clipped sum; the server sees it, adds the noise once and keeps the ledger",
     "distributed": "distributed: " + _SHARES + "The server sees each site's sum, with only that site's share of the noise",

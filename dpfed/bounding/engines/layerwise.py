@@ -47,9 +47,9 @@ class LayerwiseEngine(Engine):
 
     Every bit of a group's contribution to the sum depends on that group alone. Three things ensure this. Every pass has one of
     a few public shapes (`dpfed.bounding.engines.padding`). The engine checks before its first pass that the device computes the
-    same bits for a group in all of these shapes (`dpfed.bounding.engines.batch_invariance`). And only clipped gradients are
-    added to the sum. If the check fails, or cannot be made because a layer has dropout, the engine warns, and takes one group
-    after the other, as `LoopEngine` does; `if_unlike` may change this.
+    same bits for a group in all of these shapes (`dpfed.bounding.engines.batch_invariance`). And gradients of different groups
+    are added up only after each of them has been clipped by itself. If the check fails, or cannot be made because a layer has
+    dropout, the engine warns, and takes one group after the other, as `LoopEngine` does; `if_unlike` may change this.
 
     On a GPU with Triton, a pass is recorded as a CUDA graph and then replayed, if the replay gives the same bits
     (`dpfed.bounding.engines.repeated_pass`).
