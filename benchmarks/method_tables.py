@@ -24,7 +24,7 @@ def logit() -> str:
     }
     times = ", ".join(f"{value:.0f} ({name})" for name, value in steps.items() if value)
     return (
-        f"A step of `logit` over one of `group` with S = 16 on the same records: {times}. The exact path takes "
+        f"Time of a step of `logit`, divided by that of `group` with S = 16 on the same records: {times}. The exact path takes "
         f"1/{fast['times_as_fast']:.0f} of the time of a loop over all pairs at B = {fast['records']}. The sum "
         "clipped by bounds "
         f"has {min(lengths):.2f} to {max(lengths):.2f} of the exact one's length, at a cosine of at least {min(cosines):.3f}. "
