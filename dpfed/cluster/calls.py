@@ -7,14 +7,16 @@ import ctypes
 import functools
 import math
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 
 from dpfed.console.interruption import wait_for
 
 _LONGEST = 30.0  # seconds for an interrupted call to end
-_AGAIN = 1.0  # seconds after which a call that goes on is interrupted again
+_AGAIN = 0.1  # seconds after which a call that goes on is interrupted again
 
 
 class Call:
@@ -64,17 +66,18 @@ class Call:
         """Waits until the call is over, for at most this many seconds."""
         wait_for(lambda: self.is_over, seconds)
 
-    def interrupt(self, unless: Callable[[], bool]) -> None:
+    def interrupt(self, may_end: Callable[[FrameType], bool]) -> None:
         """Raises ``SystemExit`` in the function until the call is over, for at most 30 seconds. Code in C goes on.
 
         Args:
-            unless: Function that returns whether the exception must not be raised now.
+            may_end: Function that returns, for the innermost frame of the call, whether the exception may be raised there. In
+                code that releases a lock, for example in what Python calls after a fork, it would leave the lock held.
         """
-        until = time.monotonic() + _LONGEST
+        until, identity = time.monotonic() + _LONGEST, self._thread.ident or 0
         while not self.is_over and time.monotonic() < until:
-            if self._runs and not unless():
-                identity = ctypes.c_ulong(self._thread.ident or 0)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(SystemExit))
+            frame = sys._current_frames().get(identity)
+            if self._runs and frame is not None and may_end(frame):
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(identity), ctypes.py_object(SystemExit))
             self.wait(_AGAIN)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dpfed.cluster.calls import Call
@@ -37,7 +38,7 @@ def begin_ray(**settings: Any) -> None:
     try:
         connecting.finish()
     except BaseException:
-        connecting.interrupt(unless=_has_node)
+        connecting.interrupt(may_end=_may_end)
         if connecting.is_over:
             end_ray()
         # A head that starts is not yet known to `ray.shutdown`.
@@ -67,11 +68,14 @@ def end_ray() -> None:
         _kill(psutil.wait_procs(started, _SECONDS)[1])
 
 
-def _has_node() -> bool:
-    """Returns whether Ray's head runs. The connection that follows must end before Ray can disconnect."""
+def _may_end(frame: FrameType) -> bool:
+    """Returns whether ``ray.init`` may end here: in Ray's own code (most of the time, it waits there), before its head runs.
+
+    Once the head runs, the connection must be complete before Ray can disconnect.
+    """
     from ray._private import worker
 
-    return worker._global_node is not None
+    return worker._global_node is None and str(frame.f_globals.get("__name__")).startswith("ray.")
 
 
 def _kill(processes: Iterable[Process]) -> None:

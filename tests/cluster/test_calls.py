@@ -34,16 +34,27 @@ def test_calls_run_one_after_the_other_in_one_other_thread():
 
 def test_an_interrupted_call_ends_and_the_next_one_runs():
     call, ends = Call(lambda: [time.sleep(0.01) for _ in range(100_000)]), []
-    call.interrupt(unless=lambda: False)
+    call.interrupt(may_end=lambda frame: True)
     assert call.is_over
     Call(lambda: ends.append(1)).finish()
     assert ends == [1]
 
 
-def test_a_call_is_not_interrupted_where_it_must_not_be():
-    call, ends = Call(lambda: [time.sleep(0.3), ends.append(1)]), []
-    call.interrupt(unless=lambda: True)
-    assert call.is_over and ends == [1]
+def test_a_call_is_interrupted_only_where_it_may_be():
+    ends = []
+
+    def releases_a_lock():
+        time.sleep(0.5)
+        ends.append("released")
+
+    def waits():
+        releases_a_lock()
+        time.sleep(0.5)
+        ends.append("not interrupted")
+
+    call = Call(waits)
+    call.interrupt(may_end=lambda frame: frame.f_code.co_name == "waits")
+    assert call.is_over and ends == ["released"]
 
 
 def test_processes_that_a_call_started_outlive_it():
