@@ -164,7 +164,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(tiny_moments, tmp_path, changes
 
 def test_images_alone_need_two_views(images_only, tmp_path):
     images_only["bounding"]["options"] = {"views": 1}
-    with pytest.raises(UserError, match="two views or more"):
+    with pytest.raises(UserError, match="at least two views"):
         pretrain(parse_config(images_only), tmp_path / "run")
 
 

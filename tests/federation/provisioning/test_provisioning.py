@@ -490,7 +490,7 @@ def test_a_site_and_its_doctor_know_whether_its_anchors_are_there(office, public
 
     assert copies().state is State.BAD and "the anchors 'anchors' (`anchors`)" in copies().said
     settings.write_text(settings.read_text() + f'anchors = "{tmp_path / "anchors"}"\n')
-    assert copies().state is State.GOOD and copies().said.startswith("found; ") and copies().said.endswith(": model.anchors")
+    assert copies().state is State.GOOD and copies().said.startswith("found, ") and copies().said.endswith(": model.anchors")
     file = tmp_path / "anchors" / "store.json"
     file.write_text(file.read_text().replace('"public": true', '"public": false'))
     assert copies().state is State.BAD and "norm-anchors-private" in copies().said
